@@ -64,21 +64,38 @@ _DEEPSEEK3 = PreTokeniser(
         rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
     )
 )
+_WORDS_IN_ROWS = (
+    rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+"""K-EXAONE's: words with single spaces between them are one piece."""
+_SEED = rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}"
+_JAIS2 = (
+    _words("{1,3}").removesuffix(r"|\s+(?!\S)|\s+")
+    + "".join(rf"|\s{{{count}}}(?!\S)" for count in ("512", "256", "128", "64", "32", "16", "8", "4", "1,2"))
+    + r"|\s"
+)
+_YOUTU_SCRIPTS = r"[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+"
 _GPT4O = PreTokeniser((_cased_words(f"{_ENDINGS}?", "{1,3}"),))
 
 PRE_TOKENISERS: Mapping[str, PreTokeniser] = {
     "default": PreTokeniser((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2"), _LLAMA3),
-    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm4", "glm4"), _THREE_DIGITS),
-    **dict.fromkeys(("qwen2", "stablelm2", "hunyuan", "deepseek-r1-qwen", "megrez"), _ONE_DIGIT),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), _THREE_DIGITS),
+    "glm4": PreTokeniser((_words("{1,3}"),), whole_words_first=True),
+    **dict.fromkeys(("qwen2", "stablelm2", "hunyuan", "deepseek-r1-qwen", "megrez", "solar-open"), _ONE_DIGIT),
     "qwen35": PreTokeniser((_marked_words(),)),
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais"), _PLAIN),
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4", "granite-docling"), _PLAIN),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), _DIGITS),
     "falcon": PreTokeniser((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")),
     "deepseek-coder": PreTokeniser((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK3),
     "tekken": PreTokeniser((_cased_words("", ""),), whole_words_first=True, adds_bos=True),
-    **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
+    **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), _GPT4O),
+    "exaone-moe": PreTokeniser((_WORDS_IN_ROWS,)),
+    "seed-coder": PreTokeniser((_SEED,)),
+    "jais-2": PreTokeniser((_JAIS2,)),
+    "youtu": PreTokeniser((_YOUTU_SCRIPTS, _cased_words(f"{_ENDINGS}?", "")), whole_words_first=True),
 }
 
 

@@ -47,6 +47,23 @@ def test_digits_go_by_the_name():
     assert cut("deepseek-v3", "x=12345") == ["x", "=", "123", "45"]
 
 
+def test_words_and_lines_go_by_the_name():
+    text = "one two  three.\n\nfour"
+    assert cut("exaone-moe", text) == ["one two", " ", " three", ".\n", "\n", "four"]
+    assert cut("seed-coder", text) == ["one", " two", " ", " three", ".", "\n\n", "four"]
+    assert cut("solar-open", text) == ["one", " two", " ", " three", ".\n\n", "four"]
+    assert cut("youtu", "日本語 12あ") == ["日本語", " ", "1", "2", "あ"]
+
+
+def test_jais_2_cuts_spaces_by_powers_of_2():
+    assert [len(part) for part in cut("jais-2", "a" + " " * 24 + "b")] == [1, 16, 4, 2, 1, 2]
+
+
+def test_whole_words_come_first_by_the_name():
+    assert {name for name, found in PRE_TOKENISERS.items() if found.whole_words_first} >= {"glm4", "youtu", "tekken"}
+    assert not PRE_TOKENISERS["chatglm-bpe"].whole_words_first
+
+
 def test_smollm_is_cut_as_its_own_tokenizer_does():
     library = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)])
     for text in (*SAMPLES, DIGITS):
@@ -55,5 +72,7 @@ def test_smollm_is_cut_as_its_own_tokenizer_does():
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():
-    with pytest.raises(UnsupportedFormat, match=r"a\.gguf has the pre-tokeniser 'new'.*known are chatglm4, codeshell"):
+    with pytest.raises(
+        UnsupportedFormat, match=r"a\.gguf has the pre-tokeniser 'new'.*known are chatglm-bpe, codeshell"
+    ):
         pre_tokeniser("new", "a.gguf")
