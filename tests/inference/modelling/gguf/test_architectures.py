@@ -71,15 +71,6 @@ CONFIGS = (
 )
 """What a GGUF file can state: the size of Gemma's scale and which layers of Qwen are dense are not in it."""
 
-GRANITE_MOE = {
-    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "num_local_experts": 6, "num_experts_per_tok": 3, "embedding_multiplier": 3.0,
-    "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0, "pad_token_id": None,
-}  # fmt: skip
-GRANITE_CASES = {
-    "shared": ("GraniteMoeShared", GRANITE_MOE | {"shared_intermediate_size": 24}),
-    "not-shared": ("GraniteMoe", GRANITE_MOE),
-}
 RECURRENT_CASES = {
     "mamba": {},
     "falcon_mamba": {"mixer_rms_eps": 1e-5},
@@ -136,15 +127,6 @@ def test_recurrence_gives_the_same_logits(name, tmp_path):
     model = make_model(family, values | RECURRENT_CASES[name])
     model.save_pretrained(tmp_path)
     assert_matches_oracle(load_gguf(convert(tmp_path, tmp_path / "model.gguf")), oracle_of(model))
-
-
-@pytest.mark.parametrize("name", GRANITE_CASES)
-def test_granite_with_experts_gives_the_same_logits(name, tmp_path):
-    model = make_model(*GRANITE_CASES[name])
-    model.save_pretrained(tmp_path)
-    path = convert(tmp_path, tmp_path / "model.gguf")
-    assert read_checkpoint([path]).architecture == "granitemoe"
-    assert_matches_oracle(load_gguf(path), oracle_of(model))
 
 
 def linear_model(name: str, directory) -> torch.nn.Module:
