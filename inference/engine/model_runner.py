@@ -84,7 +84,9 @@ class ModelRunner:
         self._block_size = config.block_size
         self._device = torch.device(config.device)
         self.layer_states = allocate_states(spec, config)
-        self._needs_rope_lengths = any(_depends_on_length(layer.token_mixer) for layer in spec.layers)
+        self._needs_rope_lengths = any(
+            _depends_on_length(mixer) for layer in spec.layers for mixer in layer.token_mixers
+        )
         self._invalid_bits = output_bits(config.invalid_token_ids, spec.vocab_size)
         self._slice_rows = max(1, LOGPROBS_SLICE_BYTES // (4 * spec.vocab_size))
         self.backend = Backend(self._device, TORCH_DTYPES[config.dtype])

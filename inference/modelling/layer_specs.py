@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 
 from inference.modelling.layer_parts import NormSpec, RopeSpec, Shape, StateTensor, prefixed
 from inference.modelling.linear_specs import GatedDeltaSpec, ShortConvSpec
+from inference.modelling.parallel_specs import ParallelSpec
 
 # --- token mixers ------------------------------------------------------------------------------
 
@@ -208,6 +209,7 @@ class Mamba2Spec:
         norm_group_size: The gated norm runs over groups of this many values (I: all at once).
         norm_before_gate: norm(y) · silu(gate) instead of norm(y · silu(gate)).
         gated_norm: None: y · silu(gate) without a norm.
+        multipliers: Factors of gate, x, B, C and dt after ``in_proj`` (Falcon-H1); None: 1.
     """
 
     kind: ClassVar[str] = "mamba2"
@@ -227,6 +229,7 @@ class Mamba2Spec:
     activation: str = "silu"
     a_clamp: tuple[float, float] | None = None
     a_override: Literal["-(1..H)"] | None = None
+    multipliers: tuple[float, float, float, float, float] | None = None
 
     @property
     def conv_width(self) -> int:
@@ -338,7 +341,9 @@ class Mamba3Spec:
         return tuple(found)
 
 
-TokenMixerSpec = AttentionSpec | MLASpec | Mamba1Spec | Mamba2Spec | Mamba3Spec | GatedDeltaSpec | ShortConvSpec
+TokenMixerSpec = (
+    AttentionSpec | MLASpec | Mamba1Spec | Mamba2Spec | Mamba3Spec | GatedDeltaSpec | ShortConvSpec | ParallelSpec
+)
 
 
 # --- channel mixers ----------------------------------------------------------------------------
@@ -346,13 +351,20 @@ TokenMixerSpec = AttentionSpec | MLASpec | Mamba1Spec | Mamba2Spec | Mamba3Spec 
 
 @dataclass(frozen=True, slots=True)
 class MLPSpec:
-    """down(act(gate x) · up x), or down(act(up x)) when not ``gated``."""
+    """r · down(act(f · gate x) · up x), or r · down(act(up x)) when not ``gated``.
+
+    Attributes:
+        gate_multiplier: f.
+        output_multiplier: r.
+    """
 
     kind: ClassVar[str] = "mlp"
     intermediate_size: int
     activation: str = "silu"
     gated: bool = True
     bias: bool = False
+    gate_multiplier: float = 1.0
+    output_multiplier: float = 1.0
 
     def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
         """``gate_up_proj`` is gate then up."""

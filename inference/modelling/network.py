@@ -11,9 +11,11 @@ from torch import nn
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState
 from inference.modelling.layer_parts import NormSpec
+from inference.modelling.layer_specs import ChannelMixerSpec
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Embedding, Linear
 from inference.modelling.layers.norm import Norm, add_scaled
+from inference.modelling.parallel_specs import MixerSpec, ParallelSpec
 from inference.modelling.spec import LayerSpec, ModelSpec
 
 MIXERS: dict[str, str] = {
@@ -24,15 +26,18 @@ MIXERS: dict[str, str] = {
     "mamba3": "mamba3:Mamba3Mixer",
     "gated_delta": "gated_delta:GatedDelta",
     "short_conv": "short_conv:ShortConv",
+    "parallel": "parallel:Parallel",
     "mlp": "mlp:MLP",
     "moe": "moe:MixtureOfExperts",
 }
 """A spec's ``kind`` to "module:Class" in ``inference.modelling.layers``."""
 
 
-def _build_mixer(part: object, hidden_size: int) -> nn.Module:
-    module, _, name = MIXERS[part.kind].partition(":")  # type: ignore[attr-defined]
+def _build_mixer(part: MixerSpec | ChannelMixerSpec, hidden_size: int) -> nn.Module:
+    module, _, name = MIXERS[part.kind].partition(":")
     cls = getattr(import_module(f"inference.modelling.layers.{module}"), name)
+    if isinstance(part, ParallelSpec):
+        return cast("nn.Module", cls(part, hidden_size, _build_mixer))
     return cast("nn.Module", cls(part, hidden_size))
 
 

@@ -45,6 +45,7 @@ from inference.modelling.layer_specs import (
     TokenMixerSpec,
 )
 from inference.modelling.linear_specs import GatedDeltaSpec, ShortConvSpec
+from inference.modelling.parallel_specs import BranchSpec, MixerSpec, ParallelSpec
 
 # --- the whole ---------------------------------------------------------------------------------
 
@@ -72,8 +73,15 @@ class LayerSpec:
     @property
     def kind(self) -> str:
         """A short label for people: ``mamba2``, ``mla+moe``, ``attention+mlp``."""
-        parts = [part.kind for part in (self.token_mixer, self.channel_mixer) if part is not None]
-        return "+".join(parts)
+        parts = [*self.token_mixers, *([] if self.channel_mixer is None else [self.channel_mixer])]
+        return "+".join(part.kind for part in parts)
+
+    @property
+    def token_mixers(self) -> tuple[MixerSpec, ...]:
+        """The token mixer, those side by side one by one."""
+        if isinstance(self.token_mixer, ParallelSpec):
+            return tuple(branch.mixer for branch in self.token_mixer.branches)
+        return () if self.token_mixer is None else (self.token_mixer,)
 
     def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
         """Shapes of all parameters of the layer, by name within it."""
@@ -249,7 +257,7 @@ _CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
         NormSpec, RopeScaling, RopeSpec, AttentionSpec, MLASpec, Mamba1Spec, Mamba2Spec, Mamba3Spec, GatedDeltaSpec,
-        ShortConvSpec, MLPSpec, MoESpec, LayerSpec, Piece, Source, EncodedTensor, ModelSpec,
+        ShortConvSpec, BranchSpec, ParallelSpec, MLPSpec, MoESpec, LayerSpec, Piece, Source, EncodedTensor, ModelSpec,
     )
 }  # fmt: skip
 

@@ -41,6 +41,7 @@ _SIGNATURES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("deepseek_v3", (r"\.kv_a_proj_with_mqa\.", r"\.e_score_correction_bias$"), ()),
     ("deepseek_v2", (r"\.kv_a_proj_with_mqa\.",), ()),
     ("jamba", (r"\.mamba\.x_proj\.", r"\.feed_forward\."), ()),
+    ("falcon_h1", (r"\.mamba\.dt_bias$", r"\.pre_ff_layernorm\.", r"\.layers\.0\.self_attn\."), ()),
     ("granitemoehybrid", (r"\.shared_mlp\.input_linear\.", r"\.mamba\.dt_bias$"), ()),
     ("bamba", (r"\.mamba\.dt_bias$", r"\.feed_forward\.gate_proj\."), ()),
     ("mixtral", (r"\.block_sparse_moe\.experts\.0\.w1\.", r"\.self_attn\.q_proj\."), ()),

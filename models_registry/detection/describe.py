@@ -14,9 +14,9 @@ from inference.modelling.layer_specs import (
     Mamba3Spec,
     MLASpec,
     MoESpec,
-    TokenMixerSpec,
 )
 from inference.modelling.linear_specs import GatedDeltaSpec, ShortConvSpec
+from inference.modelling.parallel_specs import MixerSpec
 from inference.modelling.spec import LayerSpec
 from models_registry.detection.facts import FACTS, facts_to_set
 from models_registry.detection.inspection import Inspection
@@ -73,8 +73,10 @@ def _parameters_of(hidden_size: int) -> Any:
 
 def _layer(number: int, layer: LayerSpec, hidden_size: int, dtype: str) -> dict[str, Any]:
     sizes: dict[str, Any] = {}
-    if layer.token_mixer is not None:
-        sizes |= _token_mixer_sizes(layer.token_mixer)
+    mixers = layer.token_mixers
+    for mixer in mixers:
+        found = _token_mixer_sizes(mixer)
+        sizes |= found if len(mixers) == 1 else {f"{mixer.kind} {name}": size for name, size in found.items()}
     if layer.channel_mixer is not None:
         sizes |= _channel_mixer_sizes(layer.channel_mixer)
     state = layer.state()
@@ -90,7 +92,7 @@ def _layer(number: int, layer: LayerSpec, hidden_size: int, dtype: str) -> dict[
     }
 
 
-def _token_mixer_sizes(mixer: TokenMixerSpec) -> dict[str, Any]:
+def _token_mixer_sizes(mixer: MixerSpec) -> dict[str, Any]:
     sizes: dict[str, Any] = {}
     if isinstance(mixer, AttentionSpec):
         sizes = {"heads": mixer.num_heads, "kv heads": mixer.num_kv_heads, "head dim": mixer.head_dim}
@@ -111,7 +113,7 @@ def _token_mixer_sizes(mixer: TokenMixerSpec) -> dict[str, Any]:
         sizes |= {"key dim": mixer.key_head_dim, "kernel": mixer.conv_kernel}
     elif isinstance(mixer, ShortConvSpec):
         sizes = {"width": mixer.width, "kernel": mixer.conv_kernel}
-    else:
+    elif isinstance(mixer, Mamba2Spec | Mamba3Spec):
         sizes = {"heads": mixer.num_heads, "head dim": mixer.head_dim, "state": mixer.state_size}
         if mixer.num_groups != 1:
             sizes["groups"] = mixer.num_groups
@@ -121,7 +123,7 @@ def _token_mixer_sizes(mixer: TokenMixerSpec) -> dict[str, Any]:
             sizes |= {"rotation": "complex" if mixer.complex_rope else "none"}
             if mixer.mimo_rank:
                 sizes["MIMO rank"] = mixer.mimo_rank
-        if isinstance(mixer, Mamba2Spec | Mamba3Spec) and mixer.a_override is not None:
+        if mixer.a_override is not None:
             sizes["A"] = mixer.a_override
     return sizes
 

@@ -334,7 +334,7 @@ def _check_overrides_hold(spec: ModelSpec, overrides: Mapping[str, Any]) -> None
 
 def _values_in(spec: ModelSpec, fact: str) -> list[Any]:
     """The values that a fact has in the finished spec, over all layers."""
-    mixers = [layer.token_mixer for layer in spec.layers]
+    mixers = [mixer for layer in spec.layers for mixer in layer.token_mixers]
     channels = [layer.channel_mixer for layer in spec.layers if layer.channel_mixer is not None]
     attention = [mixer for mixer in mixers if isinstance(mixer, AttentionSpec)]
     latent = [mixer for mixer in mixers if isinstance(mixer, MLASpec)]

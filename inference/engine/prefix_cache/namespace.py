@@ -20,8 +20,7 @@ class Namespaces:
 
     def __init__(self, spec: ModelSpec) -> None:
         self._ropes: list[RopeSpec] = []
-        for layer in spec.layers:
-            mixer = layer.token_mixer
+        for mixer in (mixer for layer in spec.layers for mixer in layer.token_mixers):
             rope = mixer.rope if isinstance(mixer, AttentionSpec | MLASpec) else None
             if rope is not None and rope.depends_on_length and rope not in self._ropes:
                 self._ropes.append(rope)

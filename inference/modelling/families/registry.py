@@ -111,6 +111,7 @@ FAMILIES: dict[str, Family] = {
     "granitemoehybrid": Family("granitemoehybrid", "GraniteMoeHybridForCausalLM"),
     "nemotron_h": Family("nemotron_h", "NemotronHForCausalLM"),
     "jamba": Family("jamba", "JambaForCausalLM"),
+    "falcon_h1": Family("falcon_h1", "FalconH1ForCausalLM"),
     "lfm2": Family("lfm2", "Lfm2ForCausalLM"),
     "lfm2_moe": Family("lfm2", "Lfm2MoeForCausalLM"),
     "qwen3_next": Family("qwen3_next", "Qwen3NextForCausalLM"),

@@ -42,6 +42,7 @@ class Mamba2Mixer(RecurrentMixer):
         self.D = nn.Parameter(torch.empty(heads), requires_grad=False)
         self.norm = GatedNorm(spec.gated_norm, inner, spec.norm_group_size, norm_before_gate=spec.norm_before_gate)
         self.out_proj = Linear(inner, hidden_size, spec.proj_bias)
+        self._factors: torch.Tensor | None = None
 
     def compute_decay_rates(self) -> torch.Tensor:
         """(H,) A, negative."""
@@ -49,8 +50,22 @@ class Mamba2Mixer(RecurrentMixer):
 
     def forward(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """(T, h) to (T, h); the convolution tails and states of the batch's sequences advance."""
-        out: torch.Tensor = self.out_proj(self.mix(self.in_proj(hidden), batch, state))
+        projected = self.in_proj(hidden)
+        if self.spec.multipliers is not None:
+            projected = projected * self._multipliers(projected)
+        out: torch.Tensor = self.out_proj(self.mix(projected, batch, state))
         return out
+
+    def _multipliers(self, projected: torch.Tensor) -> torch.Tensor:
+        """(rows of in_proj,) factor of each, made at the first call."""
+        if self._factors is None or self._factors.device != projected.device:
+            spec = self.spec
+            assert spec.multipliers is not None
+            bc_width = spec.num_groups * spec.state_size
+            widths = [spec.intermediate_size, spec.intermediate_size, bc_width, bc_width, spec.num_heads]
+            factors = torch.tensor(spec.multipliers).repeat_interleave(torch.tensor(widths))
+            self._factors = factors.to(projected.device, projected.dtype)
+        return self._factors
 
     def mix(self, projected: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """What lies between the projections: ``in_proj``'s rows to (T, I) in their dtype."""

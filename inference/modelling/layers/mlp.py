@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import cast
 
 import torch
 from torch.nn import functional
@@ -58,10 +57,10 @@ def activate(values: torch.Tensor, activation: str, *, gated: bool) -> torch.Ten
 
 
 class MLP(Layer):
-    """down(act(gate x) · up x), gate and up in one product; or down(act(up x)).
+    """r · down(act(f · gate x) · up x), gate and up in one product; or r · down(act(up x)).
 
     Args:
-        spec: Width, activation, gate, biases.
+        spec: Width, activation, gate, biases, factors.
         hidden_size: h.
     """
 
@@ -76,8 +75,12 @@ class MLP(Layer):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """(T, h) to (T, h)."""
-        first = self.gate_up_proj if self.spec.gated else self.up_proj
-        return cast("torch.Tensor", self.down_proj(self.activate(first(hidden))))
+        spec = self.spec
+        values = self.gate_up_proj(hidden) if spec.gated else self.up_proj(hidden)
+        if spec.gate_multiplier != 1.0:
+            values[:, : spec.intermediate_size].mul_(spec.gate_multiplier)
+        out: torch.Tensor = self.down_proj(self.activate(values))
+        return out if spec.output_multiplier == 1.0 else out * spec.output_multiplier
 
     def activate(self, values: torch.Tensor) -> torch.Tensor:
         """(T, 2f) gate then up, or (T, f), to (T, f)."""

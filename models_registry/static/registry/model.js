@@ -18,6 +18,7 @@ const WORDS = {
   mamba3: "Mamba-3",
   gated_delta: "gated delta rule",
   short_conv: "short convolution",
+  parallel: "mixers side by side",
   mlp: "MLP",
   moe: "mixture of experts",
 };

@@ -25,7 +25,31 @@ EXPERTS = {
     "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "shared_expert_intermediate_size": 28,
 }  # fmt: skip
 
+FALCON_H1 = {
+    **SIZES, **ATTENTION, "intermediate_size": 48, "mamba_d_ssm": 48, "mamba_n_heads": 6, "mamba_d_head": 8,
+    "mamba_d_state": 16, "mamba_n_groups": 2, "mamba_chunk_size": 16, "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.4, "key_multiplier": 0.6, "attention_in_multiplier": 1.3, "attention_out_multiplier": 0.7,
+    "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.6, "ssm_multipliers": [0.7, 0.9, 1.2, 1.4, 0.8],
+    "mlp_multipliers": [0.8, 1.3],
+}  # fmt: skip
+
 CASES = {
+    "falcon_h1": ("FalconH1", FALCON_H1),
+    "falcon_h1-norm-biases-tied": (
+        "FalconH1",
+        {
+            **FALCON_H1, "mamba_rms_norm": True, "attention_bias": True, "projectors_bias": True,
+            "mamba_proj_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "head_dim": 16,
+            "time_step_limit": [0.0, 0.4],
+        },
+    ),
+    "falcon_h1-norm-after-gate": (
+        "FalconH1",
+        {
+            **FALCON_H1, "mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_conv_bias": False,
+            "ssm_multipliers": None, "mlp_multipliers": None, "mamba_d_ssm": None, "mamba_n_heads": 8,
+        },
+    ),
     "lfm2": ("Lfm2", LFM2),
     "lfm2-biases-kernel-untied": (
         "Lfm2",

@@ -119,12 +119,15 @@ CASES = {
 
 
 def make_model(family: str, values: dict, seed: int = 0) -> torch.nn.Module:
-    """A transformers model with every parameter and buffer of weight drawn from a fixed seed."""
+    """A transformers model with every parameter and stored buffer drawn from a fixed seed."""
     torch.manual_seed(seed)
     config = getattr(transformers, f"{family}Config")(**values)
     model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval()
+    stored = model.state_dict().keys()
     with torch.no_grad():
         for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
+            if name not in stored:
+                continue  # a constant of the config
             if name.endswith("A_log"):
                 parameter.uniform_(-1.5, 2.0)
             elif name.endswith("dt_bias") or name.endswith("dt_proj.bias"):

@@ -48,6 +48,7 @@ SUPPORTED: dict[str, dict[str, Any]] = {
                    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
                    "moe_shared_expert_intermediate_size": 16, "n_group": 1, "topk_group": 1},
     "bamba": MAMBA | {"attn_layer_indices": [1]},
+    "falcon_h1": MAMBA | {"mamba_d_ssm": 64},
     "granitemoehybrid": MAMBA | {"layer_types": ["mamba", "attention"], "shared_intermediate_size": 16,
                                  "num_local_experts": 4, "num_experts_per_tok": 2},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1,

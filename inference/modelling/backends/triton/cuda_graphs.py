@@ -143,8 +143,9 @@ class DecodeGraphs:
         self._advanced_in_torch = [
             tensor
             for layer, tensors in zip(spec.layers, states, strict=True)
-            if isinstance(layer.token_mixer, Mamba1Spec | Mamba3Spec | GatedDeltaSpec | ShortConvSpec)
-            for tensor in tensors.values()
+            for mixer in layer.token_mixers
+            if isinstance(mixer, Mamba1Spec | Mamba3Spec | GatedDeltaSpec | ShortConvSpec)
+            for tensor in (tensors[part.name] for part in mixer.state())
         ]
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
 

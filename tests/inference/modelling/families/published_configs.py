@@ -194,6 +194,16 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "mamba_proj_bias": False, "n_ctx": 262144, "num_experts": 16, "num_experts_per_tok": 2,
         "output_router_logits": False, "pad_token_id": 0, "router_aux_loss_coef": 0.001, "sliding_window": None,
         "use_mamba_kernels": True}),
+    "tiiuae/Falcon-H1-0.5B-Base": ("falcon_h1", _USUAL | _HYBRID | {
+        "attention_bias": False, "attention_dropout": 0.0, "attention_in_multiplier": 1.0,
+        "attention_out_multiplier": 0.9375, "attn_layer_indices": None, "embedding_multiplier": 5.656854249492381,
+        "expansion_factor": None, "head_dim": 64, "key_multiplier": 0.390625, "lm_head_multiplier": 0.0390625,
+        "mamba_d_head": 64, "mamba_d_ssm": 1536, "mamba_n_groups": 1, "mamba_n_heads": 24,
+        "mamba_norm_before_gate": False, "mamba_rms_norm": False, "mamba_use_mlp": True, "mlp_bias": False,
+        "mlp_expansion_factor": 8, "mlp_multipliers": [0.8838834764831844, 0.5859375], "num_logits_to_keep": 1,
+        "pad_token_id": 0, "projectors_bias": False, "rope_scaling": None, "rope_theta": 100000000000.0,
+        "ssm_in_multiplier": 1.25, "ssm_multipliers": [0.35355, 0.25, 0.35355, 0.5, 0.35355],
+        "ssm_out_multiplier": 0.23570226039551587}),
     "LiquidAI/LFM2-1.2B": ("lfm2", _LFM2 | {
         "block_auto_adjust_ff_dim": True, "block_ff_dim": 12288, "full_attn_idxs": [2, 5], "num_heads": 32,
         "block_dim": 2048, "block_mlp_init_scale": 1.0, "block_out_init_scale": 1.0, "block_use_swiglu": True,
