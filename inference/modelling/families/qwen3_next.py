@@ -113,10 +113,9 @@ def build_spec(view: CheckpointView) -> ModelSpec:
 
 
 def _check_kinds(view: CheckpointView, layers: list[LayerSpec]) -> None:
-    stated = stated_layer_types(view, "layer_types")
+    stated = stated_layer_types(view, "layer_types", linear="gated_delta")
     if stated is not None:
-        kinds = ["gated_delta" if kind == "mamba" else kind for kind in stated]
-        check_layer_kinds("layer_types", kinds, layers)
+        check_layer_kinds("layer_types", stated, layers)
     elif "full_attention_interval" in view.config:
         interval = view.config.integer("full_attention_interval", default=INTERVAL)
         kinds = ["gated_delta" if (number + 1) % interval else "attention" for number in range(len(layers))]

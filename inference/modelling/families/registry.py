@@ -112,6 +112,7 @@ FAMILIES: dict[str, Family] = {
     "nemotron_h": Family("nemotron_h", "NemotronHForCausalLM"),
     "jamba": Family("jamba", "JambaForCausalLM"),
     "falcon_h1": Family("falcon_h1", "FalconH1ForCausalLM"),
+    "olmo_hybrid": Family("olmo_hybrid", "OlmoHybridForCausalLM"),
     "lfm2": Family("lfm2", "Lfm2ForCausalLM"),
     "lfm2_moe": Family("lfm2", "Lfm2MoeForCausalLM"),
     "qwen3_next": Family("qwen3_next", "Qwen3NextForCausalLM"),

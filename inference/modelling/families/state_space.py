@@ -222,8 +222,11 @@ def check_layer_kinds(key: str, stated: Sequence[str] | None, layers: Sequence[L
             )
 
 
-def stated_layer_types(view: CheckpointView, *keys: str) -> tuple[str, ...] | None:
+def stated_layer_types(view: CheckpointView, *keys: str, linear: str = "mamba") -> tuple[str, ...] | None:
     """The list of layer types of config.json in our words (``LAYER_TYPE_NAMES``); None when the keys are absent.
+
+    Args:
+        linear: What the family calls ``linear_attention``.
 
     Raises:
         UnsupportedArchitecture: A type that isn't known.
@@ -235,7 +238,7 @@ def stated_layer_types(view: CheckpointView, *keys: str) -> tuple[str, ...] | No
                 f"config.json: layer type {name[:60]!r} is not supported; supported are {', '.join(LAYER_TYPE_NAMES)}.",
                 param=keys[0],
             )
-    return tuple(LAYER_TYPE_NAMES[name] for name in names) or None
+    return tuple(linear if name == "linear_attention" else LAYER_TYPE_NAMES[name] for name in names) or None
 
 
 def unknown_layer(layer: str, expected: str) -> UnsupportedArchitecture:

@@ -32,8 +32,21 @@ FALCON_H1 = {
     "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.6, "ssm_multipliers": [0.7, 0.9, 1.2, 1.4, 0.8],
     "mlp_multipliers": [0.8, 1.3],
 }  # fmt: skip
+OLMO_HYBRID = {
+    **{key: value for key, value in DELTA.items() if key != "head_dim"}, "pad_token_id": None,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+}  # fmt: skip
 
 CASES = {
+    "olmo_hybrid": ("OlmoHybrid", OLMO_HYBRID),
+    "olmo_hybrid-no-positions": (
+        "OlmoHybrid",
+        {
+            **OLMO_HYBRID, "rope_parameters": {"rope_theta": None, "rope_type": "default"},
+            "linear_allow_neg_eigval": False, "tie_word_embeddings": True, "linear_conv_kernel_dim": 3,
+            "layer_types": ["full_attention", "linear_attention"] * 2, "attention_bias": True,
+        },
+    ),
     "falcon_h1": ("FalconH1", FALCON_H1),
     "falcon_h1-norm-biases-tied": (
         "FalconH1",

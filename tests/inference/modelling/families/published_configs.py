@@ -204,6 +204,10 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "pad_token_id": 0, "projectors_bias": False, "rope_scaling": None, "rope_theta": 100000000000.0,
         "ssm_in_multiplier": 1.25, "ssm_multipliers": [0.35355, 0.25, 0.35355, 0.5, 0.35355],
         "ssm_out_multiplier": 0.23570226039551587}),
+    "allenai/Olmo-Hybrid-7B": ("olmo_hybrid", {**_DELTA, "rope_theta": None, "rope_parameters": None}  | {
+        "full_attention_interval": None, "head_dim": None, "linear_allow_neg_eigval": True, "linear_a_log_max": 16.0,
+        "linear_a_log_min": 0.0, "linear_dt_init_floor": 0.0001, "linear_dt_max": 0.1, "linear_dt_min": 0.001,
+        "pad_token_id": 100277}),
     "LiquidAI/LFM2-1.2B": ("lfm2", _LFM2 | {
         "block_auto_adjust_ff_dim": True, "block_ff_dim": 12288, "full_attn_idxs": [2, 5], "num_heads": 32,
         "block_dim": 2048, "block_mlp_init_scale": 1.0, "block_out_init_scale": 1.0, "block_use_swiglu": True,

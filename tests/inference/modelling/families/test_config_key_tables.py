@@ -45,7 +45,8 @@ TYPES = {
     "deepseek_v2": "deepseek_v2-q-lora-groups-yarn", "deepseek_v3": "deepseek_v3-bias-yarn",
     "mamba": "mamba-biases-untied-kernel3", "falcon_mamba": "falcon_mamba",
     "mamba2": "mamba2-one-group-limits-bias-tied", "bamba": "bamba", "granitemoehybrid": "granitemoehybrid-moe",
-    "nemotron_h": "nemotron_h-moe", "jamba": "jamba", "falcon_h1": "falcon_h1", "lfm2": "lfm2", "lfm2_moe": "lfm2_moe",
+    "nemotron_h": "nemotron_h-moe", "jamba": "jamba", "falcon_h1": "falcon_h1", "olmo_hybrid": "olmo_hybrid",
+    "lfm2": "lfm2", "lfm2_moe": "lfm2_moe",
     "qwen3_next": "qwen3_next", "qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe",
     **{model_type: model_type for model_type, _ in DENSE_CASES.values()}, "cohere": "cohere-qk-norm-biases-untied",
 }  # fmt: skip
@@ -78,8 +79,8 @@ OUTSIDE_THE_SPEC = {
 NO_ROPE_PARAMETERS = {"rope_parameters": None, "rope_scaling": None}
 PREPARED: dict[str, dict[str, Any]] = {
     "rope_theta": NO_ROPE_PARAMETERS,
-    "partial_rotary_factor": NO_ROPE_PARAMETERS,
-    "rotary_percent": NO_ROPE_PARAMETERS,
+    "partial_rotary_factor": {**NO_ROPE_PARAMETERS, "rope_theta": 1e4},
+    "rotary_percent": {**NO_ROPE_PARAMETERS, "rope_theta": 1e4},
     "original_max_position_embeddings": {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
     "max_window_layers": {"layer_types": None},
     "num_layers": {"num_hidden_layers": None},
