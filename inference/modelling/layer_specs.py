@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from inference.modelling.layer_parts import NormSpec, RopeSpec, Shape, StateTensor, prefixed
-from inference.modelling.linear_specs import GatedDeltaSpec, ShortConvSpec
+from inference.modelling.linear_specs import GatedDeltaSpec, KimiDeltaSpec, ShortConvSpec
 from inference.modelling.parallel_specs import ParallelSpec
 
 # --- token mixers ------------------------------------------------------------------------------
@@ -94,6 +94,8 @@ class MLASpec:
 
     Attributes:
         q_lora_rank: None: q comes straight from the hidden state.
+        rope: None: the parts of queries and keys that would be rotated aren't (Kimi Linear).
+        head_gate: Each head's output is multiplied by sigmoid of a projection of the input, before ``o_proj`` (Ling 3).
         scale: Factor of (q_nope·k_nope + q_rope·k_rope).
     """
 
@@ -105,11 +107,12 @@ class MLASpec:
     qk_rope_head_dim: int
     v_head_dim: int
     scale: float
-    rope: RopeSpec
+    rope: RopeSpec | None
     q_rope_from_hidden: bool = False
     q_a_norm: NormSpec | None = None
     kv_a_norm: NormSpec | None = None
     bias: bool = False
+    head_gate: bool = False
 
     def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
         """``kv_a_proj`` is latent then rotary key; ``k_b_proj``, ``v_b_proj`` expand the latent per head."""
@@ -133,6 +136,8 @@ class MLASpec:
             shapes["q_b_proj.weight"] = (q_width, self.q_lora_rank)
         if self.q_rope_from_hidden:
             shapes["q_rope_proj.weight"] = (heads * rope, hidden_size)
+        if self.head_gate:
+            shapes["head_gate.weight"] = (heads, hidden_size)
         shapes["o_proj.weight"] = (hidden_size, heads * self.v_head_dim)
         if self.bias:
             shapes["o_proj.bias"] = (hidden_size,)
@@ -342,7 +347,15 @@ class Mamba3Spec:
 
 
 TokenMixerSpec = (
-    AttentionSpec | MLASpec | Mamba1Spec | Mamba2Spec | Mamba3Spec | GatedDeltaSpec | ShortConvSpec | ParallelSpec
+    AttentionSpec
+    | MLASpec
+    | Mamba1Spec
+    | Mamba2Spec
+    | Mamba3Spec
+    | GatedDeltaSpec
+    | KimiDeltaSpec
+    | ShortConvSpec
+    | ParallelSpec
 )
 
 

@@ -1,6 +1,6 @@
-"""Specs of layers between attention and state space models: the gated delta rule, and short convolutions.
+"""Specs of layers between attention and state space models: delta rules, and short convolutions.
 
-Shape letters: h hidden, G key heads, H value heads, P width of a key head, V width of a value head, K convolution
+Shape letters: h hidden, G key heads, H (value) heads, P width of a key head, V width of a value head, K convolution
 kernel.
 """
 
@@ -69,6 +69,54 @@ class GatedDeltaSpec:
             StateTensor(
                 "delta_state", "sequence", (self.num_value_heads, self.key_head_dim, self.value_head_dim), "float32"
             ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KimiDeltaSpec:
+    """The delta rule with a decay for each key channel, of Kimi Linear 2025, https://arxiv.org/abs/2510.26692.
+
+    Attributes:
+        gated_norm: Norm of a head, with one weight (P,) for all heads, before the gate, which is a sigmoid.
+        decay_rank: The decays are projected through so many values; None: in one step.
+        gate_rank: The same of the output's gate.
+        least_log_decay: The logarithm of the decay is this times a sigmoid (Ling 3); None: a softplus as in GatedDelta.
+    """
+
+    kind: ClassVar[str] = "kimi_delta"
+    num_heads: int
+    head_dim: int
+    conv_kernel: int
+    gated_norm: NormSpec
+    decay_rank: int | None
+    gate_rank: int | None
+    least_log_decay: float | None = None
+
+    @property
+    def width(self) -> int:
+        """H · P: of queries, of keys, of values, of decays and of the gate."""
+        return self.num_heads * self.head_dim
+
+    def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
+        """``in_proj`` is queries, keys, values; ``low_rank_proj`` is b, then the narrow inputs of decays and gate."""
+        width, heads = self.width, self.num_heads
+        return {
+            "in_proj.weight": (3 * width, hidden_size),
+            "low_rank_proj.weight": (heads + (self.decay_rank or 0) + (self.gate_rank or 0), hidden_size),
+            "decay_proj.weight": (width, self.decay_rank or hidden_size),
+            "gate_proj.weight": (width, self.gate_rank or hidden_size),
+            "conv1d.weight": (3 * width, 1, self.conv_kernel),
+            "dt_bias": (width,),
+            "A_log": (heads,),
+            **prefixed("norm", self.gated_norm.parameter_shapes(self.head_dim)),
+            "out_proj.weight": (hidden_size, width),
+        }
+
+    def state(self) -> tuple[StateTensor, ...]:
+        """The last K-1 raw rows of queries, keys and values, and the recurrent state."""
+        return (
+            StateTensor("conv_state", "sequence", (3 * self.width, self.conv_kernel - 1), "float32"),
+            StateTensor("delta_state", "sequence", (self.num_heads, self.head_dim, self.head_dim), "float32"),
         )
 
 

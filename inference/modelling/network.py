@@ -25,6 +25,7 @@ MIXERS: dict[str, str] = {
     "mamba2": "mamba2:Mamba2Mixer",
     "mamba3": "mamba3:Mamba3Mixer",
     "gated_delta": "gated_delta:GatedDelta",
+    "kimi_delta": "kimi_delta:KimiDelta",
     "short_conv": "short_conv:ShortConv",
     "parallel": "parallel:Parallel",
     "mlp": "mlp:MLP",

@@ -44,7 +44,7 @@ from inference.modelling.layer_specs import (
     MoESpec,
     TokenMixerSpec,
 )
-from inference.modelling.linear_specs import GatedDeltaSpec, ShortConvSpec
+from inference.modelling.linear_specs import GatedDeltaSpec, KimiDeltaSpec, ShortConvSpec
 from inference.modelling.parallel_specs import BranchSpec, MixerSpec, ParallelSpec
 
 # --- the whole ---------------------------------------------------------------------------------
@@ -257,7 +257,8 @@ _CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
         NormSpec, RopeScaling, RopeSpec, AttentionSpec, MLASpec, Mamba1Spec, Mamba2Spec, Mamba3Spec, GatedDeltaSpec,
-        ShortConvSpec, BranchSpec, ParallelSpec, MLPSpec, MoESpec, LayerSpec, Piece, Source, EncodedTensor, ModelSpec,
+        KimiDeltaSpec, ShortConvSpec, BranchSpec, ParallelSpec, MLPSpec, MoESpec, LayerSpec, Piece, Source,
+        EncodedTensor, ModelSpec,
     )
 }  # fmt: skip
 

@@ -34,6 +34,8 @@ _SIGNATURES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("qwen3_5_moe_text", (r"\.linear_attn\.in_proj_qkv\.", r"\.mlp\.experts\."), ()),
     ("qwen3_5_text", (r"\.linear_attn\.in_proj_qkv\.", r"\.mlp\.gate_proj\."), ()),
     ("olmo_hybrid", (r"\.linear_attn\.q_conv1d\.",), ()),
+    ("kimi_linear", (r"\.self_attn\.q_conv1d\.",), ()),
+    ("bailing_hybrid", (r"\.attention\.q_conv1d\.",), ()),
     ("lfm2_moe", (r"\.operator_norm\.", r"\.feed_forward\.gate\."), ()),
     ("lfm2", (r"\.operator_norm\.", r"\.feed_forward\.w1\."), ()),
     ("nemotron_h", (r"backbone\..*\.mixer\.dt_bias$", r"backbone\..*\.mixer\.(q_proj|up_proj)\."), ()),

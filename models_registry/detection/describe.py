@@ -15,7 +15,7 @@ from inference.modelling.layer_specs import (
     MLASpec,
     MoESpec,
 )
-from inference.modelling.linear_specs import GatedDeltaSpec, ShortConvSpec
+from inference.modelling.linear_specs import GatedDeltaSpec, KimiDeltaSpec, ShortConvSpec
 from inference.modelling.parallel_specs import MixerSpec
 from inference.modelling.spec import LayerSpec
 from models_registry.detection.facts import FACTS, facts_to_set
@@ -111,6 +111,8 @@ def _token_mixer_sizes(mixer: MixerSpec) -> dict[str, Any]:
     elif isinstance(mixer, GatedDeltaSpec):
         sizes = {"heads": mixer.num_value_heads, "key heads": mixer.num_key_heads, "head dim": mixer.value_head_dim}
         sizes |= {"key dim": mixer.key_head_dim, "kernel": mixer.conv_kernel}
+    elif isinstance(mixer, KimiDeltaSpec):
+        sizes = {"heads": mixer.num_heads, "head dim": mixer.head_dim, "kernel": mixer.conv_kernel}
     elif isinstance(mixer, ShortConvSpec):
         sizes = {"width": mixer.width, "kernel": mixer.conv_kernel}
     elif isinstance(mixer, Mamba2Spec | Mamba3Spec):

@@ -51,16 +51,19 @@ def test_rotation_and_write(norm, rotary_dim, interleaved, dtype, device):
         assert not cache[[0, 1, 3, 4, 6]].any()
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True, None])
 @pytest.mark.parametrize("norm", [None, NORMS[0], NORMS[2]], ids=str)
 def test_latent_rotation_and_write(norm, interleaved, dtype, device):
+    """``interleaved`` None: nothing is rotated."""
     from inference.modelling.backends.triton.rotary import latent_rope_and_write
 
     heads, rank, rope = 3, 20, 8
     slots = torch.tensor([4, 0])
     q_rope = torch.randn(2, heads, 5 + rope).to(dtype)[..., 5:]
     compressed = torch.randn(2, rank + rope).to(dtype)
-    cos_sin = rotary_embedding(RopeSpec(500.0, rope, interleaved)).cos_sin(torch.tensor([7, 31]))
+    cos_sin = rotary_embedding(RopeSpec(500.0, rope, bool(interleaved))).cos_sin(torch.tensor([7, 31]))
+    if interleaved is None:
+        cos_sin = tuple(torch.full_like(part, one) for part, one in zip(cos_sin, (1.0, 0.0), strict=True))
     latent, k_rope = compressed.split((rank, rope), -1)
     weight = None
     if norm is not None:
@@ -71,15 +74,15 @@ def test_latent_rotation_and_write(norm, interleaved, dtype, device):
     turned, rows = latent_rope_and_write(
         q_rope.to(device),
         compressed.to(device),
-        tuple(part.to(device) for part in cos_sin),
+        None if interleaved is None else tuple(part.to(device) for part in cos_sin),
         slots.to(device),
         cache,
-        interleaved=interleaved,
+        interleaved=bool(interleaved),
         norm=norm,
         weight=weight,
     )
-    assert_close(turned, rotate(q_rope, cos_sin, interleaved=interleaved), dtype)
-    k_rope = rotate(k_rope.unsqueeze(1), cos_sin, interleaved=interleaved).squeeze(1)
+    assert_close(turned, rotate(q_rope, cos_sin, interleaved=bool(interleaved)), dtype)
+    k_rope = rotate(k_rope.unsqueeze(1), cos_sin, interleaved=bool(interleaved)).squeeze(1)
     assert_close(rows, torch.cat((latent, k_rope), -1), dtype)
     assert torch.equal(cache[4], rows[0])
     assert not cache[[0, 1, 2, 3, 5]].any()

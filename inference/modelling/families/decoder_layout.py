@@ -99,7 +99,7 @@ def read_layout(
     max_positions = integer_with_evidence(
         view,
         "max_position_embeddings",
-        ("max_position_embeddings", "max_seq_len", "n_positions"),
+        ("max_position_embeddings", "max_seq_len", "n_positions", "model_max_length"),
         default_max_position_embeddings,
         high=1 << 30,
     )

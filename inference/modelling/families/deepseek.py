@@ -36,7 +36,7 @@ from inference.modelling.families.moe_config import (
     moe_sources,
 )
 from inference.modelling.families.rope_config import read_rope, yarn_softmax_multiplier
-from inference.modelling.layer_parts import NormSpec
+from inference.modelling.layer_parts import NormSpec, RopeSpec
 from inference.modelling.layer_specs import ChannelMixerSpec, MLASpec, MoESpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, tensor
 
@@ -91,7 +91,11 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     norm = rms_norm(view, default=1e-5 if model_type in ("minicpm3", "glm4_moe_lite") else 1e-6)
     multipliers = _multipliers(view, model_type, layout)
     act = activation(view)
-    mla = _mla_spec(view, model_type, layout)
+    interleaved = model_type != "minicpm3" and (
+        model_type == "deepseek_v2" or view.config.boolean("rope_interleave", default=True)
+    )
+    attention = f"{layout.layer(0)}self_attn."
+    mla = mla_spec(view, attention, layout.max_position_embeddings, interleaved=interleaved)
     _check_dense_layers(view, layout)
     layers: list[LayerSpec] = []
     sources: dict[str, Source] = {}
@@ -105,7 +109,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
             mixer = mlp_spec(view, layer, act)
             channel = mlp_sources(view, mixer, layer)
         layers.append(replace(llama_layer(mla, mixer, norm), residual_multiplier=multipliers["residual"]))
-        sources |= llama_layer_sources(number, layer, _mla_sources(mla, layer), channel)
+        sources |= llama_layer_sources(number, layer, mla_sources(mla, f"{layer}self_attn."), channel)
     ignored = (ROTARY_BUFFERS, *drafting_layers(layout))
     return decoder_spec(
         view,
@@ -134,10 +138,18 @@ def _multipliers(view: CheckpointView, model_type: str, layout: DecoderLayout) -
     }
 
 
-def _mla_spec(view: CheckpointView, model_type: str, layout: DecoderLayout) -> MLASpec:
-    """Sizes from the shapes of layer 0; only the head count has to come from config.json."""
+def mla_spec(
+    view: CheckpointView, base: str, max_positions: int, *, interleaved: bool | None, output: str = "o_proj"
+) -> MLASpec:
+    """Sizes from the shapes of the layer under ``base``; only the head count has to come from config.json.
+
+    Args:
+        base: With the dot: ``model.layers.0.self_attn.``.
+        max_positions: The model's context.
+        interleaved: Whether adjacent pairs are rotated, or the halves; None: nothing is rotated.
+        output: The file's name of the last projection.
+    """
     config, tensors, facts = view.config, view.tensors, view.facts
-    base = f"{layout.layer(0)}self_attn."
     heads = config.integer("num_attention_heads", high=1 << 16)
     facts.add("attention.num_heads", heads, "config.json")
     rank = _columns(view, f"{base}kv_b_proj.weight")
@@ -145,7 +157,7 @@ def _mla_spec(view: CheckpointView, model_type: str, layout: DecoderLayout) -> M
     compressed = f"{base}q_a_proj.weight" in tensors
     q_name = f"{base}q_b_proj.weight" if compressed else f"{base}q_proj.weight"
     nope_dim = _per_head(q_name, _rows(view, q_name), heads) - rope_dim
-    value_dim = _per_head(f"{base}o_proj.weight", _columns(view, f"{base}o_proj.weight"), heads)
+    value_dim = _per_head(f"{base}{output}.weight", _columns(view, f"{base}{output}.weight"), heads)
     expanded = _per_head(f"{base}kv_b_proj.weight", _rows(view, f"{base}kv_b_proj.weight"), heads)
     if rope_dim < 1 or nope_dim < 1 or expanded != nope_dim + value_dim:
         raise TensorShapeMismatch(
@@ -165,17 +177,11 @@ def _mla_spec(view: CheckpointView, model_type: str, layout: DecoderLayout) -> M
     for key, found in sizes.items():
         check_size(view, found or 0, f"shapes of the tensors of {base[:-1]}", key)
         if found is not None:
-            facts.add(f"mla.{key}", found, "shapes of the attention tensors of layer 0")
-    interleaved = model_type != "minicpm3" and (
-        model_type == "deepseek_v2" or config.boolean("rope_interleave", default=True)
-    )
-    rope = read_rope(view, rope_dim, max_position_embeddings=layout.max_position_embeddings, interleaved=interleaved)
-    if rope.rotary_dim != rope_dim:
-        raise UnsupportedArchitecture(
-            f"config.json: partial_rotary_factor leaves {rope.rotary_dim} of {rope_dim} values rotated; MLA rotates "
-            "its rotary part as a whole.",
-            param="partial_rotary_factor",
-        )
+            facts.add(f"mla.{key}", found, f"shapes of the tensors of {base[:-1]}")
+    rope, scale = None, (nope_dim + rope_dim) ** -0.5
+    if interleaved is not None:
+        rope = _rope(view, rope_dim, max_positions, interleaved)
+        scale *= yarn_softmax_multiplier(rope)
     return MLASpec(
         num_heads=heads,
         kv_lora_rank=rank,
@@ -183,7 +189,7 @@ def _mla_spec(view: CheckpointView, model_type: str, layout: DecoderLayout) -> M
         qk_nope_head_dim=nope_dim,
         qk_rope_head_dim=rope_dim,
         v_head_dim=value_dim,
-        scale=(nope_dim + rope_dim) ** -0.5 * yarn_softmax_multiplier(rope),
+        scale=scale,
         rope=rope,
         q_a_norm=LATENT_NORM if compressed else None,
         kv_a_norm=LATENT_NORM,
@@ -191,16 +197,26 @@ def _mla_spec(view: CheckpointView, model_type: str, layout: DecoderLayout) -> M
     )
 
 
-def _mla_sources(spec: MLASpec, layer: str) -> dict[str, Source]:
+def _rope(view: CheckpointView, rope_dim: int, max_positions: int, interleaved: bool) -> RopeSpec:
+    rope = read_rope(view, rope_dim, max_position_embeddings=max_positions, interleaved=interleaved)
+    if rope.rotary_dim != rope_dim:
+        raise UnsupportedArchitecture(
+            f"config.json: partial_rotary_factor leaves {rope.rotary_dim} of {rope_dim} values rotated; MLA rotates "
+            "its rotary part as a whole.",
+            param="partial_rotary_factor",
+        )
+    return rope
+
+
+def mla_sources(spec: MLASpec, base: str, *, output: str = "o_proj") -> dict[str, Source]:
     """``kv_b_proj`` holds k and v head by head; they become two parameters."""
-    base = f"{layer}self_attn."
     nope, both = spec.qk_nope_head_dim, spec.qk_nope_head_dim + spec.v_head_dim
     sources = {
         "kv_a_proj.weight": tensor(f"{base}kv_a_proj_with_mqa.weight"),
         "kv_a_norm.weight": tensor(f"{base}kv_a_layernorm.weight"),
         "k_b_proj.weight": Source((Piece(f"{base}kv_b_proj.weight", per_group=(both, 0, nope)),)),
         "v_b_proj.weight": Source((Piece(f"{base}kv_b_proj.weight", per_group=(both, nope, both)),)),
-        "o_proj.weight": tensor(f"{base}o_proj.weight"),
+        "o_proj.weight": tensor(f"{base}{output}.weight"),
     }
     if spec.q_lora_rank is None:
         sources["q_proj.weight"] = tensor(f"{base}q_proj.weight")
@@ -210,7 +226,7 @@ def _mla_sources(spec: MLASpec, layer: str) -> dict[str, Source]:
         sources["q_b_proj.weight"] = tensor(f"{base}q_b_proj.weight")
     if spec.bias:
         sources["kv_a_proj.bias"] = tensor(f"{base}kv_a_proj_with_mqa.bias")
-        sources["o_proj.bias"] = tensor(f"{base}o_proj.bias")
+        sources["o_proj.bias"] = tensor(f"{base}{output}.bias")
         if spec.q_lora_rank is not None:
             sources["q_a_proj.bias"] = tensor(f"{base}q_a_proj.bias")
     return sources

@@ -15,6 +15,7 @@ from inference.modelling.families.moe_config import check_experts, check_routing
 from inference.modelling.layer_specs import MoESpec
 
 COUNT_KEYS = ("n_routed_experts", "num_experts", "num_local_experts")
+BIASES = ("gate.e_score_correction_bias", "e_score_correction_bias")
 GROUPED_MOE: Table = {
     **EXPERTS,
     **used(
@@ -35,29 +36,34 @@ def grouped_moe(
     factor: float = 1.0,
     normalises: bool = True,
     shared_key: str = "n_shared_experts",
+    mlp: str = "mlp.",
+    down: str = "down_proj",
+    biases: Sequence[str] = BIASES,
 ) -> MoESpec:
-    """The spec of a layer's experts, under ``{layer}mlp.``; the numbers are the family's defaults.
+    """The spec of a layer's experts, under ``{layer}{mlp}``; the numbers are the family's defaults.
 
     Args:
         shared_key: config.json's number of shared experts.
+        down: The file's name of an expert's last matrix.
+        biases: Candidates for the file's name of the bias, within ``mlp``.
     """
-    config, base = view.config, f"{layer}mlp."
-    count, width, width_of_shared = expert_sizes(view, base, shared_key)
-    groups = integer_with_evidence(view, "moe.num_expert_groups", ("n_group",), groups)
+    config, base = view.config, layer + mlp
+    count, width, width_of_shared = expert_sizes(view, base, shared_key, down=down)
+    groups = integer_with_evidence(view, "moe.num_expert_groups", ("n_group", "num_expert_group"), groups)
     return check_routing(
         MoESpec(
             num_experts=count,
-            top_k=integer_with_evidence(view, "moe.top_k", ("num_experts_per_tok",), top_k),
+            top_k=integer_with_evidence(view, "moe.top_k", ("num_experts_per_tok", "num_experts_per_token"), top_k),
             intermediate_size=width,
             activation=act,
             scoring="sigmoid",
-            normalise_top_k=config.boolean("norm_topk_prob", default=normalises),
+            normalise_top_k=config.boolean("norm_topk_prob", "moe_renormalize", default=normalises),
             normalise_eps=1e-20,
             routed_scaling_factor=scaling_factor(view, factor),
             num_expert_groups=groups,
             top_k_groups=integer_with_evidence(view, "moe.top_k_groups", ("topk_group",), min(top_k_groups, groups)),
             group_score="top2",
-            correction_bias=any(f"{base}{place}e_score_correction_bias" in view.tensors for place in ("gate.", "")),
+            correction_bias=any(base + bias in view.tensors for bias in biases),
             shared_intermediate_size=width_of_shared,
         )
     )

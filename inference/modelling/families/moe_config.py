@@ -113,9 +113,9 @@ def shared_width(view: CheckpointView, shared: str) -> int:
     return matrix_shape(view.tensors, down)[1] if down in view.tensors else 0
 
 
-def has_router(view: CheckpointView, layer: str) -> bool:
-    """Whether the layer has experts rather than a dense MLP, in the naming of Qwen and DeepSeek."""
-    return f"{layer}mlp.gate.weight" in view.tensors
+def has_router(view: CheckpointView, layer: str, router: str = "mlp.gate") -> bool:
+    """Whether the layer has experts rather than a dense MLP; ``router`` is the file's name of what chooses them."""
+    return f"{layer}{router}.weight" in view.tensors
 
 
 def check_dense_layers(
@@ -136,7 +136,7 @@ def check_dense_layers(
         if stated != (layer + router in view.tensors):
             kinds = ("experts", "a dense MLP") if stated else ("a dense MLP", "experts")
             raise TensorShapeMismatch(
-                f"config.json gives layer {number} {kinds[0]} ({key}), but {layer}mlp. has the tensors of {kinds[1]}; "
+                f"config.json gives layer {number} {kinds[0]} ({key}), but {layer[:-1]} has the tensors of {kinds[1]}; "
                 "correct config.json.",
                 param=key,
             )

@@ -113,6 +113,8 @@ FAMILIES: dict[str, Family] = {
     "jamba": Family("jamba", "JambaForCausalLM"),
     "falcon_h1": Family("falcon_h1", "FalconH1ForCausalLM"),
     "olmo_hybrid": Family("olmo_hybrid", "OlmoHybridForCausalLM"),
+    "kimi_linear": Family("kimi_linear", "KimiLinearForCausalLM"),
+    "bailing_hybrid": Family("kimi_linear", "BailingHybridForCausalLM"),
     "lfm2": Family("lfm2", "Lfm2ForCausalLM"),
     "lfm2_moe": Family("lfm2", "Lfm2MoeForCausalLM"),
     "qwen3_next": Family("qwen3_next", "Qwen3NextForCausalLM"),

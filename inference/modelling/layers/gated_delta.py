@@ -95,7 +95,7 @@ class GatedDelta(RecurrentMixer):
         spec = self.spec
         query, key, value = torch.split(convolved, [spec.key_width, spec.key_width, spec.value_width], 1)
         repeats = spec.num_value_heads // spec.num_key_heads
-        query, key = (_unit(part.view(-1, spec.num_key_heads, spec.key_head_dim)) for part in (query, key))
+        query, key = (unit(part.view(-1, spec.num_key_heads, spec.key_head_dim)) for part in (query, key))
         query = query * spec.key_head_dim**-0.5
         if repeats > 1:
             query, key = (part.repeat_interleave(repeats, 1) for part in (query, key))
@@ -110,7 +110,8 @@ class GatedDelta(RecurrentMixer):
         return beta, functional.softplus(a + self.dt_bias.float()) * self.decay_rates()
 
 
-def _unit(vectors: torch.Tensor) -> torch.Tensor:
+def unit(vectors: torch.Tensor) -> torch.Tensor:
+    """The vectors along the last axis at length 1."""
     return vectors * torch.rsqrt(vectors.square().sum(-1, keepdim=True) + NORM_EPS)
 
 
@@ -123,13 +124,14 @@ def delta_step(
     Args:
         query, key: (B, H, P) float32.
         value: (B, H, V).
-        beta, log_decay: (B, H).
+        beta: (B, H).
+        log_decay: (B, H), or (B, H, P): one for each key channel.
         state: (B, H, P, V), advanced in place.
 
     Returns:
         (B, H, V).
     """
-    state.mul_(log_decay.exp()[..., None, None])
+    state.mul_(log_decay.exp().view(*beta.shape, -1, 1))
     held = (state * key.unsqueeze(-1)).sum(-2)
     written = (value - held) * beta.unsqueeze(-1)
     state.addcmul_(key.unsqueeze(-1), written.unsqueeze(-2))

@@ -84,13 +84,18 @@ class MultiHeadLatentAttention(Layer):
         if spec.q_rope_from_hidden:
             self.q_rope_proj = Linear(hidden_size, heads * rope)
         self.o_proj = Linear(heads * spec.v_head_dim, hidden_size, spec.bias)
-        self.rope = rotary_embedding(spec.rope)
+        self.head_gate = Linear(hidden_size, heads) if spec.head_gate else None
+        self.rope = None if spec.rope is None else rotary_embedding(spec.rope)
 
     def forward(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """(T, h) to (T, h); the latents of the rows are written to ``state``."""
         q_nope, q_rope = self.queries(hidden)
         rows = self.kv_a_proj(hidden)
-        return cast("torch.Tensor", self.o_proj(self.mix(q_nope, q_rope, rows, batch, state)))
+        mixed = self.mix(q_nope, q_rope, rows, batch, state)
+        if self.head_gate is not None:
+            gate = self.head_gate(hidden).sigmoid().unsqueeze(2)
+            mixed = (mixed.view(-1, self.spec.num_heads, self.spec.v_head_dim) * gate).flatten(1)
+        return cast("torch.Tensor", self.o_proj(mixed))
 
     def mix(
         self, q_nope: torch.Tensor, q_rope: torch.Tensor, rows: torch.Tensor, batch: ForwardBatch, state: LayerState
@@ -129,9 +134,11 @@ class MultiHeadLatentAttention(Layer):
         latent, k_rope = rows[:, : spec.kv_lora_rank], rows[:, spec.kv_lora_rank :]
         if self.kv_a_norm is not None:
             latent = self.kv_a_norm(latent)
+        if self.rope is None:
+            return q_rope, torch.cat((latent, k_rope), -1)
         # The shared key is one more head to rotate.
         rotated = rotate(
-            torch.cat((q_rope, k_rope.unsqueeze(1)), 1), self.rope.step(batch), interleaved=spec.rope.interleaved
+            torch.cat((q_rope, k_rope.unsqueeze(1)), 1), self.rope.step(batch), interleaved=self.rope.spec.interleaved
         )
         return rotated[:, :-1], torch.cat((latent, rotated[:, -1]), -1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
@@ -92,6 +92,7 @@ class GatedNorm(Layer):
         width: I.
         group_size: Values that share their mean square; divides I.
         norm_before_gate: The second form.
+        gate: The function of the gate; sigmoid in place of silu (Kimi Linear).
         num_heads: How often the weight repeats itself: the values have ``num_heads`` · ``width``.
     """
 
@@ -105,12 +106,14 @@ class GatedNorm(Layer):
         *,
         norm_before_gate: bool = False,
         num_heads: int = 1,
+        gate: Literal["silu", "sigmoid"] = "silu",
     ) -> None:
         super().__init__()
         assert spec is None or spec.kind == "rms", "a gated norm is an RMS norm"
         self.spec = spec
         self.group_size = group_size
         self.norm_before_gate = norm_before_gate
+        self.gate = gate
         self._num_heads = num_heads
         self._repeated: tuple[nn.Parameter, torch.Tensor] | None = None
         has_weight = spec is not None and not spec.weightless
@@ -122,7 +125,7 @@ class GatedNorm(Layer):
 
     def normalise(self, values: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """(T, I) float32 and its gate to (T, I) in the gate's dtype."""
-        factor = functional.silu(gate.float())
+        factor = functional.silu(gate.float()) if self.gate == "silu" else gate.float().sigmoid()
         if self.spec is None:
             normed = values * factor
         elif self.norm_before_gate:

@@ -17,6 +17,7 @@ const WORDS = {
   mamba2: "Mamba-2",
   mamba3: "Mamba-3",
   gated_delta: "gated delta rule",
+  kimi_delta: "delta rule with a decay per channel",
   short_conv: "short convolution",
   parallel: "mixers side by side",
   mlp: "MLP",

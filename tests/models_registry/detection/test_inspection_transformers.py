@@ -26,6 +26,10 @@ MLA = {"q_lora_rank": 12, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_hea
        "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1,
        "num_key_value_heads": 4, "moe_intermediate_size": 16, "num_experts_per_tok": 2}  # fmt: skip
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_expand": 2, "mamba_n_groups": 1}
+KIMI = {
+    "num_experts": 4, "num_experts_per_token": 2, "moe_intermediate_size": 16, "kv_lora_rank": 16, "v_head_dim": 8,
+    "qk_nope_head_dim": 8, "qk_rope_head_dim": 16, "num_key_value_heads": 4, "model_max_length": 64,
+}  # fmt: skip
 
 SUPPORTED: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -49,6 +53,12 @@ SUPPORTED: dict[str, dict[str, Any]] = {
                    "moe_shared_expert_intermediate_size": 16, "n_group": 1, "topk_group": 1},
     "bamba": MAMBA | {"attn_layer_indices": [1]},
     "falcon_h1": MAMBA | {"mamba_d_ssm": 64},
+    "olmo_hybrid": {"layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 8,
+                    "linear_value_head_dim": 8},
+    "kimi_linear": KIMI | {"linear_head_dim": 8, "linear_num_heads": 4,
+                           "layer_types": ["linear_attention", "full_attention"]},
+    "bailing_hybrid": KIMI | {"head_dim": 16, "layer_group_size": 2, "first_k_dense_replace": 1,
+                              "num_expert_group": 2, "topk_group": 1},
     "granitemoehybrid": MAMBA | {"layer_types": ["mamba", "attention"], "shared_intermediate_size": 16,
                                  "num_local_experts": 4, "num_experts_per_tok": 2},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1,

@@ -128,13 +128,15 @@ def _mix_latent_attention(
         else:
             latent, k_rope = rows[:, : spec.kv_lora_rank], rows[:, spec.kv_lora_rank :]
             rows, norm = torch.cat((layer.kv_a_norm(latent), k_rope), -1), None
+    cos, sin = (None, None) if layer.rope is None else layer.rope.step(batch)
     q_rope = torch.ops.blazr.mla_prepare.default(
         q_rope,
         rows,
         state["latent"],
         batch.slot_mapping,
-        *layer.rope.step(batch),
-        spec.rope.interleaved,
+        cos,
+        sin,
+        layer.rope is not None and layer.rope.spec.interleaved,
         weight,
         norm is not None,
         0.0 if norm is None else norm.eps,
@@ -230,6 +232,8 @@ def _conv_arguments(layer: CausalConv1d) -> tuple[torch.Tensor, torch.Tensor | N
 
 
 def _normalise_gated(layer: GatedNorm, values: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    if layer.gate != "silu":
+        return GatedNorm.normalise(layer, values, gate)
     normed: torch.Tensor = torch.ops.blazr.gated_norm.default(values, gate, *_gated_norm_arguments(layer))
     return normed
 

@@ -24,8 +24,7 @@ from contextlib import contextmanager
 import torch
 
 from inference.modelling.forward_batch import AttentionMetadata, ForwardBatch, LayerState
-from inference.modelling.layer_specs import Mamba1Spec, Mamba3Spec
-from inference.modelling.linear_specs import GatedDeltaSpec, ShortConvSpec
+from inference.modelling.layer_specs import Mamba2Spec
 from inference.modelling.spec import ModelSpec
 
 Forward = Callable[[ForwardBatch, Sequence[LayerState]], torch.Tensor]
@@ -144,8 +143,8 @@ class DecodeGraphs:
             tensor
             for layer, tensors in zip(spec.layers, states, strict=True)
             for mixer in layer.token_mixers
-            if isinstance(mixer, Mamba1Spec | Mamba3Spec | GatedDeltaSpec | ShortConvSpec)
-            for tensor in (tensors[part.name] for part in mixer.state())
+            if not isinstance(mixer, Mamba2Spec)
+            for tensor in (tensors[part.name] for part in mixer.state() if part.per == "sequence")
         ]
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
 

@@ -144,10 +144,10 @@ def _mix_latent_attention(
     q_rope, latent = latent_rope_and_write(
         q_rope,
         rows,
-        layer.rope.step(batch),
+        None if layer.rope is None else layer.rope.step(batch),
         batch.slot_mapping,
         state["latent"],
-        interleaved=spec.rope.interleaved,
+        interleaved=layer.rope is not None and layer.rope.spec.interleaved,
         norm=spec.kv_a_norm if fuses else None,
         weight=norm.weight if norm is not None and fuses else None,
     )

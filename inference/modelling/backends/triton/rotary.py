@@ -124,22 +124,25 @@ def _latent_write(
     q_rope_ptr, compressed_ptr, cos_ptr, sin_ptr, weight_ptr, slots_ptr, q_out_ptr, latent_ptr, cache_ptr,
     eps, offset, q_row, q_head, compressed_row, cache_slot,
     HEADS: tl.constexpr, RANK: tl.constexpr, RANK_PADDED: tl.constexpr, ROPE: tl.constexpr,
-    ROPE_PADDED: tl.constexpr, INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+    ROPE_PADDED: tl.constexpr, ROTATED: tl.constexpr, INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
 ):  # fmt: skip
     """One query head of one row, or (the last program) its latent and shared key."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = tl.arange(0, ROPE_PADDED)
     inside = columns < ROPE
-    others = _partner(columns, ROPE, INTERLEAVED)
-    cos = tl.load(cos_ptr + row * ROPE + columns, mask=inside, other=0.0)
-    sin = tl.load(sin_ptr + row * ROPE + columns, mask=inside, other=0.0)
     if head < HEADS:  # noqa: SIM108
         source = q_rope_ptr + row * q_row + head * q_head
     else:
         source = compressed_ptr + row * compressed_row + RANK
     values = tl.load(source + columns, mask=inside, other=0.0).to(tl.float32)
-    partners = tl.load(source + others, mask=inside, other=0.0).to(tl.float32)
-    turned = (values * cos + partners * sin).to(q_out_ptr.dtype.element_ty)
+    if ROTATED:
+        others = _partner(columns, ROPE, INTERLEAVED)
+        partners = tl.load(source + others, mask=inside, other=0.0).to(tl.float32)
+        cos = tl.load(cos_ptr + row * ROPE + columns, mask=inside, other=0.0)
+        sin = tl.load(sin_ptr + row * ROPE + columns, mask=inside, other=0.0)
+        values = values * cos + partners * sin
+    turned = values.to(q_out_ptr.dtype.element_ty)
     if head < HEADS:
         tl.store(q_out_ptr + (row * HEADS + head) * ROPE + columns, turned, mask=inside)
     else:
@@ -162,7 +165,7 @@ def _latent_write(
 def latent_rope_and_write(
     q_rope: torch.Tensor,
     compressed: torch.Tensor,
-    cos_sin: tuple[torch.Tensor, torch.Tensor],
+    cos_sin: tuple[torch.Tensor, torch.Tensor] | None,
     slot_mapping: torch.Tensor,
     latent_cache: torch.Tensor,
     *,
@@ -175,7 +178,7 @@ def latent_rope_and_write(
     Args:
         q_rope: (T, H, R), unit stride in the last axis.
         compressed: (T, r + R), ``kv_a_proj``'s output.
-        cos_sin: (T, 1, R) each.
+        cos_sin: (T, 1, R) each; None: no rotation.
         slot_mapping: (T,) int64.
         latent_cache: (slots, r + R), written in place.
         interleaved: As in the spec of the rotation.
@@ -190,11 +193,11 @@ def latent_rope_and_write(
     turned = torch.empty(rows, heads, rope, dtype=q_rope.dtype, device=q_rope.device)
     latent = torch.empty(rows, rank + rope, dtype=compressed.dtype, device=compressed.device)
     _latent_write[(rows, heads + 1)](
-        q_rope, compressed, *cos_sin, compressed if weight is None else weight, slot_mapping, turned, latent,
-        latent_cache, 0.0 if norm is None else norm.eps, 0.0 if norm is None else norm.offset,
+        q_rope, compressed, *(cos_sin or (q_rope, q_rope)), compressed if weight is None else weight, slot_mapping,
+        turned, latent, latent_cache, 0.0 if norm is None else norm.eps, 0.0 if norm is None else norm.offset,
         q_rope.stride(0), q_rope.stride(1), compressed.stride(0), latent_cache.stride(0),
         HEADS=heads, RANK=rank, RANK_PADDED=triton.next_power_of_2(rank), ROPE=rope,
-        ROPE_PADDED=triton.next_power_of_2(rope), INTERLEAVED=interleaved, HAS_NORM=norm is not None,
-        HAS_WEIGHT=weight is not None, num_warps=2,
+        ROPE_PADDED=triton.next_power_of_2(rope), ROTATED=cos_sin is not None, INTERLEAVED=interleaved,
+        HAS_NORM=norm is not None, HAS_WEIGHT=weight is not None, num_warps=2,
     )  # fmt: skip
     return turned, latent

@@ -46,6 +46,11 @@ _DELTA = _USUAL | {
     "layer_types": ["linear_attention", "full_attention"], "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
     "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
 }  # fmt: skip
+_KIMI = {key: value for key, value in _USUAL.items() if key != "max_position_embeddings"} | {
+    "kv_lora_rank": 512, "model_max_length": 1048576, "moe_intermediate_size": 1024, "moe_renormalize": True,
+    "num_expert_group": 1, "num_experts": 256, "num_shared_experts": 1, "pad_token_id": 163839,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "routed_scaling_factor": 2.446, "topk_group": 1, "v_head_dim": 128,
+}  # fmt: skip
 
 _LAYER_NORM = {key: value for key, value in _USUAL.items() if key != "rms_norm_eps"}
 _TYPES = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4096}
@@ -208,6 +213,17 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "full_attention_interval": None, "head_dim": None, "linear_allow_neg_eigval": True, "linear_a_log_max": 16.0,
         "linear_a_log_min": 0.0, "linear_dt_init_floor": 0.0001, "linear_dt_max": 0.1, "linear_dt_min": 0.001,
         "pad_token_id": 100277}),
+    "moonshotai/Kimi-Linear-48B-A3B-Instruct": ("kimi_linear", _KIMI | {
+        "auto_map": {"AutoConfig": "configuration_kimi.KimiLinearConfig"}, "first_k_dense_replace": 1, "head_dim": 72,
+        "linear_attn_config": {"full_attn_layers": [4, 8], "head_dim": 128, "kda_layers": [1, 2, 3],
+                               "num_heads": 32, "short_conv_kernel_size": 4},
+        "mla_use_nope": True, "moe_layer_freq": 1, "moe_router_activation_func": "sigmoid", "q_lora_rank": None,
+        "num_experts_per_token": 8, "num_nextn_predict_layers": 0, "rope_scaling": None, "rope_theta": 10000.0,
+        "use_grouped_topk": True}),
+    "inclusionAI/Ling-3.0-Flash": ("bailing_hybrid", _KIMI | {
+        "first_k_dense_replace": 2, "head_dim": 128, "kda_lower_bound": -5.0, "kda_safe_gate": True,
+        "layer_group_size": 6, "num_experts_per_tok": 8, "num_nextn_predict_layers": 1, "rope_theta": 6000000,
+        "short_conv_kernel_size": 4}),
     "LiquidAI/LFM2-1.2B": ("lfm2", _LFM2 | {
         "block_auto_adjust_ff_dim": True, "block_ff_dim": 12288, "full_attn_idxs": [2, 5], "num_heads": 32,
         "block_dim": 2048, "block_mlp_init_scale": 1.0, "block_out_init_scale": 1.0, "block_use_swiglu": True,

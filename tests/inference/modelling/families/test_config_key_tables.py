@@ -33,6 +33,7 @@ from tests.inference.modelling.huggingface import read_config
 from tests.inference.modelling.test_network_attention import CASES as ATTENTION_CASES
 from tests.inference.modelling.test_network_dense import CASES as DENSE_CASES
 from tests.inference.modelling.test_network_dense import tiny_config
+from tests.inference.modelling.test_network_kimi import CASES as KIMI_CASES
 from tests.inference.modelling.test_network_linear import CASES as LINEAR_CASES
 from tests.inference.modelling.test_network_recurrent import CASES as RECURRENT_CASES
 from tests.models_registry.detection.builders import EXAMPLES
@@ -46,6 +47,7 @@ TYPES = {
     "mamba": "mamba-biases-untied-kernel3", "falcon_mamba": "falcon_mamba",
     "mamba2": "mamba2-one-group-limits-bias-tied", "bamba": "bamba", "granitemoehybrid": "granitemoehybrid-moe",
     "nemotron_h": "nemotron_h-moe", "jamba": "jamba", "falcon_h1": "falcon_h1", "olmo_hybrid": "olmo_hybrid",
+    "kimi_linear": "kimi_linear-groups-q-lora-biases", "bailing_hybrid": "bailing_hybrid",
     "lfm2": "lfm2", "lfm2_moe": "lfm2_moe",
     "qwen3_next": "qwen3_next", "qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe",
     **{model_type: model_type for model_type, _ in DENSE_CASES.values()}, "cohere": "cohere-qk-norm-biases-untied",
@@ -129,7 +131,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
             elif case in DENSE_CASES:
                 config = tiny_config(model_type, DENSE_CASES[case][1])
             else:
-                family, values = (RECURRENT_CASES | LINEAR_CASES)[case]
+                family, values = (RECURRENT_CASES | LINEAR_CASES | KIMI_CASES)[case]
                 config = getattr(transformers, f"{family}Config")(**values)
             torch.manual_seed(0)
             model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()

@@ -30,7 +30,11 @@ SPECS = {
         kv_a_norm=NORM,
         bias=True,
     ),
-}
+    "kimi": MLASpec(3, 10, None, 8, 4, 6, 12**-0.5, None, kv_a_norm=NORM),
+    "ling": MLASpec(
+        3, 10, None, 8, 4, 6, 12**-0.5, RopeSpec(100.0, 4, interleaved=True), kv_a_norm=NORM, head_gate=True
+    ),
+}  # fmt: skip
 
 
 def make_layer(spec: MLASpec) -> MultiHeadLatentAttention:
@@ -60,12 +64,16 @@ def defined(layer: MultiHeadLatentAttention, hidden: torch.Tensor) -> torch.Tens
             (query.view(-1, spec.num_heads, nope), layer.q_rope_proj(hidden).view(-1, spec.num_heads, rope)), -1
         )
     query = query.view(-1, spec.num_heads, nope + rope)
-    cos_sin = rotary_embedding(spec.rope).cos_sin(torch.arange(len(hidden)))
-    turn = {"interleaved": spec.rope.interleaved}
-    query = torch.cat((query[..., :nope], rotate(query[..., nope:], cos_sin, **turn)), -1)
-    rows = torch.cat((latent, rotate(k_rope.unsqueeze(1), cos_sin, **turn)[:, 0]), -1)
-    heads = [expanded_attention(layer, query[t], rows[: t + 1]) for t in range(len(hidden))]
-    return layer.o_proj(torch.stack(heads).flatten(1))
+    if spec.rope is not None:
+        cos_sin = rotary_embedding(spec.rope).cos_sin(torch.arange(len(hidden)))
+        turn = {"interleaved": spec.rope.interleaved}
+        query = torch.cat((query[..., :nope], rotate(query[..., nope:], cos_sin, **turn)), -1)
+        k_rope = rotate(k_rope.unsqueeze(1), cos_sin, **turn)[:, 0]
+    rows = torch.cat((latent, k_rope), -1)
+    heads = torch.stack([expanded_attention(layer, query[t], rows[: t + 1]) for t in range(len(hidden))])
+    if spec.head_gate:
+        heads = heads * layer.head_gate(hidden).sigmoid()[..., None]
+    return layer.o_proj(heads.flatten(1))
 
 
 def expanded_attention(layer: MultiHeadLatentAttention, query: torch.Tensor, latent: torch.Tensor) -> torch.Tensor:

@@ -162,7 +162,7 @@ struct MlaArguments {
   at::Tensor rows;    // (T, r + R), contiguous
   at::Tensor cache;   // (slots, r + R)
   at::Tensor slot_mapping;
-  at::Tensor cos, sin;
+  std::optional<at::Tensor> cos, sin;
   bool interleaved;
   std::optional<at::Tensor> norm;
   bool is_normed;
@@ -288,7 +288,7 @@ TORCH_LIBRARY_FRAGMENT(blazr, library) {
       "Tensor? q_norm, Tensor? k_norm, int norm_over, float eps, float offset, float scale, int window, "
       "float softcap, Tensor? sinks) -> Tensor");
   library.def(
-      "mla_prepare(Tensor q_rope, Tensor rows, Tensor(a!) cache, Tensor slot_mapping, Tensor cos, Tensor sin, "
+      "mla_prepare(Tensor q_rope, Tensor rows, Tensor(a!) cache, Tensor slot_mapping, Tensor? cos, Tensor? sin, "
       "bool interleaved, Tensor? norm, bool normed, float eps, float offset) -> Tensor");
 }
 

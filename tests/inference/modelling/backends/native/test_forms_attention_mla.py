@@ -20,6 +20,7 @@ SPECS = {
     "odd": MLASpec(5, 19, 7, 7, 4, 13, 0.3, LONG, q_a_norm=NORM, kv_a_norm=NormSpec("rms", 1e-6, 1.0), bias=True),
     "wide": MLASpec(7, 200, None, 70, 8, 130, 78**-0.5, PAIRS, kv_a_norm=NormSpec(weightless=True)),
     "layer-norm": MLASpec(2, 16, None, 8, 8, 8, 0.25, ROPE, kv_a_norm=NormSpec("layer")),
+    "no-positions": MLASpec(3, 24, None, 16, 8, 12, 0.2, None, kv_a_norm=NORM),
     "one-head": MLASpec(1, 64, None, 16, 8, 16, 0.2, ROPE),
 }
 native_mix = forms.FORMS[MultiHeadLatentAttention]["mix"]
