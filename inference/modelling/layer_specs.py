@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from inference.modelling.layer_parts import NormSpec, RopeSpec, Shape, StateTensor, prefixed
-from inference.modelling.linear_specs import GatedDeltaSpec, KimiDeltaSpec, ShortConvSpec
+from inference.modelling.linear_specs import GatedDeltaSpec, KimiDeltaSpec, LightningSpec, ShortConvSpec
 from inference.modelling.parallel_specs import ParallelSpec
 
 # --- token mixers ------------------------------------------------------------------------------
@@ -354,6 +354,7 @@ TokenMixerSpec = (
     | Mamba3Spec
     | GatedDeltaSpec
     | KimiDeltaSpec
+    | LightningSpec
     | ShortConvSpec
     | ParallelSpec
 )

@@ -1,4 +1,4 @@
-"""Specs of layers between attention and state space models: delta rules, and short convolutions.
+"""Specs of layers between attention and state space models: delta rules, linear attention, short convolutions.
 
 Shape letters: h hidden, G key heads, H (value) heads, P width of a key head, V width of a value head, K convolution
 kernel.
@@ -118,6 +118,42 @@ class KimiDeltaSpec:
             StateTensor("conv_state", "sequence", (3 * self.width, self.conv_kernel - 1), "float32"),
             StateTensor("delta_state", "sequence", (self.num_heads, self.head_dim, self.head_dim), "float32"),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class LightningSpec:
+    """Linear attention with a fixed decay for each head (MiniMax), https://arxiv.org/abs/2501.08313, section 2.2.
+
+    Attributes:
+        decay_factor: Multiplies the slopes 2^(-8 h / H) of the heads h = 1 … H; it depends on the layer.
+        norm: Over all heads at once, before the gate.
+        activation: Of queries, keys and values.
+    """
+
+    kind: ClassVar[str] = "lightning"
+    num_heads: int
+    head_dim: int
+    decay_factor: float
+    norm: NormSpec
+    activation: str = "silu"
+
+    @property
+    def width(self) -> int:
+        """H · P: of queries, of keys, of values and of the gate."""
+        return self.num_heads * self.head_dim
+
+    def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
+        """``in_proj`` is queries, keys, values."""
+        return {
+            "in_proj.weight": (3 * self.width, hidden_size),
+            "gate_proj.weight": (self.width, hidden_size),
+            **prefixed("norm", self.norm.parameter_shapes(self.width)),
+            "out_proj.weight": (hidden_size, self.width),
+        }
+
+    def state(self) -> tuple[StateTensor, ...]:
+        """Σ e^(-s age) vᵀ k for each head."""
+        return (StateTensor("linear_state", "sequence", (self.num_heads, self.head_dim, self.head_dim), "float32"),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ MIXERS: dict[str, str] = {
     "mamba3": "mamba3:Mamba3Mixer",
     "gated_delta": "gated_delta:GatedDelta",
     "kimi_delta": "kimi_delta:KimiDelta",
+    "lightning": "lightning:LightningAttention",
     "short_conv": "short_conv:ShortConv",
     "parallel": "parallel:Parallel",
     "mlp": "mlp:MLP",
@@ -69,8 +70,18 @@ class ResidualStream:
         copied._multiplier = self._multiplier
         return copied
 
-    def enter(self, norm: Norm | None) -> torch.Tensor:
-        """(T, h) as the next sublayer sees it: the stream, normalised where there is a norm."""
+    def enter(self, norm: Norm | None, *, replaces: bool = False) -> torch.Tensor:
+        """(T, h) as the next sublayer sees it: the stream, normalised where there is a norm.
+
+        Args:
+            replaces: The stream goes on from these rows, in the same memory.
+        """
+        rows = self._enter(norm)
+        if replaces:
+            self._hidden = rows
+        return rows
+
+    def _enter(self, norm: Norm | None) -> torch.Tensor:
         mixed, self._mixed = self._mixed, None
         if norm is None:
             return self._hidden if mixed is None else add_scaled(self._hidden, mixed, self._multiplier)
@@ -102,12 +113,14 @@ class HybridLayer(Layer):
         if self.spec.is_parallel:
             self._forward_parallel(stream, batch, state)
             return
+        spec = self.spec
         if self.token_mixer is not None:
-            mixed = self.token_mixer(stream.enter(self.token_norm), batch, state)
+            mixed = self.token_mixer(stream.enter(self.token_norm, replaces=spec.replaces_stream), batch, state)
             self._leave(stream, mixed, self.token_post_norm)
         if self.channel_mixer is not None:
-            mixed = self.channel_mixer(stream.enter(self.channel_norm))
-            self._leave(stream, mixed, self.channel_post_norm)
+            mixed = self.channel_mixer(stream.enter(self.channel_norm, replaces=spec.replaces_stream))
+            multiplier = spec.residual_multiplier if spec.channel_multiplier is None else spec.channel_multiplier
+            stream.leave(mixed if self.channel_post_norm is None else self.channel_post_norm(mixed), multiplier)
 
     def _forward_parallel(self, stream: ResidualStream, batch: ForwardBatch, state: LayerState) -> None:
         assert self.token_mixer is not None and self.channel_mixer is not None

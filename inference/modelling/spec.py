@@ -44,7 +44,7 @@ from inference.modelling.layer_specs import (
     MoESpec,
     TokenMixerSpec,
 )
-from inference.modelling.linear_specs import GatedDeltaSpec, KimiDeltaSpec, ShortConvSpec
+from inference.modelling.linear_specs import GatedDeltaSpec, KimiDeltaSpec, LightningSpec, ShortConvSpec
 from inference.modelling.parallel_specs import BranchSpec, MixerSpec, ParallelSpec
 
 # --- the whole ---------------------------------------------------------------------------------
@@ -59,6 +59,9 @@ class LayerSpec:
     Attributes:
         is_parallel: Both mixers read the same stream, and their results are added at once; without a
             ``channel_norm`` the channel mixer reads what ``token_norm`` gave.
+        replaces_stream: The stream goes on from what the norms before the mixers give: x = norm(x); x + mixer(x)
+            (MiniMax).
+        channel_multiplier: r of the channel mixer; None: ``residual_multiplier``.
     """
 
     token_mixer: TokenMixerSpec | None = None
@@ -69,6 +72,8 @@ class LayerSpec:
     channel_post_norm: NormSpec | None = None
     residual_multiplier: float = 1.0
     is_parallel: bool = False
+    replaces_stream: bool = False
+    channel_multiplier: float | None = None
 
     @property
     def kind(self) -> str:
@@ -257,8 +262,8 @@ _CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
         NormSpec, RopeScaling, RopeSpec, AttentionSpec, MLASpec, Mamba1Spec, Mamba2Spec, Mamba3Spec, GatedDeltaSpec,
-        KimiDeltaSpec, ShortConvSpec, BranchSpec, ParallelSpec, MLPSpec, MoESpec, LayerSpec, Piece, Source,
-        EncodedTensor, ModelSpec,
+        KimiDeltaSpec, LightningSpec, ShortConvSpec, BranchSpec, ParallelSpec, MLPSpec, MoESpec, LayerSpec, Piece,
+        Source, EncodedTensor, ModelSpec,
     )
 }  # fmt: skip
 

@@ -15,7 +15,7 @@ from inference.modelling.layer_specs import (
     MLASpec,
     MoESpec,
 )
-from inference.modelling.linear_specs import GatedDeltaSpec, KimiDeltaSpec, ShortConvSpec
+from inference.modelling.linear_specs import GatedDeltaSpec, KimiDeltaSpec, LightningSpec, ShortConvSpec
 from inference.modelling.parallel_specs import MixerSpec
 from inference.modelling.spec import LayerSpec
 from models_registry.detection.facts import FACTS, facts_to_set
@@ -113,6 +113,8 @@ def _token_mixer_sizes(mixer: MixerSpec) -> dict[str, Any]:
         sizes |= {"key dim": mixer.key_head_dim, "kernel": mixer.conv_kernel}
     elif isinstance(mixer, KimiDeltaSpec):
         sizes = {"heads": mixer.num_heads, "head dim": mixer.head_dim, "kernel": mixer.conv_kernel}
+    elif isinstance(mixer, LightningSpec):
+        sizes = {"heads": mixer.num_heads, "head dim": mixer.head_dim}
     elif isinstance(mixer, ShortConvSpec):
         sizes = {"width": mixer.width, "kernel": mixer.conv_kernel}
     elif isinstance(mixer, Mamba2Spec | Mamba3Spec):

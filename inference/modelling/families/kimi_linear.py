@@ -199,7 +199,7 @@ def _delta_mixer(
         check_size(view, found, f"shapes of the tensors of {base[:-1]}", key)
     least: float | None = None
     if not is_low and config.boolean("kda_safe_gate", default=True):
-        least = config.number("kda_lower_bound", default=-5.0, low=-1000.0, high=0.0)
+        least = config.number("kda_lower_bound", default=-5.0, low=-1000.0, high=-1e-3)
     ranks = [matrix_shape(tensors, f"{base}{name}_a_proj.weight")[0] if is_low else None for name in "fg"]
     spec = KimiDeltaSpec(heads, width, kernel, NormSpec("rms", norm_eps), ranks[0], ranks[1], least)
     low_rank = ("b_proj", "f_a_proj", "g_a_proj") if is_low else ("b_proj",)

@@ -62,24 +62,24 @@ class KimiDelta(RecurrentMixer):
         b, low_decay, low_gate = torch.split(self.low_rank_proj(hidden), self._low_widths, 1)
         decay = self.decay_proj(hidden if spec.decay_rank is None else low_decay)
         gate = self.gate_proj(hidden if spec.gate_rank is None else low_gate)
-        mixed = self.mix(self.in_proj(hidden), b, decay, batch, state)
-        out: torch.Tensor = self.out_proj(self.norm(mixed, gate))
+        out: torch.Tensor = self.out_proj(self.mix(self.in_proj(hidden), b, decay, gate, batch, state))
         return out
 
     def mix(
-        self, qkv: torch.Tensor, b: torch.Tensor, decay: torch.Tensor, batch: ForwardBatch, state: LayerState
-    ) -> torch.Tensor:
-        """What lies between the projections and the norm.
+        self, qkv: torch.Tensor, b: torch.Tensor, decay: torch.Tensor, gate: torch.Tensor, batch: ForwardBatch,
+        state: LayerState,
+    ) -> torch.Tensor:  # fmt: skip
+        """What lies between the projections.
 
         Args:
             qkv: (T, 3 H P), before the convolution.
             b: (T, H).
-            decay: (T, H P), projected.
+            decay, gate: (T, H P), projected.
             batch: The step.
             state: Tails and states, advanced.
 
         Returns:
-            (T, H P) float32.
+            (T, H P) in the gate's dtype.
         """
         shape = (-1, self.spec.num_heads, self.spec.head_dim)
         convolved = self.conv1d(qkv, batch, state["conv_state"])
@@ -98,7 +98,9 @@ class KimiDelta(RecurrentMixer):
             entry = slot_state(pool, chunk)
             return channel_delta_scan(query[rows], key[rows], value[rows], beta[rows], log_decay[rows], entry)
 
-        return run_batch(batch, torch.empty(value.shape, device=value.device), decode, prefill).flatten(1)
+        out = run_batch(batch, torch.empty(value.shape, device=value.device), decode, prefill)
+        normed: torch.Tensor = self.norm(out.flatten(1), gate)
+        return normed
 
     def log_decays(self, projected: torch.Tensor) -> torch.Tensor:
         """(T, H P) float32 to the logarithms of the decays."""

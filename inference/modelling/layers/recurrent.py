@@ -110,6 +110,7 @@ class GatedNorm(Layer):
     ) -> None:
         super().__init__()
         assert spec is None or spec.kind == "rms", "a gated norm is an RMS norm"
+        assert gate == "silu" or (spec is not None and norm_before_gate), "a sigmoid comes behind the norm"
         self.spec = spec
         self.group_size = group_size
         self.norm_before_gate = norm_before_gate

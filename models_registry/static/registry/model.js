@@ -18,6 +18,7 @@ const WORDS = {
   mamba3: "Mamba-3",
   gated_delta: "gated delta rule",
   kimi_delta: "delta rule with a decay per channel",
+  lightning: "linear attention",
   short_conv: "short convolution",
   parallel: "mixers side by side",
   mlp: "MLP",

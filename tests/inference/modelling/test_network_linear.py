@@ -36,8 +36,21 @@ OLMO_HYBRID = {
     **{key: value for key, value in DELTA.items() if key != "head_dim"}, "pad_token_id": None,
     "layer_types": ["linear_attention"] * 3 + ["full_attention"],
 }  # fmt: skip
+MINIMAX = {
+    **SIZES, **ATTENTION, "num_hidden_layers": 4, "intermediate_size": 24, "num_local_experts": 4, "block_size": 16,
+    "linear_attn_alpha_factor": 1.7, "linear_attn_beta_factor": 0.8, "full_attn_alpha_factor": 2.1,
+    "full_attn_beta_factor": 0.9, "mlp_alpha_factor": 1.4, "mlp_beta_factor": 1.2, "rms_norm_eps": 1e-3,
+}  # fmt: skip
 
 CASES = {
+    "minimax": ("MiniMax", MINIMAX),
+    "minimax-window-head-dim": (
+        "MiniMax",
+        {
+            **MINIMAX, "head_dim": 12, "sliding_window": 9, "hidden_act": "gelu", "tie_word_embeddings": True,
+            "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+        },
+    ),
     "olmo_hybrid": ("OlmoHybrid", OLMO_HYBRID),
     "olmo_hybrid-no-positions": (
         "OlmoHybrid",

@@ -126,7 +126,7 @@ def make_model(family: str, values: dict, seed: int = 0) -> torch.nn.Module:
     stored = model.state_dict().keys()
     with torch.no_grad():
         for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
-            if name not in stored:
+            if name not in stored or name.endswith(("slope_rate", "_decay")):
                 continue  # a constant of the config
             if name.endswith("A_log"):
                 parameter.uniform_(-1.5, 2.0)

@@ -59,6 +59,7 @@ SUPPORTED: dict[str, dict[str, Any]] = {
                            "layer_types": ["linear_attention", "full_attention"]},
     "bailing_hybrid": KIMI | {"head_dim": 16, "layer_group_size": 2, "first_k_dense_replace": 1,
                               "num_expert_group": 2, "topk_group": 1},
+    "minimax": MOE | {"layer_types": ["linear_attention", "full_attention"]},
     "granitemoehybrid": MAMBA | {"layer_types": ["mamba", "attention"], "shared_intermediate_size": 16,
                                  "num_local_experts": 4, "num_experts_per_tok": 2},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1,

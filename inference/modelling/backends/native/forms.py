@@ -19,6 +19,8 @@ from inference.modelling.layer_specs import MLASpec
 from inference.modelling.layers.attention import Attention, chunk_slots
 from inference.modelling.layers.conv import CausalConv1d
 from inference.modelling.layers.gated_delta import GatedDelta
+from inference.modelling.layers.kimi_delta import KimiDelta
+from inference.modelling.layers.lightning import LightningAttention
 from inference.modelling.layers.mamba1 import Mamba1Mixer
 from inference.modelling.layers.mamba2 import Mamba2Mixer
 from inference.modelling.layers.mamba3 import Mamba3Mixer
@@ -232,18 +234,17 @@ def _conv_arguments(layer: CausalConv1d) -> tuple[torch.Tensor, torch.Tensor | N
 
 
 def _normalise_gated(layer: GatedNorm, values: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    if layer.gate != "silu":
-        return GatedNorm.normalise(layer, values, gate)
     normed: torch.Tensor = torch.ops.blazr.gated_norm.default(values, gate, *_gated_norm_arguments(layer))
     return normed
 
 
 def _gated_norm_arguments(layer: GatedNorm) -> tuple[torch.Tensor | None, float, float, int, int]:
-    """Weight, eps, offset, group size and order (0: no norm, 1: after the gate, 2: before it)."""
+    """Weight, eps, offset, group size and order (0: no norm, 1: after the gate, 2: before it, 3: before a sigmoid)."""
     if layer.spec is None:
         return None, 0.0, 0.0, layer.group_size, 0
     weight = None if layer.weight is None else layer.repeated_weight()
-    return weight, layer.spec.eps, layer.spec.offset, layer.group_size, 2 if layer.norm_before_gate else 1
+    order = 3 if layer.gate == "sigmoid" else 2 if layer.norm_before_gate else 1
+    return weight, layer.spec.eps, layer.spec.offset, layer.group_size, order
 
 
 def _mix_mamba1(
@@ -277,6 +278,32 @@ def _mix_delta(
         *_gated_norm_arguments(layer.norm),
     )  # fmt: skip
     return mixed
+
+
+def _mix_channel_delta(
+    layer: KimiDelta, qkv: torch.Tensor, b: torch.Tensor, decay: torch.Tensor, gate: torch.Tensor,
+    batch: ForwardBatch, state: LayerState,
+) -> torch.Tensor:  # fmt: skip
+    norm = layer.spec.gated_norm
+    mixed: torch.Tensor = torch.ops.blazr.channel_delta_mix.default(
+        qkv, b, decay, gate, batch_runs(batch), state["conv_state"], state["delta_state"], layer.conv1d.taps(),
+        layer.decay_rates(), layer.dt_bias.float(), layer.spec.least_log_decay or 0.0, layer.norm.repeated_weight(),
+        norm.eps, norm.offset,
+    )  # fmt: skip
+    return mixed
+
+
+def _mix_lightning(
+    layer: LightningAttention, qkv: torch.Tensor, batch: ForwardBatch, state: LayerState
+) -> torch.Tensor:
+    """The recurrence of Mamba-2 without step sizes: values enter, keys are B, queries are C."""
+    query, key, value = layer.heads(qkv)
+    log_decay = layer.log_decays(qkv.device).expand(value.shape[:2]).contiguous()
+    ones, zeros = torch.ones_like(log_decay), torch.zeros_like(log_decay)
+    mixed: torch.Tensor = torch.ops.blazr.recur.default(
+        value, ones, log_decay, zeros, key, query, batch_runs(batch), state["linear_state"], None, None, None
+    )
+    return mixed.flatten(1)
 
 
 def _mix_mamba3(
@@ -359,6 +386,8 @@ FORMS: Mapping[type[nn.Module], Mapping[str, Callable[..., Any]]] = {
     Mamba2Mixer: {"mix": _mix_mamba2},
     Mamba3Mixer: {"mix": _mix_mamba3},
     GatedDelta: {"mix": _mix_delta},
+    KimiDelta: {"mix": _mix_channel_delta},
+    LightningAttention: {"mix": _mix_lightning},
     Router: {"choose": _choose_experts},
     Experts: {"mix": _mix_experts, "activate": _activate},
 }

@@ -224,6 +224,14 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "first_k_dense_replace": 2, "head_dim": 128, "kda_lower_bound": -5.0, "kda_safe_gate": True,
         "layer_group_size": 6, "num_experts_per_tok": 8, "num_nextn_predict_layers": 1, "rope_theta": 6000000,
         "short_conv_kernel_size": 4}),
+    "MiniMaxAI/MiniMax-Text-01-hf": ("minimax", _USUAL | {
+        "attention_dropout": 0.0, "block_size": 256, "full_attn_alpha_factor": 3.5565588200778455,
+        "full_attn_beta_factor": 1.0, "head_dim": 128, "layer_types": ["linear_attention", "full_attention"],
+        "linear_attn_alpha_factor": 3.5565588200778455, "linear_attn_beta_factor": 1.0,
+        "mlp_alpha_factor": 3.5565588200778455, "mlp_beta_factor": 1.0, "num_experts_per_tok": 2,
+        "num_local_experts": 32, "output_router_logits": False, "postnorm": True, "rope_theta": 10000000,
+        "rotary_dim": 64, "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0, "shared_intermediate_size": 0,
+        "shared_moe_mode": "sigmoid", "sliding_window": None}),
     "LiquidAI/LFM2-1.2B": ("lfm2", _LFM2 | {
         "block_auto_adjust_ff_dim": True, "block_ff_dim": 12288, "full_attn_idxs": [2, 5], "num_heads": 32,
         "block_dim": 2048, "block_mlp_init_scale": 1.0, "block_out_init_scale": 1.0, "block_use_swiglu": True,

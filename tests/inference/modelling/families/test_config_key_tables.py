@@ -48,6 +48,7 @@ TYPES = {
     "mamba2": "mamba2-one-group-limits-bias-tied", "bamba": "bamba", "granitemoehybrid": "granitemoehybrid-moe",
     "nemotron_h": "nemotron_h-moe", "jamba": "jamba", "falcon_h1": "falcon_h1", "olmo_hybrid": "olmo_hybrid",
     "kimi_linear": "kimi_linear-groups-q-lora-biases", "bailing_hybrid": "bailing_hybrid",
+    "minimax": "minimax",
     "lfm2": "lfm2", "lfm2_moe": "lfm2_moe",
     "qwen3_next": "qwen3_next", "qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe",
     **{model_type: model_type for model_type, _ in DENSE_CASES.values()}, "cohere": "cohere-qk-norm-biases-untied",
@@ -265,7 +266,7 @@ def _other(value: float) -> float:
 NOT_FREE = {
     "expand", "mamba_expand", "d_model", "head_dim", "num_key_value_heads", "n_shared_experts", "is_encoder_decoder",
     "is_decoder", "return_dict", "intermediate_size", "block_ffn_dim_multiplier", "block_multiple_of",
-    "block_auto_adjust_ff_dim", "num_dense_layers", "word_embed_proj_dim",
+    "block_auto_adjust_ff_dim", "num_dense_layers", "word_embed_proj_dim", "block_size",
 }  # fmt: skip
 """Keys that transformers computes shapes from, where blazr has the shapes, and its form of a result."""
 

@@ -186,9 +186,9 @@ struct Convolution {
 template <typename T>
 void convolve(const Convolution& conv, const std::vector<Run>& runs, const T* rows, int64_t stride, float* out);
 
-// norm(y · silu(gate)) · w, norm(y) · w · silu(gate), or y · silu(gate).
+// norm(y · silu(gate)) · w, norm(y) · w · silu(gate), norm(y) · w · σ(gate), or y · silu(gate).
 struct GatedNorm {
-  enum Order : int64_t { kNoNorm, kAfterGate, kBeforeGate };
+  enum Order : int64_t { kNoNorm, kAfterGate, kBeforeGate, kBeforeSigmoid };
   const float* weight;  // or null
   float eps, offset;
   int64_t group, order;

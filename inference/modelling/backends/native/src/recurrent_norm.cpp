@@ -11,7 +11,7 @@ constexpr int64_t kGrainValues = 8192;
 
 template <typename T>
 void norm_group(const GatedNorm& norm, const float* values, const T* gate, const float* weight, T* out, int64_t width) {
-  const bool gated_first = norm.order != GatedNorm::kBeforeGate;
+  const bool gated_first = norm.order == GatedNorm::kAfterGate;
   Scratch scratch(gated_first ? Scratch::padded(width) : 0);
   const float* from = values;
   vf squares = splat(0);
@@ -28,7 +28,8 @@ void norm_group(const GatedNorm& norm, const float* values, const T* gate, const
   by_lanes(width, [&](int64_t i, int64_t left) {
     vf value = load_some(from + i, left) * scale;
     if (weight) value *= load_some(weight + i, left) + norm.offset;
-    if (!gated_first) value *= silu(load_some(gate + i, left));
+    if (norm.order == GatedNorm::kBeforeGate) value *= silu(load_some(gate + i, left));
+    if (norm.order == GatedNorm::kBeforeSigmoid) value *= sigmoid(load_some(gate + i, left));
     store_some(out + i, value, left);
   });
 }

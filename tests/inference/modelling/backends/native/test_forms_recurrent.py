@@ -18,12 +18,14 @@ from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layer_specs import Mamba1Spec, Mamba2Spec, Mamba3Spec
 from inference.modelling.layers.conv import CausalConv1d
 from inference.modelling.layers.gated_delta import GatedDelta
+from inference.modelling.layers.kimi_delta import KimiDelta
+from inference.modelling.layers.lightning import LightningAttention
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.mamba1 import Mamba1Mixer, StepProjection
 from inference.modelling.layers.mamba2 import Mamba2Mixer
 from inference.modelling.layers.mamba3 import Mamba3Mixer
 from inference.modelling.layers.recurrent import GatedNorm, RecurrentMixer
-from inference.modelling.linear_specs import GatedDeltaSpec
+from inference.modelling.linear_specs import GatedDeltaSpec, KimiDeltaSpec, LightningSpec
 
 HIDDEN = 24
 SLOTS = 7
@@ -59,11 +61,16 @@ LAYERS = {
     "delta": GatedDeltaSpec(2, 4, 16, 32, 4, RMS),
     "delta-odd": GatedDeltaSpec(3, 3, 7, 21, 2, NormSpec("rms", 1e-3), beta_scale=2.0),
     "delta-wide": GatedDeltaSpec(1, 2, 40, 136, 3, RMS),
+    "kimi": KimiDeltaSpec(3, 16, 4, RMS, 5, 7),
+    "kimi-odd": KimiDeltaSpec(2, 21, 3, RMS, None, None, -5.0),
+    "lightning": LightningSpec(4, 16, 0.7, RMS),
+    "lightning-odd": LightningSpec(3, 21, 1.0, RMS, "gelu"),
 }
 MIXERS = {
     Mamba1Spec: Mamba1Mixer, Mamba2Spec: Mamba2Mixer, Mamba3Spec: Mamba3Mixer, GatedDeltaSpec: GatedDelta,
+    KimiDeltaSpec: KimiDelta, LightningSpec: LightningAttention,
 }  # fmt: skip
-Spec = Mamba1Spec | Mamba2Spec | Mamba3Spec | GatedDeltaSpec
+Spec = Mamba1Spec | Mamba2Spec | Mamba3Spec | GatedDeltaSpec | KimiDeltaSpec | LightningSpec
 
 
 def make_layer(spec: Spec, seed: int = 0) -> RecurrentMixer:
