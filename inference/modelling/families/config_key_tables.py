@@ -124,7 +124,6 @@ MAMBA_COMMON: Table = {
     **harmless("the shapes say it", "expand", "d_model", "pad_vocab_size_multiple"),
     "norm_before_gate": Harmless("transformers gates before the norm, whatever it says"),
     "rms_norm": Only((True,), "the norms are RMS norms"),
-    "ssm_cfg": Only(({},), "no variants of the layer"),
     "use_bias": Biases(r"mixer\.(?:in|out)_proj"),
     "use_conv_bias": Biases(r"mixer\.conv1d"),
 }  # fmt: skip

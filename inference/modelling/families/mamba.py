@@ -2,7 +2,7 @@
 
 Falcon-Mamba norms Δ, B and C without weights, so nothing but ``model_type`` tells the two apart.
 
-Source: the published state-spaces/mamba-*-hf and tiiuae/falcon-mamba-7b files, and transformers'
+Source: the published state-spaces/mamba-*, mamba-*-hf and tiiuae/falcon-mamba-7b files, and transformers'
 ``mamba`` and ``falcon_mamba``.
 """
 
@@ -12,14 +12,16 @@ from collections.abc import Mapping
 
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import MAMBA_COMMON, Table, used
+from inference.modelling.families.config_keys import Members
 from inference.modelling.families.config_values import activation, number_with_evidence, rms_norm
 from inference.modelling.families.decoder import decoder_spec
 from inference.modelling.families.decoder_layout import read_layout
+from inference.modelling.families.mamba_ssm import OUTER, SSM_CFG_1, renamed_config
 from inference.modelling.families.state_space import UNBOUNDED_POSITIONS, mamba1_sources, mamba1_spec
 from inference.modelling.layer_parts import NormSpec, prefixed
 from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
 
-MAMBA: Table = {**MAMBA_COMMON, **used("d_inner", "time_step_rank")}
+MAMBA: Table = {**MAMBA_COMMON, **used("d_inner", "time_step_rank"), **OUTER, "ssm_cfg": Members(SSM_CFG_1)}
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "mamba": MAMBA,
@@ -28,6 +30,7 @@ CONFIG_KEYS: Mapping[str, Table] = {
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
+    view = renamed_config(view)
     model_type = view.config.string("model_type", default="mamba")
     layout = read_layout(
         view,

@@ -1,6 +1,6 @@
 """Mamba-2: Mamba-2 layers only (Codestral Mamba among them).
 
-Source: the published mistralai/Mamba-Codestral-7B-v0.1 file and transformers' ``mamba2``.
+Source: the published mistralai/Mamba-Codestral-7B-v0.1 and state-spaces/mamba2-* files and transformers' ``mamba2``.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from collections.abc import Mapping
 
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import MAMBA_COMMON, Table, used
-from inference.modelling.families.config_keys import Harmless
+from inference.modelling.families.config_keys import Harmless, Members
 from inference.modelling.families.config_values import activation, check_size, rms_norm
 from inference.modelling.families.decoder import decoder_spec
 from inference.modelling.families.decoder_layout import read_layout
+from inference.modelling.families.mamba_ssm import OUTER, SSM_CFG_2, renamed_config
 from inference.modelling.families.state_space import (
     UNBOUNDED_POSITIONS,
     Mamba2Keys,
@@ -27,6 +28,8 @@ CONFIG_KEYS: Mapping[str, Table] = {
     "mamba2": {
         **MAMBA_COMMON,
         **used("num_heads", "head_dim", "n_groups", "time_step_limit"),
+        **OUTER,
+        "ssm_cfg": Members(SSM_CFG_2),
         "time_step_rank": Harmless("a start value of a training"),
     },
 }  # fmt: skip
@@ -35,6 +38,7 @@ KEYS = Mamba2Keys(("num_heads",), ("head_dim",), ("state_size",), ("n_groups",),
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
+    view = renamed_config(view)
     layout = read_layout(
         view,
         prefixes=("backbone.", "model.", ""),

@@ -21,6 +21,10 @@ _MAMBA: dict[str, Any] = {
     "time_step_rank": 256, "time_step_scale": 1.0, "torch_dtype": "bfloat16", "transformers_version": "4.44.0.dev0",
     "use_bias": False, "use_cache": True, "use_conv_bias": True, "vocab_size": 32768,
 }  # fmt: skip
+_MAMBA_SSM: dict[str, Any] = {
+    "d_model": 768, "fused_add_norm": True, "n_layer": 24, "residual_in_fp32": True, "rms_norm": True,
+    "vocab_size": 50277,
+}  # fmt: skip
 _QWEN = _USUAL | {"attention_dropout": 0.0, "max_window_layers": 28, "rope_theta": 1e6, "sliding_window": 32768,
                   "use_sliding_window": False}  # fmt: skip
 _DEEPSEEK = _USUAL | {
@@ -166,6 +170,10 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "state-spaces/mamba-130m-hf": ("mamba", _MAMBA | {
         "d_inner": 8192, "d_model": 4096, "fused_add_norm": True, "n_layer": 64, "pad_vocab_size_multiple": 8,
         "rms_norm": True, "ssm_cfg": {}, "state_size": 16}),
+    "state-spaces/mamba-130m": ("mamba", _MAMBA_SSM | {"ssm_cfg": {}, "pad_vocab_size_multiple": 8}),
+    "state-spaces/mamba2-130m": ("mamba2", _MAMBA_SSM | {
+        "attn_cfg": {}, "attn_layer_idx": [], "d_intermediate": 0, "pad_vocab_size_multiple": 16,
+        "ssm_cfg": {"layer": "Mamba2"}, "tie_embeddings": True}),
     "tiiuae/falcon-mamba-7b": ("falcon_mamba", _MAMBA | {"_name_or_path": "./", "expand": 16, "state_size": 16}),
     "mistralai/Mamba-Codestral-7B-v0.1": ("mamba2", _MAMBA | {
         "chunk_size": 256, "head_dim": 64, "n_groups": 8, "norm_before_gate": True, "num_heads": 128, "rms_norm": True,

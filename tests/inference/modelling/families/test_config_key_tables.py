@@ -90,6 +90,7 @@ PREPARED: dict[str, dict[str, Any]] = {
     "n_layer": {"num_hidden_layers": None},
     "max_seq_len": {"max_position_embeddings": None},
     "num_heads": {"num_attention_heads": None},
+    "tie_embeddings": {"tie_word_embeddings": None},
     "num_kv_heads": {"num_key_value_heads": None},
     "num_experts": {"num_local_experts": None, "n_routed_experts": None},
     "num_local_experts": {"num_experts": None, "n_routed_experts": None},
