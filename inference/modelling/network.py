@@ -15,6 +15,7 @@ from inference.modelling.layer_specs import ChannelMixerSpec
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Embedding, Linear
 from inference.modelling.layers.norm import Norm, add_scaled
+from inference.modelling.layers.shared_block import SharedBlock, SharedWeights
 from inference.modelling.parallel_specs import MixerSpec, ParallelSpec
 from inference.modelling.spec import LayerSpec, ModelSpec
 
@@ -54,18 +55,20 @@ class ResidualStream:
 
     Args:
         hidden: (T, h), overwritten.
+        embedding: (T, h), the embedding for layers that read it again.
     """
 
-    __slots__ = ("_hidden", "_mixed", "_multiplier")
+    __slots__ = ("_hidden", "_mixed", "_multiplier", "embedding")
 
-    def __init__(self, hidden: torch.Tensor) -> None:
+    def __init__(self, hidden: torch.Tensor, embedding: torch.Tensor | None = None) -> None:
         self._hidden = hidden
+        self.embedding = embedding
         self._mixed: torch.Tensor | None = None
         self._multiplier = 1.0
 
     def copy(self) -> ResidualStream:
         """The same stream in memory of its own, to compute what follows several times."""
-        copied = ResidualStream(self._hidden.clone())
+        copied = ResidualStream(self._hidden.clone(), self.embedding)
         copied._mixed = None if self._mixed is None else self._mixed.clone()
         copied._multiplier = self._multiplier
         return copied
@@ -96,11 +99,22 @@ class ResidualStream:
 
 
 class HybridLayer(Layer):
-    """One layer of the residual stream: a token mixer, a channel mixer, or both."""
+    """One layer of the residual stream: a token mixer, a channel mixer, or both.
 
-    def __init__(self, spec: LayerSpec, hidden_size: int) -> None:
+    Args:
+        spec: Which.
+        hidden_size: h.
+        blocks: The shared blocks by number; the layer adds the one that it is the first to use.
+    """
+
+    def __init__(self, spec: LayerSpec, hidden_size: int, blocks: dict[int, SharedWeights]) -> None:
         super().__init__()
         self.spec = spec
+        self.prologue = None
+        if spec.prologue is not None:
+            if spec.prologue.block not in blocks:
+                blocks[spec.prologue.block] = SharedWeights(spec.prologue, hidden_size)
+            self.prologue = SharedBlock(spec.prologue, hidden_size, blocks[spec.prologue.block])
         self.token_norm = _build_norm(spec.token_norm, hidden_size)
         self.token_mixer = None if spec.token_mixer is None else _build_mixer(spec.token_mixer, hidden_size)
         self.token_post_norm = _build_norm(spec.token_post_norm, hidden_size)
@@ -115,12 +129,20 @@ class HybridLayer(Layer):
             return
         spec = self.spec
         if self.token_mixer is not None:
-            mixed = self.token_mixer(stream.enter(self.token_norm, replaces=spec.replaces_stream), batch, state)
+            mixed = self.token_mixer(self._enter(stream, batch, state), batch, state)
             self._leave(stream, mixed, self.token_post_norm)
         if self.channel_mixer is not None:
             mixed = self.channel_mixer(stream.enter(self.channel_norm, replaces=spec.replaces_stream))
             multiplier = spec.residual_multiplier if spec.channel_multiplier is None else spec.channel_multiplier
             stream.leave(mixed if self.channel_post_norm is None else self.channel_post_norm(mixed), multiplier)
+
+    def _enter(self, stream: ResidualStream, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
+        """What the token mixer reads."""
+        if self.prologue is None:
+            return stream.enter(self.token_norm, replaces=self.spec.replaces_stream)
+        assert self.token_norm is not None and stream.embedding is not None
+        hidden = stream.enter(None)
+        return self.token_norm.normalise(hidden + self.prologue(hidden, stream.embedding, batch, state))
 
     def _forward_parallel(self, stream: ResidualStream, batch: ForwardBatch, state: LayerState) -> None:
         assert self.token_mixer is not None and self.channel_mixer is not None
@@ -146,7 +168,9 @@ class HybridForCausalLM(nn.Module):
         self.embed_positions = None
         if spec.position_rows:
             self.embed_positions = Embedding(spec.position_rows, spec.hidden_size, is_head=False)
-        self.layers = nn.ModuleList(HybridLayer(layer, spec.hidden_size) for layer in spec.layers)
+        blocks: dict[int, SharedWeights] = {}
+        self.layers = nn.ModuleList(HybridLayer(layer, spec.hidden_size, blocks) for layer in spec.layers)
+        self._reads_embedding = bool(blocks)
         self.final_norm = Norm(spec.final_norm, spec.hidden_size)
         self.lm_head = None if spec.tie_word_embeddings else Linear(spec.hidden_size, spec.vocab_size, spec.head_bias)
 
@@ -172,7 +196,7 @@ class HybridForCausalLM(nn.Module):
             hidden = hidden * self.spec.embedding_multiplier
         if self.embed_positions is not None:
             hidden = hidden + self.embed_positions(batch.positions)
-        return ResidualStream(hidden)
+        return ResidualStream(hidden, hidden.clone() if self._reads_embedding else None)
 
     @property
     def can_choose(self) -> bool:

@@ -46,6 +46,7 @@ from inference.modelling.layer_specs import (
 )
 from inference.modelling.linear_specs import GatedDeltaSpec, KimiDeltaSpec, LightningSpec, ShortConvSpec
 from inference.modelling.parallel_specs import BranchSpec, MixerSpec, ParallelSpec
+from inference.modelling.shared_specs import SharedBlockSpec
 
 # --- the whole ---------------------------------------------------------------------------------
 
@@ -62,6 +63,7 @@ class LayerSpec:
         replaces_stream: The stream goes on from what the norms before the mixers give: x = norm(x); x + mixer(x)
             (MiniMax).
         channel_multiplier: r of the channel mixer; None: ``residual_multiplier``.
+        prologue: Runs first; its result is added to what the token mixer's norm reads, not to the stream (Zamba 2).
     """
 
     token_mixer: TokenMixerSpec | None = None
@@ -74,6 +76,7 @@ class LayerSpec:
     is_parallel: bool = False
     replaces_stream: bool = False
     channel_multiplier: float | None = None
+    prologue: SharedBlockSpec | None = None
 
     @property
     def kind(self) -> str:
@@ -83,10 +86,11 @@ class LayerSpec:
 
     @property
     def token_mixers(self) -> tuple[MixerSpec, ...]:
-        """The token mixer, those side by side one by one."""
+        """The attention of the prologue, and the token mixer, those side by side one by one."""
+        first = () if self.prologue is None else (self.prologue.attention,)
         if isinstance(self.token_mixer, ParallelSpec):
-            return tuple(branch.mixer for branch in self.token_mixer.branches)
-        return () if self.token_mixer is None else (self.token_mixer,)
+            return (*first, *(branch.mixer for branch in self.token_mixer.branches))
+        return first if self.token_mixer is None else (*first, self.token_mixer)
 
     def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
         """Shapes of all parameters of the layer, by name within it."""
@@ -95,6 +99,8 @@ class LayerSpec:
             norm: NormSpec | None = getattr(self, name)
             if norm is not None:
                 shapes |= prefixed(name, norm.parameter_shapes(hidden_size))
+        if self.prologue is not None:
+            shapes |= prefixed("prologue", self.prologue.parameter_shapes(hidden_size))
         if self.token_mixer is not None:
             shapes |= prefixed("token_mixer", self.token_mixer.parameter_shapes(hidden_size))
         if self.channel_mixer is not None:
@@ -103,7 +109,8 @@ class LayerSpec:
 
     def state(self) -> tuple[StateTensor, ...]:
         """Generation state of the layer; empty for a layer without a token mixer."""
-        return () if self.token_mixer is None else self.token_mixer.state()
+        first = () if self.prologue is None else self.prologue.state()
+        return first if self.token_mixer is None else (*first, *self.token_mixer.state())
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,12 +207,18 @@ class ModelSpec:
     encoded: tuple[EncodedTensor, ...] = ()
 
     def parameter_shapes(self) -> dict[str, Shape]:
-        """The shape each parameter must have, by its full name."""
+        """The shape each parameter must have, by its full name; a shared block's is its first layer's."""
         shapes: dict[str, Shape] = {"embed_tokens.weight": (self.vocab_size, self.hidden_size)}
         if self.position_rows:
             shapes["embed_positions.weight"] = (self.position_rows, self.hidden_size)
+        blocks: set[int] = set()
         for number, layer in enumerate(self.layers):
-            shapes |= prefixed(f"layers.{number}", layer.parameter_shapes(self.hidden_size))
+            own = layer.parameter_shapes(self.hidden_size)
+            if layer.prologue is not None:
+                if layer.prologue.block in blocks:
+                    own = {name: shape for name, shape in own.items() if not name.startswith("prologue.block.")}
+                blocks.add(layer.prologue.block)
+            shapes |= prefixed(f"layers.{number}", own)
         shapes |= prefixed("final_norm", self.final_norm.parameter_shapes(self.hidden_size))
         if not self.tie_word_embeddings:
             shapes["lm_head.weight"] = (self.vocab_size, self.hidden_size)
@@ -262,8 +275,8 @@ _CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
         NormSpec, RopeScaling, RopeSpec, AttentionSpec, MLASpec, Mamba1Spec, Mamba2Spec, Mamba3Spec, GatedDeltaSpec,
-        KimiDeltaSpec, LightningSpec, ShortConvSpec, BranchSpec, ParallelSpec, MLPSpec, MoESpec, LayerSpec, Piece,
-        Source, EncodedTensor, ModelSpec,
+        KimiDeltaSpec, LightningSpec, ShortConvSpec, BranchSpec, ParallelSpec, SharedBlockSpec, MLPSpec, MoESpec,
+        LayerSpec, Piece, Source, EncodedTensor, ModelSpec,
     )
 }  # fmt: skip
 

@@ -37,6 +37,7 @@ _SIGNATURES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("kimi_linear", (r"\.self_attn\.q_conv1d\.",), ()),
     ("bailing_hybrid", (r"\.attention\.q_conv1d\.",), ()),
     ("minimax", (r"\.self_attn\.output_gate\.",), ()),
+    ("zamba2", (r"\.shared_transformer\.", r"\.mamba_decoder\.mamba\.dt_bias$"), ()),
     ("lfm2_moe", (r"\.operator_norm\.", r"\.feed_forward\.gate\."), ()),
     ("lfm2", (r"\.operator_norm\.", r"\.feed_forward\.w1\."), ()),
     ("nemotron_h", (r"backbone\..*\.mixer\.dt_bias$", r"backbone\..*\.mixer\.(q_proj|up_proj)\."), ()),

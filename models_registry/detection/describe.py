@@ -43,8 +43,9 @@ def describe(inspection: Inspection) -> dict[str, Any]:
         "max_position_embeddings": spec.max_position_embeddings,
         "tie_word_embeddings": spec.tie_word_embeddings,
         "num_parameters": inspection.num_parameters,
-        "num_parameters_outside_layers": inspection.num_parameters
-        - sum(map(_parameters_of(spec.hidden_size), spec.layers)),
+        "num_parameters_outside_layers": sum(
+            math.prod(shape) for name, shape in spec.parameter_shapes().items() if not name.startswith("layers.")
+        ),
         "num_tensors": len(inspection.tensors),
         "stored_dtypes": dict(Counter(info.dtype for info in inspection.tensors.values()).most_common()),
         "size_bytes": inspection.size_bytes,

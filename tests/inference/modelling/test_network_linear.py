@@ -41,8 +41,22 @@ MINIMAX = {
     "linear_attn_alpha_factor": 1.7, "linear_attn_beta_factor": 0.8, "full_attn_alpha_factor": 2.1,
     "full_attn_beta_factor": 0.9, "mlp_alpha_factor": 1.4, "mlp_beta_factor": 1.2, "rms_norm_eps": 1e-3,
 }  # fmt: skip
+ZAMBA2 = {
+    **SIZES, "num_hidden_layers": 7, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 48,
+    "layers_block_type": ["linear_attention", *["hybrid", "linear_attention"] * 2, "hybrid", "hybrid"],
+    "n_mamba_heads": 8, "mamba_d_state": 16, "mamba_ngroups": 2, "num_mem_blocks": 2, "adapter_rank": 4,
+    "use_shared_attention_adapter": True, "use_mem_rope": True, "chunk_size": 16,
+}  # fmt: skip
 
 CASES = {
+    "zamba2": ("Zamba2", ZAMBA2),
+    "zamba2-one-block-no-positions-biases": (
+        "Zamba2",
+        {
+            **ZAMBA2, "num_mem_blocks": 1, "use_shared_attention_adapter": False, "use_mem_rope": False,
+            "add_bias_linear": True, "time_step_min": 0.2, "mamba_ngroups": 1, "hidden_act": "silu",
+        },
+    ),
     "minimax": ("MiniMax", MINIMAX),
     "minimax-window-head-dim": (
         "MiniMax",

@@ -240,6 +240,15 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "num_local_experts": 32, "output_router_logits": False, "postnorm": True, "rope_theta": 10000000,
         "rotary_dim": 64, "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0, "shared_intermediate_size": 0,
         "shared_moe_mode": "sigmoid", "sliding_window": None}),
+    "Zyphra/Zamba2-1.2B": ("zamba2", {key: value for key, value in _USUAL.items() if key != "tie_word_embeddings"} | {
+        "add_bias_linear": False, "adapter_rank": 128, "attention_dropout": 0.0, "attention_head_dim": 128,
+        "attention_hidden_size": 4096, "chunk_size": 256, "hybrid_layer_ids": [5, 11], "kv_channels": 64,
+        "layers_block_type": ["mamba", "hybrid"], "mamba_d_conv": 4, "mamba_d_state": 128, "mamba_expand": 2,
+        "mamba_headdim": 64, "mamba_ngroups": 1, "n_mamba_heads": 64, "num_logits_to_keep": 1, "num_mem_blocks": 1,
+        "num_query_groups": 32, "pad_token_id": 0, "rope_theta": 10000, "time_step_floor": 0.0001,
+        "time_step_max": 0.1, "time_step_min": 0.001, "use_conv_bias": True, "use_long_context": False,
+        "use_mamba_kernels": True, "use_mem_eff_path": False, "use_mem_rope": True,
+        "use_shared_attention_adapter": True, "use_shared_mlp_adapter": True}),
     "LiquidAI/LFM2-1.2B": ("lfm2", _LFM2 | {
         "block_auto_adjust_ff_dim": True, "block_ff_dim": 12288, "full_attn_idxs": [2, 5], "num_heads": 32,
         "block_dim": 2048, "block_mlp_init_scale": 1.0, "block_out_init_scale": 1.0, "block_use_swiglu": True,
