@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from inference.modelling.layer_parts import NormSpec, RopeSpec, Shape, StateTensor, prefixed
-from inference.modelling.linear_specs import GatedDeltaSpec, KimiDeltaSpec, LightningSpec, ShortConvSpec
+from inference.modelling.linear_specs import GatedDeltaSpec, KimiDeltaSpec, LightningSpec, RGLRUSpec, ShortConvSpec
 from inference.modelling.parallel_specs import ParallelSpec
 
 # --- token mixers ------------------------------------------------------------------------------
@@ -355,6 +355,7 @@ TokenMixerSpec = (
     | GatedDeltaSpec
     | KimiDeltaSpec
     | LightningSpec
+    | RGLRUSpec
     | ShortConvSpec
     | ParallelSpec
 )

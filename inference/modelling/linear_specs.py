@@ -157,6 +157,47 @@ class LightningSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class RGLRUSpec:
+    """Griffin's linear recurrence of each channel behind a convolution, https://arxiv.org/abs/2402.19427, section 2.4.
+
+    Attributes:
+        width: W, channels.
+        num_blocks: B, of the matrices that the gates are projected by.
+        activation: Of what multiplies the recurrence's result.
+    """
+
+    kind: ClassVar[str] = "rg_lru"
+    width: int
+    num_blocks: int
+    conv_kernel: int
+    activation: str = "gelu_tanh"
+
+    def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
+        """``in_proj`` is what multiplies the result, then the recurrence's input; ``decay`` is Λ."""
+        block = self.width // self.num_blocks
+        return {
+            "in_proj.weight": (2 * self.width, hidden_size),
+            "in_proj.bias": (2 * self.width,),
+            "conv1d.weight": (self.width, 1, self.conv_kernel),
+            "conv1d.bias": (self.width,),
+            "input_gate.weight": (self.num_blocks, block, block),
+            "input_gate.bias": (self.num_blocks, block),
+            "decay_gate.weight": (self.num_blocks, block, block),
+            "decay_gate.bias": (self.num_blocks, block),
+            "decay": (self.width,),
+            "out_proj.weight": (hidden_size, self.width),
+            "out_proj.bias": (hidden_size,),
+        }
+
+    def state(self) -> tuple[StateTensor, ...]:
+        """The last K-1 inputs of the convolution, and the recurrence's value."""
+        return (
+            StateTensor("conv_state", "sequence", (self.width, self.conv_kernel - 1), "float32"),
+            StateTensor("lru_state", "sequence", (self.width,), "float32"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ShortConvSpec:
     """LFM2's convolution between two gates: out(C · conv(B · x)), https://arxiv.org/abs/2511.23404.
 

@@ -28,6 +28,7 @@ MIXERS: dict[str, str] = {
     "gated_delta": "gated_delta:GatedDelta",
     "kimi_delta": "kimi_delta:KimiDelta",
     "lightning": "lightning:LightningAttention",
+    "rg_lru": "rg_lru:RGLRU",
     "short_conv": "short_conv:ShortConv",
     "parallel": "parallel:Parallel",
     "mlp": "mlp:MLP",

@@ -46,8 +46,8 @@ SMALLEST_SIDE = 32
 _HEADS = ("embed_tokens.weight", "lm_head.weight")
 _EXPERTS = ("gate_up_proj", "up_proj", "down_proj")
 _KEPT = (
-    "router", "conv1d", "dt_proj", "ba_proj", "low_rank_proj", "lambda_proj", "shared_expert_gate", "head_gate",
-    "k_b_proj", "v_b_proj",
+    "router", "conv1d", "dt_proj", "ba_proj", "low_rank_proj", "lambda_proj", "shared_expert_gate", "k_b_proj",
+    "v_b_proj",
 )  # fmt: skip
 """Modules whose matrices stay: choices, time scales, and MLA's expansions, which are used from both sides."""
 

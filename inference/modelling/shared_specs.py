@@ -46,16 +46,16 @@ class SharedBlockSpec:
         }
 
     def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
-        """The block's, under ``block``, and the layer's own; ``…_down`` stacks queries, keys and values."""
+        """The block's, under ``block``, and the layer's own; ``qkv_down_proj`` stacks queries, keys and values."""
         shapes = prefixed("block", self.block_shapes(hidden_size))
         if self.attention_rank is not None:
             rank, spec = self.attention_rank, self.attention
-            shapes["qkv_down.weight"] = (3 * rank, 2 * hidden_size)
+            shapes["qkv_down_proj.weight"] = (3 * rank, 2 * hidden_size)
             for name, heads in (("q", spec.num_heads), ("k", spec.num_kv_heads), ("v", spec.num_kv_heads)):
-                shapes[f"{name}_up.weight"] = (heads * spec.head_dim, rank)
-        shapes["mlp_down.weight"] = (self.mlp_rank, hidden_size)
-        shapes["mlp_up.weight"] = (2 * self.mlp.intermediate_size, self.mlp_rank)
-        shapes["linear.weight"] = (hidden_size, hidden_size)
+                shapes[f"{name}_up_proj.weight"] = (heads * spec.head_dim, rank)
+        shapes["mlp_down_proj.weight"] = (self.mlp_rank, hidden_size)
+        shapes["mlp_up_proj.weight"] = (2 * self.mlp.intermediate_size, self.mlp_rank)
+        shapes["out_proj.weight"] = (hidden_size, hidden_size)
         return shapes
 
     def state(self) -> tuple[StateTensor, ...]:

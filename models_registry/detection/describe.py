@@ -15,7 +15,7 @@ from inference.modelling.layer_specs import (
     MLASpec,
     MoESpec,
 )
-from inference.modelling.linear_specs import GatedDeltaSpec, KimiDeltaSpec, LightningSpec, ShortConvSpec
+from inference.modelling.linear_specs import GatedDeltaSpec, KimiDeltaSpec, LightningSpec, RGLRUSpec, ShortConvSpec
 from inference.modelling.parallel_specs import MixerSpec
 from inference.modelling.spec import LayerSpec
 from models_registry.detection.facts import FACTS, facts_to_set
@@ -116,7 +116,7 @@ def _token_mixer_sizes(mixer: MixerSpec) -> dict[str, Any]:
         sizes = {"heads": mixer.num_heads, "head dim": mixer.head_dim, "kernel": mixer.conv_kernel}
     elif isinstance(mixer, LightningSpec):
         sizes = {"heads": mixer.num_heads, "head dim": mixer.head_dim}
-    elif isinstance(mixer, ShortConvSpec):
+    elif isinstance(mixer, ShortConvSpec | RGLRUSpec):
         sizes = {"width": mixer.width, "kernel": mixer.conv_kernel}
     elif isinstance(mixer, Mamba2Spec | Mamba3Spec):
         sizes = {"heads": mixer.num_heads, "head dim": mixer.head_dim, "state": mixer.state_size}

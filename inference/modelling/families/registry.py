@@ -117,6 +117,7 @@ FAMILIES: dict[str, Family] = {
     "bailing_hybrid": Family("kimi_linear", "BailingHybridForCausalLM"),
     "minimax": Family("minimax", "MiniMaxForCausalLM"),
     "zamba2": Family("zamba2", "Zamba2ForCausalLM"),
+    "recurrent_gemma": Family("recurrent_gemma", "RecurrentGemmaForCausalLM"),
     "lfm2": Family("lfm2", "Lfm2ForCausalLM"),
     "lfm2_moe": Family("lfm2", "Lfm2MoeForCausalLM"),
     "qwen3_next": Family("qwen3_next", "Qwen3NextForCausalLM"),

@@ -128,14 +128,14 @@ class _Blocks:
         base = f"{self.layout.layer(self.hybrid[block])}shared_transformer."
         spec = self._spec(block, number, base)
         sources = {
-            "mlp_down.weight": tensor(f"{base}feed_forward.gate_up_proj_adapter_list.{number}.0.weight"),
-            "mlp_up.weight": tensor(f"{base}feed_forward.gate_up_proj_adapter_list.{number}.1.weight"),
-            "linear.weight": tensor(f"{self.layout.layer(self.hybrid[number])}linear.weight"),
+            "mlp_down_proj.weight": tensor(f"{base}feed_forward.gate_up_proj_adapter_list.{number}.0.weight"),
+            "mlp_up_proj.weight": tensor(f"{base}feed_forward.gate_up_proj_adapter_list.{number}.1.weight"),
+            "out_proj.weight": tensor(f"{self.layout.layer(self.hybrid[number])}linear.weight"),
         }
         if spec.attention_rank is not None:
             adapters = {name: f"{base}self_attn.linear_{name}_adapter_list.{number}" for name in "qkv"}
-            sources["qkv_down.weight"] = concatenated(*(f"{adapter}.0.weight" for adapter in adapters.values()))
-            sources |= {f"{name}_up.weight": tensor(f"{adapter}.1.weight") for name, adapter in adapters.items()}
+            sources["qkv_down_proj.weight"] = concatenated(*(f"{adapter}.0.weight" for adapter in adapters.values()))
+            sources |= {f"{name}_up_proj.weight": tensor(f"{adapter}.1.weight") for name, adapter in adapters.items()}
         if number < count:
             sources |= {
                 "block.input_norm.weight": tensor(f"{base}input_layernorm.weight"),

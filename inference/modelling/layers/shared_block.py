@@ -50,13 +50,13 @@ class SharedBlock(Layer):
         self.block = block
         if spec.attention_rank is not None:
             rank, heads = spec.attention_rank, spec.attention
-            self.qkv_down = Linear(2 * hidden_size, 3 * rank)
-            self.q_up = Linear(rank, heads.num_heads * heads.head_dim)
-            self.k_up = Linear(rank, heads.num_kv_heads * heads.head_dim)
-            self.v_up = Linear(rank, heads.num_kv_heads * heads.head_dim)
-        self.mlp_down = Linear(hidden_size, spec.mlp_rank)
-        self.mlp_up = Linear(spec.mlp_rank, 2 * spec.mlp.intermediate_size)
-        self.linear = Linear(hidden_size, hidden_size)
+            self.qkv_down_proj = Linear(2 * hidden_size, 3 * rank)
+            self.q_up_proj = Linear(rank, heads.num_heads * heads.head_dim)
+            self.k_up_proj = Linear(rank, heads.num_kv_heads * heads.head_dim)
+            self.v_up_proj = Linear(rank, heads.num_kv_heads * heads.head_dim)
+        self.mlp_down_proj = Linear(hidden_size, spec.mlp_rank)
+        self.mlp_up_proj = Linear(spec.mlp_rank, 2 * spec.mlp.intermediate_size)
+        self.out_proj = Linear(hidden_size, hidden_size)
 
     def forward(
         self, hidden: torch.Tensor, embedding: torch.Tensor, batch: ForwardBatch, state: LayerState
@@ -66,11 +66,11 @@ class SharedBlock(Layer):
         normed = block.input_norm(torch.cat((hidden, embedding), 1))
         joint = block.attention.qkv_proj(normed)
         if self.spec.attention_rank is not None:
-            low = self.qkv_down(normed).chunk(3, 1)
-            ups = (self.q_up, self.k_up, self.v_up)
+            low = self.qkv_down_proj(normed).chunk(3, 1)
+            ups = (self.q_up_proj, self.k_up_proj, self.v_up_proj)
             joint = joint + torch.cat([up(part.contiguous()) for up, part in zip(ups, low, strict=True)], 1)
         attended = block.attention.o_proj(block.attention.mix(joint, batch, state))
         entering = block.mlp_norm(attended)
-        values = block.mlp.gate_up_proj(entering) + self.mlp_up(self.mlp_down(entering))
-        out: torch.Tensor = self.linear(block.mlp.down_proj(block.mlp.activate(values)))
+        values = block.mlp.gate_up_proj(entering) + self.mlp_up_proj(self.mlp_down_proj(entering))
+        out: torch.Tensor = self.out_proj(block.mlp.down_proj(block.mlp.activate(values)))
         return out

@@ -47,8 +47,17 @@ ZAMBA2 = {
     "n_mamba_heads": 8, "mamba_d_state": 16, "mamba_ngroups": 2, "num_mem_blocks": 2, "adapter_rank": 4,
     "use_shared_attention_adapter": True, "use_mem_rope": True, "chunk_size": 16,
 }  # fmt: skip
+GRIFFIN = {**SIZES, **ATTENTION, "intermediate_size": 96, "attention_window_size": 9, "rms_norm_eps": 1e-3}
 
 CASES = {
+    "recurrent_gemma": ("RecurrentGemma", GRIFFIN),
+    "recurrent_gemma-width-types-biases": (
+        "RecurrentGemma",
+        {
+            **GRIFFIN, "lru_width": 24, "block_types": ["attention", "recurrent"], "attention_bias": True,
+            "conv1d_width": 3, "logits_soft_cap": 2.0, "num_hidden_layers": 5,
+        },
+    ),
     "zamba2": ("Zamba2", ZAMBA2),
     "zamba2-one-block-no-positions-biases": (
         "Zamba2",

@@ -26,7 +26,7 @@ def test_layers_of_one_block_have_one_module():
         network = HybridForCausalLM(spec)
     first, second, third, _ = network.layers
     assert first.prologue.block is third.prologue.block is not second.prologue.block
-    assert first.prologue.linear is not third.prologue.linear
+    assert first.prologue.out_proj is not third.prologue.out_proj
     found = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
     assert found == spec.parameter_shapes()
     block = [name for name in found if "prologue.block." in name]

@@ -249,6 +249,13 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "time_step_max": 0.1, "time_step_min": 0.001, "use_conv_bias": True, "use_long_context": False,
         "use_mamba_kernels": True, "use_mem_eff_path": False, "use_mem_rope": True,
         "use_shared_attention_adapter": True, "use_shared_mlp_adapter": True}),
+    "google/recurrentgemma-2b": ("recurrent_gemma", {
+        key: value for key, value in _USUAL.items() if key not in ("hidden_act", "max_position_embeddings")} | {
+        "attention_bias": False, "attention_dropout": 0.0, "attention_window_size": 2048,
+        "block_types": ["recurrent", "recurrent", "attention"], "conv1d_width": 4, "head_dim": 256,
+        "embeddings_scale_by_sqrt_dim": True, "final_w_init_variance_scale": 0.07692307692307693,
+        "hidden_activation": "gelu_pytorch_tanh", "logits_soft_cap": 30.0, "lru_width": 2560, "pad_token_id": 0,
+        "partial_rotary_factor": 0.5, "rope_theta": 10000.0, "w_init_variance_scale": 0.01}),
     "LiquidAI/LFM2-1.2B": ("lfm2", _LFM2 | {
         "block_auto_adjust_ff_dim": True, "block_ff_dim": 12288, "full_attn_idxs": [2, 5], "num_heads": 32,
         "block_dim": 2048, "block_mlp_init_scale": 1.0, "block_out_init_scale": 1.0, "block_use_swiglu": True,

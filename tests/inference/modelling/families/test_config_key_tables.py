@@ -49,6 +49,7 @@ TYPES = {
     "nemotron_h": "nemotron_h-moe", "jamba": "jamba", "falcon_h1": "falcon_h1", "olmo_hybrid": "olmo_hybrid",
     "kimi_linear": "kimi_linear-groups-q-lora-biases", "bailing_hybrid": "bailing_hybrid",
     "minimax": "minimax", "zamba2": "zamba2",
+    "recurrent_gemma": "recurrent_gemma",
     "lfm2": "lfm2", "lfm2_moe": "lfm2_moe",
     "qwen3_next": "qwen3_next", "qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe",
     **{model_type: model_type for model_type, _ in DENSE_CASES.values()}, "cohere": "cohere-qk-norm-biases-untied",

@@ -51,7 +51,7 @@ def test_blocks_are_used_in_turn_and_stored_once() -> None:
     assert (first.attention.head_dim, first.attention.scale, first.attention_rank, first.mlp_rank) == (8, 0.5, 3, 3)
     assert "layers.1.prologue.block.attention.qkv_proj.weight" in spec.parameters
     assert not any(name.startswith("layers.3.prologue.block.") for name in spec.parameters)
-    adapter = spec.parameters["layers.3.prologue.mlp_down.weight"].pieces[0].name
+    adapter = spec.parameters["layers.3.prologue.mlp_down_proj.weight"].pieces[0].name
     assert adapter == "model.layers.1.shared_transformer.feed_forward.gate_up_proj_adapter_list.2.0.weight"
 
 

@@ -47,8 +47,12 @@ def defined(layer: SharedBlock, hidden: torch.Tensor, embedding: torch.Tensor) -
     normed = block.input_norm(torch.cat((hidden, embedding), 1))
     query, key, value = block.attention.qkv_proj(normed).chunk(3, 1)
     if layer.spec.attention_rank is not None:
-        low = layer.qkv_down(normed).chunk(3, 1)
-        query, key, value = query + layer.q_up(low[0]), key + layer.k_up(low[1]), value + layer.v_up(low[2])
+        low = layer.qkv_down_proj(normed).chunk(3, 1)
+        query, key, value = (
+            query + layer.q_up_proj(low[0]),
+            key + layer.k_up_proj(low[1]),
+            value + layer.v_up_proj(low[2]),
+        )
     cos_sin = rotary_embedding(ROPE).cos_sin(torch.arange(COUNT))
     query, key, value = (part.view(COUNT, spec.num_heads, -1) for part in (query, key, value))
     query, key = rotate_first(query, cos_sin, ROPE), rotate_first(key, cos_sin, ROPE)
@@ -56,8 +60,8 @@ def defined(layer: SharedBlock, hidden: torch.Tensor, embedding: torch.Tensor) -
     unseen = torch.ones(COUNT, COUNT, dtype=torch.bool).triu(1)
     mixed = torch.einsum("hij,jhp->ihp", scores.masked_fill(unseen, -torch.inf).softmax(-1), value)
     entering = block.mlp_norm(block.attention.o_proj(mixed.flatten(1)))
-    gate, up = (block.mlp.gate_up_proj(entering) + layer.mlp_up(layer.mlp_down(entering))).chunk(2, 1)
-    return layer.linear(block.mlp.down_proj(torch.nn.functional.gelu(gate) * up))
+    gate, up = (block.mlp.gate_up_proj(entering) + layer.mlp_up_proj(layer.mlp_down_proj(entering))).chunk(2, 1)
+    return layer.out_proj(block.mlp.down_proj(torch.nn.functional.gelu(gate) * up))
 
 
 @pytest.mark.parametrize("rank", [None, 5])
