@@ -12,6 +12,8 @@ from inference.engine.engine import Engine
 from tests.inference.engine.fakes import request, run
 from tests.inference.modelling import reference_oxidizr as oxidizr
 from tests.inference.modelling import test_network_attention as attention_families
+from tests.inference.modelling import test_network_kimi as kimi_families
+from tests.inference.modelling import test_network_linear as linear_families
 from tests.inference.modelling import test_network_recurrent as recurrent_families
 from tests.inference.modelling.harness import load_directory
 from tests.inference.modelling.huggingface import make_checkpoint
@@ -28,13 +30,22 @@ RECURRENT = {
     "granitemoehybrid": "granitemoehybrid-moe",
     "nemotron_h": "nemotron_h-moe",
 }
+LINEAR = {
+    "falcon_h1": "falcon_h1",
+    "olmo_hybrid": "olmo_hybrid",
+    "kimi_linear": "kimi_linear",
+    "bailing_hybrid": "bailing_hybrid",
+    "minimax": "minimax",
+    "zamba2": "zamba2",
+    "recurrent_gemma": "recurrent_gemma",
+}
 OXIDIZR = {
     "oxidizr-mamba2": oxidizr.OxidizrConfig(("mamba2", "mla", "gqa")),
     "oxidizr-mamba3": oxidizr.OxidizrConfig(("mamba3", "mla", "mamba3"), use_conv=True),
 }
 
 
-@pytest.fixture(scope="module", params=[*ATTENTION, *RECURRENT, *OXIDIZR])
+@pytest.fixture(scope="module", params=[*ATTENTION, *RECURRENT, *LINEAR, *OXIDIZR])
 def network(request, tmp_path_factory):
     name = request.param
     directory = tmp_path_factory.mktemp(name)
@@ -44,7 +55,8 @@ def network(request, tmp_path_factory):
     if name in ATTENTION:
         make_checkpoint(ATTENTION[name], directory)
     else:
-        family, values = recurrent_families.CASES[RECURRENT[name]]
+        cases = recurrent_families.CASES | linear_families.CASES | kimi_families.CASES
+        family, values = cases[(RECURRENT | LINEAR)[name]]
         recurrent_families.make_model(family, values).save_pretrained(directory)
     return load_directory(directory)
 
