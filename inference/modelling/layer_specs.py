@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from inference.modelling.layer_parts import NormSpec, RopeSpec, Shape, StateTensor, prefixed
-from inference.modelling.linear_specs import GatedDeltaSpec, KimiDeltaSpec, LightningSpec, RGLRUSpec, ShortConvSpec
+from inference.modelling.linear_specs import (
+    GatedDeltaSpec,
+    KimiDeltaSpec,
+    LightningSpec,
+    MLSTMSpec,
+    RGLRUSpec,
+    ShortConvSpec,
+)
 from inference.modelling.parallel_specs import ParallelSpec
 
 # --- token mixers ------------------------------------------------------------------------------
@@ -356,6 +363,7 @@ TokenMixerSpec = (
     | KimiDeltaSpec
     | LightningSpec
     | RGLRUSpec
+    | MLSTMSpec
     | ShortConvSpec
     | ParallelSpec
 )

@@ -198,6 +198,54 @@ class RGLRUSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class MLSTMSpec:
+    """xLSTM's layer with a matrix as its memory, https://arxiv.org/abs/2405.04517, section 2.3.
+
+    Attributes:
+        gate_cap: The gates' exponents are cap · tanh(x / cap).
+        norm_eps: Of the layer norm of each head.
+        eps: Added to what the output is divided by.
+    """
+
+    kind: ClassVar[str] = "mlstm"
+    num_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    gate_cap: float
+    norm_eps: float
+    eps: float
+
+    @property
+    def key_width(self) -> int:
+        """H · P."""
+        return self.num_heads * self.key_head_dim
+
+    @property
+    def value_width(self) -> int:
+        """H · V."""
+        return self.num_heads * self.value_head_dim
+
+    def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
+        """``in_proj`` is queries, keys, values, output gate; ``gates`` is the input gates, then the forget gates."""
+        return {
+            "in_proj.weight": (2 * self.key_width + 2 * self.value_width, hidden_size),
+            "gates.weight": (2 * self.num_heads, hidden_size),
+            "gates.bias": (2 * self.num_heads,),
+            "norm.weight": (self.value_width,),
+            "out_proj.weight": (hidden_size, self.value_width),
+        }
+
+    def state(self) -> tuple[StateTensor, ...]:
+        """The memory, the sum of what was written to it, and the greatest exponent of a gate, which both are over."""
+        heads, key, value = self.num_heads, self.key_head_dim, self.value_head_dim
+        return (
+            StateTensor("memory_state", "sequence", (heads, key, value), "float32"),
+            StateTensor("norm_state", "sequence", (heads, key), "float32"),
+            StateTensor("max_state", "sequence", (heads,), "float32"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ShortConvSpec:
     """LFM2's convolution between two gates: out(C · conv(B · x)), https://arxiv.org/abs/2511.23404.
 

@@ -29,6 +29,7 @@ MIXERS: dict[str, str] = {
     "kimi_delta": "kimi_delta:KimiDelta",
     "lightning": "lightning:LightningAttention",
     "rg_lru": "rg_lru:RGLRU",
+    "mlstm": "mlstm:MLSTM",
     "short_conv": "short_conv:ShortConv",
     "parallel": "parallel:Parallel",
     "mlp": "mlp:MLP",

@@ -44,7 +44,14 @@ from inference.modelling.layer_specs import (
     MoESpec,
     TokenMixerSpec,
 )
-from inference.modelling.linear_specs import GatedDeltaSpec, KimiDeltaSpec, LightningSpec, RGLRUSpec, ShortConvSpec
+from inference.modelling.linear_specs import (
+    GatedDeltaSpec,
+    KimiDeltaSpec,
+    LightningSpec,
+    MLSTMSpec,
+    RGLRUSpec,
+    ShortConvSpec,
+)
 from inference.modelling.parallel_specs import BranchSpec, MixerSpec, ParallelSpec
 from inference.modelling.shared_specs import SharedBlockSpec
 
@@ -275,8 +282,8 @@ _CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
         NormSpec, RopeScaling, RopeSpec, AttentionSpec, MLASpec, Mamba1Spec, Mamba2Spec, Mamba3Spec, GatedDeltaSpec,
-        KimiDeltaSpec, LightningSpec, RGLRUSpec, ShortConvSpec, BranchSpec, ParallelSpec, SharedBlockSpec, MLPSpec,
-        MoESpec, LayerSpec, Piece, Source, EncodedTensor, ModelSpec,
+        KimiDeltaSpec, LightningSpec, MLSTMSpec, RGLRUSpec, ShortConvSpec, BranchSpec, ParallelSpec, SharedBlockSpec,
+        MLPSpec, MoESpec, LayerSpec, Piece, Source, EncodedTensor, ModelSpec,
     )
 }  # fmt: skip
 

@@ -15,7 +15,14 @@ from inference.modelling.layer_specs import (
     MLASpec,
     MoESpec,
 )
-from inference.modelling.linear_specs import GatedDeltaSpec, KimiDeltaSpec, LightningSpec, RGLRUSpec, ShortConvSpec
+from inference.modelling.linear_specs import (
+    GatedDeltaSpec,
+    KimiDeltaSpec,
+    LightningSpec,
+    MLSTMSpec,
+    RGLRUSpec,
+    ShortConvSpec,
+)
 from inference.modelling.parallel_specs import MixerSpec
 from inference.modelling.spec import LayerSpec
 from models_registry.detection.facts import FACTS, facts_to_set
@@ -114,6 +121,8 @@ def _token_mixer_sizes(mixer: MixerSpec) -> dict[str, Any]:
         sizes |= {"key dim": mixer.key_head_dim, "kernel": mixer.conv_kernel}
     elif isinstance(mixer, KimiDeltaSpec):
         sizes = {"heads": mixer.num_heads, "head dim": mixer.head_dim, "kernel": mixer.conv_kernel}
+    elif isinstance(mixer, MLSTMSpec):
+        sizes = {"heads": mixer.num_heads, "key dim": mixer.key_head_dim, "head dim": mixer.value_head_dim}
     elif isinstance(mixer, LightningSpec):
         sizes = {"heads": mixer.num_heads, "head dim": mixer.head_dim}
     elif isinstance(mixer, ShortConvSpec | RGLRUSpec):

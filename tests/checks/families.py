@@ -50,7 +50,7 @@ NOT_READ: Mapping[str, str] = {
         "embeddings of each layer, keys and values shared between layers",
     "gemma4_assistant, gemma4_unified_assistant": "models that only draft for another one",
     "gpt-sw3": "GPT-2 by another name",
-    "lfm3, zamba, rwkv, xlstm": "recurrent layers that aren't there",
+    "lfm3, zamba, rwkv": "recurrent layers that aren't there",
     "llama4, llama4_text": "attention in chunks, experts whose input is scaled",
     "longcat_flash": "two attentions in a layer, experts that compute nothing",
     "mimo_v2_flash": "values narrower than keys, beside sinks",

@@ -118,6 +118,7 @@ FAMILIES: dict[str, Family] = {
     "minimax": Family("minimax", "MiniMaxForCausalLM"),
     "zamba2": Family("zamba2", "Zamba2ForCausalLM"),
     "recurrent_gemma": Family("recurrent_gemma", "RecurrentGemmaForCausalLM"),
+    "xlstm": Family("xlstm", "xLSTMForCausalLM"),
     "lfm2": Family("lfm2", "Lfm2ForCausalLM"),
     "lfm2_moe": Family("lfm2", "Lfm2MoeForCausalLM"),
     "qwen3_next": Family("qwen3_next", "Qwen3NextForCausalLM"),

@@ -19,6 +19,7 @@ const WORDS = {
   gated_delta: "gated delta rule",
   kimi_delta: "delta rule with a decay per channel",
   lightning: "linear attention",
+  mlstm: "mLSTM",
   rg_lru: "gated linear recurrence (RG-LRU)",
   short_conv: "short convolution",
   parallel: "mixers side by side",

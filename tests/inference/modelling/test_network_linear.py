@@ -48,8 +48,20 @@ ZAMBA2 = {
     "use_shared_attention_adapter": True, "use_mem_rope": True, "chunk_size": 16,
 }  # fmt: skip
 GRIFFIN = {**SIZES, **ATTENTION, "intermediate_size": 96, "attention_window_size": 9, "rms_norm_eps": 1e-3}
+XLSTM = {
+    "vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 3, "num_heads": 4, "ffn_round_up_to_multiple_of": 8,
+    "qk_dim_factor": 1.0, "chunk_size": 16, "norm_eps": 1e-3, "autocast_kernel_dtype": "float32",
+}  # fmt: skip
 
 CASES = {
+    "xlstm": ("xLSTM", XLSTM),
+    "xlstm-narrow-keys-caps": (
+        "xLSTM",
+        {
+            **XLSTM, "qk_dim_factor": 0.5, "gate_soft_cap": 1.5, "output_logit_soft_cap": 2.0,
+            "eps": 1e-2,
+        },
+    ),
     "recurrent_gemma": ("RecurrentGemma", GRIFFIN),
     "recurrent_gemma-width-types-biases": (
         "RecurrentGemma",

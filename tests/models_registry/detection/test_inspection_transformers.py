@@ -63,6 +63,7 @@ SUPPORTED: dict[str, dict[str, Any]] = {
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid"], "n_mamba_heads": 8, "mamba_d_state": 8,
                "mamba_ngroups": 1, "head_dim": None, "attention_head_dim": None, "adapter_rank": 4,
                "num_key_value_heads": 4},
+    "xlstm": {"num_heads": 4},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"], "head_dim": None},
     "granitemoehybrid": MAMBA | {"layer_types": ["mamba", "attention"], "shared_intermediate_size": 16,
                                  "num_local_experts": 4, "num_experts_per_tok": 2},

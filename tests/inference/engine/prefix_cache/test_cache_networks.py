@@ -38,6 +38,7 @@ LINEAR = {
     "minimax": "minimax",
     "zamba2": "zamba2",
     "recurrent_gemma": "recurrent_gemma",
+    "xlstm": "xlstm",
 }
 OXIDIZR = {
     "oxidizr-mamba2": oxidizr.OxidizrConfig(("mamba2", "mla", "gqa")),

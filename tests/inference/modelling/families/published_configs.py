@@ -256,6 +256,17 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "embeddings_scale_by_sqrt_dim": True, "final_w_init_variance_scale": 0.07692307692307693,
         "hidden_activation": "gelu_pytorch_tanh", "logits_soft_cap": 30.0, "lru_width": 2560, "pad_token_id": 0,
         "partial_rotary_factor": 0.5, "rope_theta": 10000.0, "w_init_variance_scale": 0.01}),
+    "NX-AI/xLSTM-7b": ("xlstm", {
+        "add_out_norm": True, "architectures": ["xLSTMForCausalLM"], "autocast_kernel_dtype": "bfloat16",
+        "bos_token_id": 0, "chunk_size": 64, "chunkwise_kernel": "chunkwise--triton_xl_chunk", "embedding_dim": 4096,
+        "eos_token_id": 2, "eps": 1e-06, "ffn_proj_factor": 2.667, "ffn_round_up_to_multiple_of": 64,
+        "force_bos_token_insert": True, "gate_soft_cap": 15.0, "head_dim": 512, "hidden_size": 4096,
+        "inference_state_dtype": "float32", "max_inference_chunksize": 16384, "mode": "inference", "norm_eps": 1e-06,
+        "norm_reduction_force_float32": True, "num_blocks": 32, "num_heads": 8, "num_hidden_layers": 32,
+        "output_logit_soft_cap": 30.0, "pad_token_id": 1, "qk_dim_factor": 0.5, "return_last_states": True,
+        "sequence_kernel": "native_sequence__triton", "step_kernel": "triton", "tie_word_embeddings": False,
+        "torch_dtype": "float32", "use_bias": False, "use_cache": True, "v_dim_factor": 1.0, "vocab_size": 50304,
+        "weight_mode": "single"}),
     "LiquidAI/LFM2-1.2B": ("lfm2", _LFM2 | {
         "block_auto_adjust_ff_dim": True, "block_ff_dim": 12288, "full_attn_idxs": [2, 5], "num_heads": 32,
         "block_dim": 2048, "block_mlp_init_scale": 1.0, "block_out_init_scale": 1.0, "block_use_swiglu": True,

@@ -49,7 +49,7 @@ TYPES = {
     "nemotron_h": "nemotron_h-moe", "jamba": "jamba", "falcon_h1": "falcon_h1", "olmo_hybrid": "olmo_hybrid",
     "kimi_linear": "kimi_linear-groups-q-lora-biases", "bailing_hybrid": "bailing_hybrid",
     "minimax": "minimax", "zamba2": "zamba2",
-    "recurrent_gemma": "recurrent_gemma",
+    "recurrent_gemma": "recurrent_gemma", "xlstm": "xlstm",
     "lfm2": "lfm2", "lfm2_moe": "lfm2_moe",
     "qwen3_next": "qwen3_next", "qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe",
     **{model_type: model_type for model_type, _ in DENSE_CASES.values()}, "cohere": "cohere-qk-norm-biases-untied",
@@ -269,6 +269,7 @@ NOT_FREE = {
     "expand", "mamba_expand", "d_model", "head_dim", "num_key_value_heads", "n_shared_experts", "is_encoder_decoder",
     "is_decoder", "return_dict", "intermediate_size", "block_ffn_dim_multiplier", "block_multiple_of",
     "block_auto_adjust_ff_dim", "num_dense_layers", "word_embed_proj_dim", "block_size",
+    "ffn_proj_factor", "ffn_round_up_to_multiple_of",
 }  # fmt: skip
 """Keys that transformers computes shapes from, where blazr has the shapes, and its form of a result."""
 
