@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from inference.modelling.families.checks import MASK_BUFFERS, IgnoredTensors, finish
 from inference.modelling.families.config import CheckpointView
-from inference.modelling.families.decoder_layout import DecoderLayout
+from inference.modelling.families.config_values import check_size
+from inference.modelling.families.decoder_layout import CONTEXT_KEYS, DecoderLayout
 from inference.modelling.families.headers import matrix_shape
 from inference.modelling.layer_parts import NormSpec, prefixed
 from inference.modelling.layer_specs import ChannelMixerSpec, TokenMixerSpec
@@ -112,6 +113,7 @@ def decoder_spec(
     if positions is not None:
         count = matrix_shape(view.tensors, positions.name)[0]
         position_rows = max(count - positions.first, 0)
+        check_size(view, position_rows, f"rows of {positions.name}", *CONTEXT_KEYS)
         table = Source((Piece(positions.name, rows=(positions.first, count)),))
     head_bias = None
     if can_have_head_bias and layout.head is not None:

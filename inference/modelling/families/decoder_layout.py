@@ -18,6 +18,7 @@ from inference.modelling.families.config_values import check_size, integer_with_
 from inference.modelling.families.headers import STORED_DTYPES, matrix_shape, sample_of
 from inference.modelling.layer_parts import Dtype
 
+CONTEXT_KEYS = ("max_position_embeddings", "max_seq_len", "n_positions", "model_max_length")
 _LAYER_COUNT_KEYS = ("num_hidden_layers", "num_layers", "n_layer")
 
 
@@ -99,7 +100,7 @@ def read_layout(
     max_positions = integer_with_evidence(
         view,
         "max_position_embeddings",
-        ("max_position_embeddings", "max_seq_len", "n_positions", "model_max_length"),
+        CONTEXT_KEYS,
         default_max_position_embeddings,
         high=1 << 30,
     )

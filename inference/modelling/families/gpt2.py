@@ -17,6 +17,7 @@ from inference.modelling.families.config_key_tables import COMMON, Table, harmle
 from inference.modelling.families.config_keys import Only
 from inference.modelling.families.config_values import activation, check_size, layer_norm
 from inference.modelling.families.decoder import Positions
+from inference.modelling.families.headers import matrix_shape
 from inference.modelling.families.mlp_config import MLPNames
 from inference.modelling.spec import ModelSpec
 
@@ -79,7 +80,7 @@ def _gpt2(view: CheckpointView) -> ModelSpec:
         default_max_position_embeddings=1024,
     )
     check_size(view, decoder.layout.hidden_size, f"columns of {decoder.layout.embedding}", "n_embd")
-    inner = view.tensors.shape(f"{decoder.layout.layer(0)}mlp.c_fc.weight")[-1]
+    inner = matrix_shape(view.tensors, f"{decoder.layout.layer(0)}mlp.c_fc.weight")[1]
     check_size(view, inner, "columns of mlp.c_fc.weight", "n_inner")
     return decoder.spec(
         "gpt2",
@@ -96,7 +97,7 @@ def _opt(view: CheckpointView) -> ModelSpec:
     decoder = AttentionDecoder.read(
         view, OPT, prefixes=("model.decoder.", "decoder."), tied_by_default=True, default_max_position_embeddings=2048
     )
-    inner = view.tensors.shape(f"{decoder.layout.layer(0)}fc1.weight")[0]
+    inner = matrix_shape(view.tensors, f"{decoder.layout.layer(0)}fc1.weight")[0]
     check_size(view, inner, "rows of fc1.weight", "ffn_dim")
     return decoder.spec(
         "opt",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import check_size, integer_with_evidence
-from inference.modelling.families.headers import matrix_shape
+from inference.modelling.families.headers import matrix_shape, stack_shape
 from inference.modelling.families.moe_config import check_experts, check_routing
 from inference.modelling.layer_parts import prefixed
 from inference.modelling.layer_specs import ChannelMixerSpec, MLPSpec, MoESpec
@@ -34,7 +34,7 @@ def granite_mixer(view: CheckpointView, layer: str, act: str) -> tuple[ChannelMi
         return MLPSpec(width, act), shared_sources
     router, gate_up, down = (base + name for name in names)
     count = matrix_shape(view.tensors, router)[0]
-    expert_width = view.tensors.shape(down)[-1]
+    expert_width = stack_shape(view.tensors, down)[2]
     check_experts(view, base, count, expert_width, ("num_local_experts",), "intermediate_size")
     moe = MoESpec(
         num_experts=count,

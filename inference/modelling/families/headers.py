@@ -34,6 +34,19 @@ def matrix_shape(tensors: TensorTable, name: str) -> tuple[int, int]:
     return shape[0], shape[1]
 
 
+def stack_shape(tensors: TensorTable, name: str) -> tuple[int, int, int]:
+    """(matrices, rows, columns) of a tensor that has to be a stack of matrices.
+
+    Raises:
+        MissingTensor: It isn't there.
+        TensorShapeMismatch: It isn't such a stack, or larger than any layer's.
+    """
+    shape = tensors.shape(name)
+    if len(shape) != 3 or min(shape) < 1 or max(shape) > MAX_SIZE:
+        raise TensorShapeMismatch(f"{name} has shape {list(shape)}; three axes are needed.", param=name)
+    return shape[0], shape[1], shape[2]
+
+
 def vector_length(tensors: TensorTable, name: str) -> int:
     """Length of a tensor that has to be a vector.
 

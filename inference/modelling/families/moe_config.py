@@ -10,7 +10,7 @@ from inference.errors import CorruptCheckpoint, MissingTensor, TensorShapeMismat
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import check_size
 from inference.modelling.families.decoder_layout import DecoderLayout
-from inference.modelling.families.headers import matrix_shape
+from inference.modelling.families.headers import matrix_shape, stack_shape
 from inference.modelling.families.mlp_config import mlp_sources
 from inference.modelling.layer_parts import prefixed
 from inference.modelling.layer_specs import MLPSpec, MoESpec
@@ -37,10 +37,8 @@ def count_experts(view: CheckpointView, base: str, *, down: str = "down_proj") -
     """
     stacked = base + "down_proj"
     if stacked in view.tensors:
-        shape = view.tensors.shape(stacked)
-        if len(shape) != 3 or min(shape) < 1:
-            raise TensorShapeMismatch(f"{stacked} has shape {list(shape)}; three axes are needed.", param=stacked)
-        return shape[0], shape[2]
+        count, _, width = stack_shape(view.tensors, stacked)
+        return count, width
     pattern = re.compile(re.escape(base) + r"(\d{1,6})\." + re.escape(down) + r"\.weight$")
     numbers = {int(match[1]) for match in map(pattern.match, view.tensors) if match}
     if not numbers:

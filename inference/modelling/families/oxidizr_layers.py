@@ -18,6 +18,7 @@ from inference.errors import InvalidRequest, MissingTensor, TensorShapeMismatch,
 from inference.modelling.families.config import CheckpointView, Confidence
 from inference.modelling.families.headers import matrix_shape, vector_length
 from inference.modelling.families.rope_config import read_rope
+from inference.modelling.families.state_space import conv_shape
 from inference.modelling.layer_parts import NormSpec, prefixed
 from inference.modelling.layer_specs import (
     AttentionSpec,
@@ -130,7 +131,7 @@ class LayerReader:
         spec = Mamba1Spec(
             intermediate_size=inner,
             state_size=size,
-            conv_kernel=self._tensors.shape(base + "conv1d.weight")[-1],
+            conv_kernel=conv_shape(self._view, base + "conv1d.weight")[1],
             dt_rank=self._matrix(base + "dt_proj.weight")[1],
             positive_a=True,
             state_clamp=MAMBA1_STATE_CLAMP,

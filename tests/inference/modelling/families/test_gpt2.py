@@ -41,10 +41,16 @@ def test_the_first_files_have_no_prefix() -> None:
         assert not piece.transpose, name
 
 
-@pytest.mark.parametrize("stated", [{"n_embd": 17}, {"n_inner": 25}])
+@pytest.mark.parametrize("stated", [{"n_embd": 17}, {"n_inner": 25}, {"n_positions": 65}])
 def test_sizes_that_contradict_the_shapes_are_refused(stated: dict) -> None:
     with pytest.raises(TensorShapeMismatch, match=next(iter(stated))):
         build_spec(view_of(shapes() | mlp("x."), CONFIG | stated))
+
+
+@pytest.mark.parametrize("shape", [(), (24,), (HIDDEN, 24, 1)])
+def test_a_projection_that_is_no_matrix_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(TensorShapeMismatch, match="c_fc.weight has shape"):
+        build_spec(view_of(shapes() | {"h.0.mlp.c_fc.weight": shape}, CONFIG))
 
 
 def test_a_context_beyond_the_positions_is_refused() -> None:
