@@ -36,7 +36,7 @@ from inference.modelling.families.moe_config import (
     moe_sources,
 )
 from inference.modelling.families.rope_config import read_rope, yarn_softmax_multiplier
-from inference.modelling.layer_parts import NormSpec, RopeSpec
+from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layer_specs import ChannelMixerSpec, MLASpec, MoESpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, tensor
 
@@ -180,7 +180,7 @@ def mla_spec(
             facts.add(f"mla.{key}", found, f"shapes of the tensors of {base[:-1]}")
     rope, scale = None, (nope_dim + rope_dim) ** -0.5
     if interleaved is not None:
-        rope = _rope(view, rope_dim, max_positions, interleaved)
+        rope = read_rope(view, rope_dim, max_position_embeddings=max_positions, interleaved=interleaved)
         scale *= yarn_softmax_multiplier(rope)
     return MLASpec(
         num_heads=heads,
@@ -195,17 +195,6 @@ def mla_spec(
         kv_a_norm=LATENT_NORM,
         bias=f"{base}kv_a_proj_with_mqa.bias" in tensors,
     )
-
-
-def _rope(view: CheckpointView, rope_dim: int, max_positions: int, interleaved: bool) -> RopeSpec:
-    rope = read_rope(view, rope_dim, max_position_embeddings=max_positions, interleaved=interleaved)
-    if rope.rotary_dim != rope_dim:
-        raise UnsupportedArchitecture(
-            f"config.json: partial_rotary_factor leaves {rope.rotary_dim} of {rope_dim} values rotated; MLA rotates "
-            "its rotary part as a whole.",
-            param="partial_rotary_factor",
-        )
-    return rope
 
 
 def mla_sources(spec: MLASpec, base: str, *, output: str = "o_proj") -> dict[str, Source]:

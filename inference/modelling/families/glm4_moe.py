@@ -37,6 +37,7 @@ from inference.modelling.layer_specs import MoESpec
 from inference.modelling.spec import ModelSpec
 
 EPS = {"dots1": 1e-6}
+SHARES = {"glm4_moe": 0.5, "solar_open": 1.0}
 THETAS = {"solar_open": 1_000_000.0, "hy_v3": 11_158_840.0}
 KEYS: Table = {**WITH_ROPE, **GROUPED_MOE}
 CONFIG_KEYS: Mapping[str, Table] = {
@@ -121,9 +122,7 @@ def _windows_and_ropes(
     decoder: AttentionDecoder, model_type: str
 ) -> tuple[tuple[int | None, ...], list[RopeSpec | None]]:
     view, count = decoder.view, decoder.layout.num_layers
-    rope = decoder.rope(
-        default_theta=THETAS.get(model_type, 10_000.0), default_partial=0.5 if model_type == "glm4_moe" else 1.0
-    )
+    rope = decoder.rope(default_theta=THETAS.get(model_type, 10_000.0), default_partial=SHARES.get(model_type))
     if model_type not in ("dots1", "exaone_moe"):
         return (None,) * count, [rope] * count
     window = sliding_window(view, default=4096)

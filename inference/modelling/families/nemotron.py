@@ -30,5 +30,5 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     norm = rms_norm(view, default=1e-5) if model_type == "arcee" else layer_norm(view)
     if model_type == "nemotron":
         norm = layer_norm(view, "norm_eps", offset=1.0)
-    rope = decoder.rope(default_partial=0.5 if model_type == "nemotron" else 1.0)
+    rope = decoder.rope(default_partial=0.5 if model_type == "nemotron" else None)
     return decoder.spec(model_type, norm=norm, ropes=rope, act=activation(view, default="relu2"), gated=False)

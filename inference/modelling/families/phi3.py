@@ -36,6 +36,6 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     return decoder.spec(
         "phi3",
         norm=rms_norm(view, default=1e-5),
-        ropes=decoder.rope(renamed_types=ROPE_TYPES, default_original=TRAINED_CONTEXT),
+        ropes=decoder.rope(default_partial=1.0, renamed_types=ROPE_TYPES, default_original=TRAINED_CONTEXT),
         windows=(sliding_window(view),) * decoder.layout.num_layers,
     )

@@ -23,7 +23,7 @@ def read_rope(
     *,
     max_position_embeddings: int,
     default_theta: float = 10000.0,
-    default_partial: float = 1.0,
+    default_partial: float | None = None,
     interleaved: bool = False,
     renamed_types: Mapping[str, str] | None = None,
     default_original: int | None = None,
@@ -33,18 +33,26 @@ def read_rope(
     Args:
         head_dim: Width of the (rotary part of the) head, before ``partial_rotary_factor``.
         max_position_embeddings: The model's context.
-        default_partial: Rotated share of the head when config.json has none.
+        default_partial: Rotated share of the head when config.json has none; None: the family rotates whole heads.
         interleaved: Adjacent pairs rather than halves.
         renamed_types: A family's own names for scaling kinds (Phi-3's ``su``).
         default_original: The trained context when config.json has none (the model's context otherwise).
 
     Raises:
-        UnsupportedArchitecture: An unknown kind of scaling, or an odd number of rotated values.
+        UnsupportedArchitecture: An unknown kind of scaling, an odd number of rotated values, or a share of the head in
+            a family that has none.
         CorruptCheckpoint: A number is out of range, or a list has the wrong length.
     """
     rope = _rope_values(view.config)
     theta = number_with_evidence(view, "rope.theta", ("rope_theta",), default_theta, low=1.001, high=1e15, config=rope)
-    partial = rope.number("partial_rotary_factor", "rotary_percent", low=0.0, high=1.0, default=default_partial)
+    whole = 1.0 if default_partial is None else default_partial
+    partial = rope.number("partial_rotary_factor", "rotary_percent", low=0.0, high=1.0, default=whole)
+    if default_partial is None and partial != 1.0:
+        raise UnsupportedArchitecture(
+            f"config.json: partial_rotary_factor is {partial:g}, but this family rotates whole heads, and programs "
+            "differ in what it does; remove it if the model was trained without.",
+            param="partial_rotary_factor",
+        )
     rotary_dim = int(head_dim * partial)
     if rotary_dim < 2 or rotary_dim % 2:
         raise UnsupportedArchitecture(

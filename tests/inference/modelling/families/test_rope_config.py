@@ -24,10 +24,18 @@ def test_both_namings_give_the_same_rope() -> None:
 
 
 def test_defaults_and_the_rotated_share() -> None:
-    rope = rope_of({"partial_rotary_factor": 0.5}, default_theta=123.0, interleaved=True)
+    rope = rope_of({"partial_rotary_factor": 0.5}, default_theta=123.0, default_partial=1.0, interleaved=True)
     assert (rope.theta, rope.rotary_dim, rope.interleaved, rope.scaling) == (123.0, 4, True, None)
     with pytest.raises(UnsupportedArchitecture, match="3 of 8 values of a head are rotated"):
-        rope_of({"partial_rotary_factor": 0.4})
+        rope_of({"partial_rotary_factor": 0.4}, default_partial=1.0)
+
+
+@pytest.mark.parametrize("key", ["partial_rotary_factor", "rotary_percent"])
+def test_a_share_of_the_head_is_refused_where_the_family_rotates_whole_heads(key: str) -> None:
+    assert rope_of({key: 1.0}) == rope_of({"rope_parameters": {key: 1}}) == rope_of({})
+    for config in ({key: 0.5}, {"rope_scaling": {"rope_type": "default", key: 0.5}}):
+        with pytest.raises(UnsupportedArchitecture, match="this family rotates whole heads"):
+            rope_of(config)
 
 
 def test_yarn_stretches_from_the_trained_context() -> None:
