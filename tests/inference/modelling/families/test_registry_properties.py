@@ -21,8 +21,10 @@ from inference.modelling.weights.loader import _assemble
 from tests.inference.modelling.harness import read_view
 from tests.inference.modelling.huggingface import make_checkpoint, old_naming, read_config
 from tests.inference.modelling.test_network_attention import CASES
+from tests.inference.modelling.test_network_dense import CASES as DENSE_CASES
+from tests.inference.modelling.test_network_dense import tiny_config
 
-FAMILIES = (
+OLDER = (
     "llama-rope-llama3",
     "mistral-window-shorter-than-prompt",
     "qwen3-window-by-type",
@@ -33,6 +35,9 @@ FAMILIES = (
     "deepseek_v2-q-lora-groups-yarn",
     "deepseek_v3-bias-yarn",
 )
+CONFIGS = {name: CASES[name] for name in OLDER} | {
+    name: tiny_config(*case) for name, case in DENSE_CASES.items() if name == case[0]
+}
 
 junk = st.recursive(
     st.none()
@@ -63,8 +68,8 @@ class Checkpoints(dict):
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
     found = Checkpoints()
-    for name in FAMILIES:
-        directory, _ = make_checkpoint(CASES[name], tmp_path_factory.mktemp("checkpoint"))
+    for name, config in CONFIGS.items():
+        directory, _ = make_checkpoint(config, tmp_path_factory.mktemp("checkpoint"))
         found[name] = (read_config(directory), dict(read_view(directory).tensors))
     return found
 
@@ -74,7 +79,7 @@ def checkpoints(tmp_path_factory):
 )
 @given(data=st.data())
 def test_damaged_checkpoints_give_a_spec_or_a_checkpoint_error(checkpoints, data):
-    config, tensors = copy.deepcopy(checkpoints[data.draw(st.sampled_from(FAMILIES))])
+    config, tensors = copy.deepcopy(checkpoints[data.draw(st.sampled_from(sorted(CONFIGS)))])
     model_type = config["model_type"]
     if data.draw(st.booleans()):
         config = old_naming(config)
