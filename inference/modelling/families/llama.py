@@ -97,8 +97,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
 def _windows(view: CheckpointView, model_type: str, count: int) -> tuple[int | None, ...]:
     """Mistral slides in all layers; Qwen 2 and 3, if at all, in those that ``layer_types`` names or in the last."""
     if model_type in ("ministral", "cwm"):
-        every = 4 if model_type == "cwm" else count + 1
-        default = tuple(TYPES[number % every == 0] for number in range(count))
+        default = tuple(TYPES[model_type == "cwm" and number % 4 == 0] for number in range(count))
         return window_of_each_layer(
             layer_types(view, count, TYPES) or default, sliding_window(view, default=2 * DEFAULT_WINDOW)
         )
@@ -121,6 +120,6 @@ def _growth(decoder: AttentionDecoder) -> Mapping[str, Any]:
     keys = [f"{place}.llama_4_scaling_beta" for place in ("rope_parameters", "rope_scaling")]
     if config.get(*keys) is None:
         return {}
-    trained = [f"{place}.original_max_position_embeddings" for place in ("rope_parameters", "rope_scaling")]
+    trained = [f"{place}original_max_position_embeddings" for place in ("", "rope_parameters.", "rope_scaling.")]
     slope = config.number(*keys, low=0.0, high=1e6)
     return {"query_growth": (slope, config.integer(*trained, high=1 << 30))}

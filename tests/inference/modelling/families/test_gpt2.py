@@ -49,7 +49,7 @@ def test_sizes_that_contradict_the_shapes_are_refused(stated: dict) -> None:
 
 @pytest.mark.parametrize("shape", [(), (24,), (HIDDEN, 24, 1)])
 def test_a_projection_that_is_no_matrix_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(TensorShapeMismatch, match="c_fc.weight has shape"):
+    with pytest.raises(TensorShapeMismatch, match=r"c_fc\.weight has shape"):
         build_spec(view_of(shapes() | {"h.0.mlp.c_fc.weight": shape}, CONFIG))
 
 

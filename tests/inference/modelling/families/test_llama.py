@@ -23,6 +23,15 @@ def test_a_llama_without_windows_biases_or_inner_norms() -> None:
     assert view.facts.warnings == []
 
 
+def test_queries_grow_behind_the_trained_context_of_the_top_level_if_it_is_there() -> None:
+    rope = {"rope_type": "yarn", "factor": 2.0, "llama_4_scaling_beta": 0.5, "original_max_position_embeddings": 32}
+    config = HEADS | {"model_type": "ministral3", "rope_parameters": rope}
+    for found, trained in ((config, 32), (config | {"original_max_position_embeddings": 16}, 16)):
+        mixer = build_spec(view_of(llama(1), found)).layers[0].token_mixer
+        assert mixer.query_growth == (0.5, trained)
+        assert mixer.rope.scaling.original_max_position_embeddings == trained
+
+
 def test_norms_of_q_and_k_and_biases_are_read_where_their_tensors_are() -> None:
     shapes = llama(1)
     base = "model.layers.0.self_attn."
@@ -46,6 +55,8 @@ def test_qwen3_has_norms_of_q_and_k_and_no_other_type() -> None:
     [
         ({"model_type": "mistral", "sliding_window": 7}, (7, 7)),
         ({"model_type": "mistral"}, (4096, 4096)),
+        ({"model_type": "ministral", "sliding_window": 7}, (7, 7)),
+        ({"model_type": "cwm", "sliding_window": 7}, (None, 7)),
         ({"model_type": "llama", "sliding_window": 7}, (None, None)),
         ({"model_type": "qwen2", "sliding_window": 7}, (None, None)),
         ({"model_type": "qwen2", "sliding_window": 7, "use_sliding_window": True, "max_window_layers": 1}, (None, 7)),
