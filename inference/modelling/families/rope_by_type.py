@@ -31,7 +31,7 @@ def ropes_by_type(
             full layers.
 
     Raises:
-        CorruptCheckpoint: ``rope_parameters`` isn't an object, or stretches windowed layers.
+        CorruptCheckpoint: ``rope_parameters`` isn't an object, or stretches windowed layers or a share of their heads.
     """
     config = view.config
     nested = config.get("rope_parameters", default={})
@@ -57,10 +57,12 @@ def ropes_by_type(
         high=1e15,
         config=CheckpointConfig(local),
     )
-    kind = local.get("rope_type") or "default"
-    if kind != "default":
+    kind = local.get("rope_type") or local.get("type") or "default"
+    share = CheckpointConfig(local).number("partial_rotary_factor", "rotary_percent", default=1.0)
+    if kind != "default" or share != 1.0:
         raise CorruptCheckpoint(
-            f"config.json: rope_type of sliding_attention is {str(kind)[:60]!r}; windowed layers aren't stretched.",
+            f"config.json: rope_type of sliding_attention is {str(kind)[:60]!r}, partial_rotary_factor {share:g}; "
+            "windowed layers aren't stretched, and rotate whole heads.",
             param="rope_parameters",
         )
     return {TYPES[0]: replace(found, theta=base, scaling=None), TYPES[1]: found}

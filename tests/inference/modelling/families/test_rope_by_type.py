@@ -37,7 +37,15 @@ def test_the_two_rotations(config: dict, options: dict, expected: list) -> None:
     assert read(config, **options) == expected
 
 
-@pytest.mark.parametrize("value", ["x", {TYPES[0]: {"rope_theta": 1e4, **LINEAR}, TYPES[1]: {"rope_theta": 1e4}}])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "x",
+        {TYPES[0]: {"rope_theta": 1e4, **LINEAR}, TYPES[1]: {"rope_theta": 1e4}},
+        {TYPES[0]: {"type": "linear", "factor": 4.0}, TYPES[1]: {"rope_theta": 1e4}},
+        {TYPES[0]: {"partial_rotary_factor": 0.5}, TYPES[1]: {"rope_theta": 1e4}},
+    ],
+)
 def test_what_is_refused(value: object) -> None:
     with pytest.raises(CorruptCheckpoint, match=r"rope_parameters|windowed layers"):
         read({"rope_parameters": value})
