@@ -169,7 +169,7 @@ def _by_frequency(meta: Metadata, factors: list[float], rotated: int) -> Config:
     """Divisors of the frequencies: Llama 3's, if they are what its rule gives, else as they are."""
     stretch = max(factors)
     base = meta.number("rope.freq_base") or 10000.0
-    if len(factors) == rotated // 2 and base > 1:
+    if len(factors) == rotated // 2 and 1 < base < math.inf and stretch > 0:
         rule = [llama3_divisor(base ** (-2 * pair / rotated), stretch) for pair in range(len(factors))]
         if all(math.isclose(mine, theirs, rel_tol=1e-4) for mine, theirs in zip(rule, factors, strict=True)):
             return {

@@ -15,7 +15,9 @@ from inference.modelling.gguf.parts import GgufParts
 
 MAX_INTEGER = 1 << 31
 MAX_VALUES = 1 << 16
-"""Of a tensor or an array that is read into the config."""
+"""Of an array that is read into the config."""
+MAX_FACTORS = 1 << 11
+"""Of a tensor that is read into the config: one for each pair of a head's rotated values."""
 
 
 class Metadata:
@@ -108,9 +110,9 @@ class Metadata:
             return []
         number, place = found
         size = place.end - place.begin
-        if place.block_type.name != "F32" or size > 4 * MAX_VALUES:
+        if place.block_type.name != "F32" or size > 4 * MAX_FACTORS:
             raise CorruptCheckpoint(
-                f"{tensor} is stored as {place.block_type.name} with {size} bytes; at most {MAX_VALUES} values in F32 "
+                f"{tensor} is stored as {place.block_type.name} with {size} bytes; at most {MAX_FACTORS} values in F32 "
                 "are expected.",
                 param=tensor,
             )

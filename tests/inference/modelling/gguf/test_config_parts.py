@@ -52,6 +52,12 @@ def test_other_divisors_are_taken_as_they_are(meta):
     assert "rope_scaling" not in configs.llama(meta("llama", HEADS, rope_freqs=[1.0] * 64))
 
 
+@pytest.mark.parametrize(("base", "divisor"), [(float("inf"), 2.0), (5e5, 0.0), (5e5, -1.0), (5e5, float("nan"))])
+def test_divisors_by_which_nothing_can_be_divided_are_left_to_the_family(base, divisor, meta):
+    found = configs.llama(meta("llama", HEADS | {"rope.freq_base": base}, rope_freqs=[divisor] * 64))["rope_scaling"]
+    assert found["rope_type"] == "longrope"
+
+
 def test_a_part_of_the_head_is_rotated(meta):
     assert configs.phi3(meta("phi3", HEADS | {"rope.dimension_count": 96}))["partial_rotary_factor"] == 0.75
     assert "partial_rotary_factor" not in configs.phi3(meta("phi3", HEADS | {"rope.dimension_count": 128}))

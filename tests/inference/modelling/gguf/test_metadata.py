@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from inference.errors import CorruptCheckpoint
-from inference.modelling.gguf.metadata import Metadata, shortest
+from inference.modelling.gguf.metadata import MAX_FACTORS, Metadata, shortest
 from inference.modelling.gguf.parts import read_parts
 from tests.inference.modelling.gguf.writer import Tensor, value, write_gguf
 
@@ -67,6 +67,9 @@ def test_small_tensors_are_read(meta):
     assert found.floats("u") == []
     with pytest.raises(CorruptCheckpoint, match="t is stored as F16"):
         meta({}, [Tensor("t", (2,), bytes(4), type=1)]).floats("t")
+    count = MAX_FACTORS + 1
+    with pytest.raises(CorruptCheckpoint, match=f"with {4 * count} bytes; at most {MAX_FACTORS} values"):
+        meta({}, [Tensor("t", (count,), bytes(4 * count))]).floats("t")
 
 
 @pytest.mark.parametrize("given", [1e-5, 1e-6, 0.1, 10000.0, 1e6, 0.0, -2.5, 0.22097087, float("inf")])
