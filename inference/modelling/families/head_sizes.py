@@ -97,7 +97,7 @@ def _head_dim(view: CheckpointView, base: str, q_norm: str, q_rows: int, k_rows:
     if name in facts.overrides:
         given = facts.add(name, None, "")
         return int(override_checked(name, given, low=1, high=_MAX_HEADS, whole=True))
-    if norm is not None and len(norm.shape) == 1 and norm.shape[0] < q_rows and q_rows % norm.shape[0] == 0:
+    if norm is not None and len(norm.shape) == 1 and 0 < norm.shape[0] < q_rows and q_rows % norm.shape[0] == 0:
         check_size(view, norm.shape[0], f"length of {base}{q_norm}.weight", "head_dim")
         return int(facts.add(name, norm.shape[0], f"length of {base}{q_norm}.weight"))
     if stated is None and heads is not None and default is not None and q_rows == heads * default:

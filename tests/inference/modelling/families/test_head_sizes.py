@@ -85,3 +85,8 @@ def test_heads_that_do_not_fit_are_refused() -> None:
         heads_of(attention("self_attn.", kv_rows=12), {"num_attention_heads": 4})
     with pytest.raises(UnsupportedArchitecture, match=r"num_attention_heads is not in config\.json"):
         heads_of(attention("self_attn."), {})
+
+
+def test_a_norm_without_values_says_nothing_about_the_heads() -> None:
+    shapes = attention("l.self_attn.") | {"l.self_attn.q_norm.weight": (0,)}
+    assert read_heads(view_of(shapes, {"num_attention_heads": 4}), "l.", HIDDEN).head_dim == 4
