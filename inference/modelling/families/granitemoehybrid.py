@@ -109,5 +109,8 @@ def _attention(view: CheckpointView, layout: DecoderLayout, layer: str) -> Atten
     view.facts.add("attention.positions", kind, "config.json" if stated else "not in config.json: none", confidence)
     rope = None
     if kind == "rope":
-        rope = read_rope(view, heads.head_dim, max_position_embeddings=layout.max_position_embeddings)
+        # Bamba's GGUF files, which are read as this type, rotate half of each head.
+        rope = read_rope(
+            view, heads.head_dim, max_position_embeddings=layout.max_position_embeddings, default_partial=1.0
+        )
     return attention_spec(view, layer, heads, rope, scale=_multiplier(view, "attention_multiplier"))
