@@ -21,8 +21,8 @@ tested against transformers: whole forward pass, prefill in chunks, decode step 
 that isn't here is refused by name, with the nearest one that is and the option that forces it.
 `python -m tests.checks.families` writes this page; [add a family](add-a-family.md) says how it grows.
 
-| `model_type` | Class | What it is |
-|---|---|---|
+| `model_type` | What it is |
+|---|---|
 """
 LEFT = """
 ## Not read
@@ -76,11 +76,13 @@ def not_read() -> Iterator[str]:
 
 def page() -> str:
     """docs/families.md."""
-    rows = []
+    by_module: dict[str, list[str]] = {}
     for model_type, family in sorted(FAMILIES.items()):
-        module = import_module(f"inference.modelling.families.{family.module}")
-        summary = (module.__doc__ or "").splitlines()[0].rstrip(".")
-        rows.append(f"| `{model_type}` | {family.architecture or ''} | {summary} |\n")
+        by_module.setdefault(family.module, []).append(model_type)
+    rows = []
+    for module, types in sorted(by_module.items(), key=lambda item: item[1]):
+        summary = (import_module(f"inference.modelling.families.{module}").__doc__ or "").splitlines()[0]
+        rows.append(f"| `{'`, `'.join(types)}` | {summary.rstrip('.').replace('``', '`')} |\n")
     left = [
         f"| {', '.join(f'`{name}`' for name in names.split(', '))} | {need} |\n" for names, need in NOT_READ.items()
     ]
