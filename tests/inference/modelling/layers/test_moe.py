@@ -159,4 +159,4 @@ def test_the_router_stays_in_float32_in_a_bfloat16_network():
     with torch.inference_mode():
         assert layer.router(torch.randn(3, H).bfloat16()).dtype == torch.float32
         assert layer(torch.randn(3, H).bfloat16()).dtype == torch.bfloat16
-    assert set(layer.router.float32_parameters) == {"weight", "correction_bias"}
+    assert set(layer.router.float32_parameters) == {"weight", "bias", "correction_bias"}
