@@ -33,9 +33,9 @@ def test_f47_changed_files():
     assert report["growth_mib"] < 64
     assert report["cases"] == CASES
     for kind in ("header", "config", "tokenizer", "gguf", "ggjt"):
-        assert report["verdicts"][f"{kind} accepted"] > report["cases"] // 1000, (
-            "too few cases reach the end of the parser"
-        )
+        of_it = sum(count for verdict, count in report["verdicts"].items() if verdict.startswith(f"{kind} "))
+        accepted = report["verdicts"][f"{kind} accepted"]
+        assert accepted > of_it // 100, f"{kind}: only {accepted} of {of_it} cases reach the end of the parser"
 
 
 @pytest.fixture
