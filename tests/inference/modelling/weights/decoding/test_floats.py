@@ -28,11 +28,11 @@ def test_blocks_of_bitsandbytes_cross_rows(outputs: int, inputs: int, block: int
     check(made, None, (outputs // 3, outputs // 2))
 
 
-def test_stacked_experts_are_transposed() -> None:
+def test_stacked_experts_are_outputs_by_inputs() -> None:
     tensors, values = formats.mxfp4_experts(np.random.default_rng(6), 3, 48, 64)
     table = decoded_table({f"x.gate_up_proj{leaf}": part for leaf, part in tensors.items()}, {"quant_method": "mxfp4"})
     (item,) = table.encoded
-    assert table.tensors["x.gate_up_proj"].shape == (3, 64, 48)
+    assert table.tensors["x.gate_up_proj.weight"].shape == (3, 48, 64)
     parts = {role: tensors[name.removeprefix("x.gate_up_proj")] for role, name in item.parts.items()}
     assert np.array_equal(decode(item, parts).numpy(), values)
     assert np.array_equal(decode(item, parts, 1, 2).numpy(), values[1:2])
