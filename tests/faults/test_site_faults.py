@@ -109,10 +109,12 @@ def test_f09_a_worker_that_is_asked_to_stop_loses_nothing(site, reference):
     assert site.held_by(victim)
     asked_at = time.monotonic()
     os.kill(process.pid, signal.SIGTERM)
+    time.sleep(DRAIN_GRACE_S)
+    # What the worker still has now, it hands back; a fast one's end may come after the end of all streams.
+    assert any(not entry.ends for entry in ledger.entries)
     assert process.wait(60) == 0
     took_s = time.monotonic() - asked_at
     assert took_s < DRAIN_GRACE_S + 5, took_s
-    assert any(not entry.ends for entry in ledger.entries)  # some were handed back
     ledger.wait(110)
     ledger.check(reference)
     assert sorted(batch.output()) == sorted(f"r{number}" for number in range(20))
