@@ -9,21 +9,21 @@ width of a value head.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
+from inference.modelling.forward_batch import ForwardBatch, LayerState
 from inference.modelling.layers.conv import CausalConv1d
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.recurrent import (
     GatedNorm,
     RecurrentMixer,
     head_decay_rates,
-    run_batch,
-    slot_state,
+    run_recurrence,
 )
 from inference.modelling.linear_specs import GatedDeltaSpec
 
@@ -74,19 +74,8 @@ class GatedDelta(RecurrentMixer):
         qkv, gate = torch.split(projected, [spec.conv_width, spec.value_width], 1)
         query, key, value = self._heads(self.conv1d(qkv, batch, state["conv_state"]))
         beta, log_decay = self._gates(ba)
-        pool = state["delta_state"]
-
-        def decode(rows: slice, slots: torch.Tensor) -> torch.Tensor:
-            entries = pool.index_select(0, slots)
-            out = delta_step(query[rows], key[rows], value[rows], beta[rows], log_decay[rows], entries)
-            pool.index_copy_(0, slots, entries)
-            return out
-
-        def prefill(rows: slice, chunk: PrefillChunk) -> torch.Tensor:
-            entry = slot_state(pool, chunk)
-            return delta_scan(query[rows], key[rows], value[rows], beta[rows], log_decay[rows], entry)
-
-        out = run_batch(batch, torch.empty_like(value), decode, prefill)
+        inputs, room = (query, key, value, beta, log_decay), torch.empty_like(value)
+        out = run_recurrence(batch, room, [state["delta_state"]], inputs, delta_step, delta_scan)
         normed: torch.Tensor = self.norm(out.flatten(1), gate)
         return normed
 
@@ -153,11 +142,17 @@ def delta_scan(
     Returns:
         (n, H, V).
     """
+    return scan_in_pieces(_scan_piece, CHUNK, (query, key, value, beta, log_decay), state)
+
+
+def scan_in_pieces(
+    scan_piece: Callable[..., torch.Tensor], size: int, inputs: Sequence[torch.Tensor], state: torch.Tensor
+) -> torch.Tensor:
+    """``scan_piece`` of up to ``size`` rows, (H, n, …) of each input, one after the other; (n, H, V)."""
     parts = []
-    for start in range(0, query.shape[0], CHUNK):
-        rows = slice(start, start + CHUNK)
-        q, k, v, b, g = (part[rows].transpose(0, 1) for part in (query, key, value, beta, log_decay))
-        parts.append(_scan_piece(q, k, v, b, g, state))
+    for start in range(0, inputs[0].shape[0], size):
+        rows = slice(start, start + size)
+        parts.append(scan_piece(*(part[rows].transpose(0, 1) for part in inputs), state))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

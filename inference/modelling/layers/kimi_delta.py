@@ -14,11 +14,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
+from inference.modelling.forward_batch import ForwardBatch, LayerState
 from inference.modelling.layers.conv import CausalConv1d
-from inference.modelling.layers.gated_delta import LEAST_LOG_DECAY, delta_step, unit
+from inference.modelling.layers.gated_delta import LEAST_LOG_DECAY, delta_step, scan_in_pieces, unit
 from inference.modelling.layers.linear import Linear
-from inference.modelling.layers.recurrent import GatedNorm, RecurrentMixer, head_decay_rates, run_batch, slot_state
+from inference.modelling.layers.recurrent import GatedNorm, RecurrentMixer, head_decay_rates, run_recurrence
 from inference.modelling.linear_specs import KimiDeltaSpec
 
 CHUNK = 16
@@ -86,19 +86,8 @@ class KimiDelta(RecurrentMixer):
         query, key, value = (part.view(shape) for part in convolved.chunk(3, 1))
         query, key = unit(query) * self.spec.head_dim**-0.5, unit(key)
         beta, log_decay = b.float().sigmoid(), self.log_decays(decay.float()).view(shape)
-        pool = state["delta_state"]
-
-        def decode(rows: slice, slots: torch.Tensor) -> torch.Tensor:
-            entries = pool.index_select(0, slots)
-            out = delta_step(query[rows], key[rows], value[rows], beta[rows], log_decay[rows], entries)
-            pool.index_copy_(0, slots, entries)
-            return out
-
-        def prefill(rows: slice, chunk: PrefillChunk) -> torch.Tensor:
-            entry = slot_state(pool, chunk)
-            return channel_delta_scan(query[rows], key[rows], value[rows], beta[rows], log_decay[rows], entry)
-
-        out = run_batch(batch, torch.empty(value.shape, device=value.device), decode, prefill)
+        inputs, room = (query, key, value, beta, log_decay), torch.empty(value.shape, device=value.device)
+        out = run_recurrence(batch, room, [state["delta_state"]], inputs, delta_step, channel_delta_scan)
         normed: torch.Tensor = self.norm(out.flatten(1), gate)
         return normed
 
@@ -126,12 +115,7 @@ def channel_delta_scan(
     Returns:
         (n, H, P).
     """
-    parts = []
-    for start in range(0, query.shape[0], CHUNK):
-        rows = slice(start, start + CHUNK)
-        q, k, v, b, g = (part[rows].transpose(0, 1) for part in (query, key, value, beta, log_decay))
-        parts.append(_scan_piece(q, k, v, b, g, state))
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    return scan_in_pieces(_scan_piece, CHUNK, (query, key, value, beta, log_decay), state)
 
 
 def _scan_piece(

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import torch
 
-from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
+from inference.modelling.forward_batch import ForwardBatch, LayerState
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.mlp import ACTIVATION_FUNCTIONS
 from inference.modelling.layers.norm import Norm
-from inference.modelling.layers.recurrent import run_batch, slot_state
+from inference.modelling.layers.recurrent import run_recurrence
 from inference.modelling.layers.scan import ssd_scan, ssd_step
 from inference.modelling.linear_specs import LightningSpec
 
@@ -47,18 +47,9 @@ class LightningAttention(Layer):
         """(T, 3 H P) before the activation to (T, H P) float32."""
         query, key, value = self.heads(qkv)
         log_decay = self.log_decays(qkv.device).expand(value.shape[:2])
-        pool = state["linear_state"]
-
-        def decode(rows: slice, slots: torch.Tensor) -> torch.Tensor:
-            entries = pool.index_select(0, slots)
-            out = ssd_step(value[rows], log_decay[rows], key[rows], query[rows], entries)
-            pool.index_copy_(0, slots, entries)
-            return out
-
-        def prefill(rows: slice, chunk: PrefillChunk) -> torch.Tensor:
-            return ssd_scan(value[rows], log_decay[rows], key[rows], query[rows], slot_state(pool, chunk))
-
-        return run_batch(batch, torch.empty_like(value), decode, prefill).flatten(1)
+        return run_recurrence(
+            batch, torch.empty_like(value), [state["linear_state"]], (value, log_decay, key, query), ssd_step, ssd_scan
+        ).flatten(1)
 
     def heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(T, 3 H P) before the activation to queries, keys and values (T, H, P) float32, contiguous."""

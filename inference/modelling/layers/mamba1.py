@@ -12,13 +12,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
+from inference.modelling.forward_batch import ForwardBatch, LayerState
 from inference.modelling.layer_specs import Mamba1Spec
 from inference.modelling.layers.conv import CausalConv1d
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.norm import Norm
-from inference.modelling.layers.recurrent import RecurrentMixer, run_batch, slot_state
+from inference.modelling.layers.recurrent import RecurrentMixer, run_recurrence
 from inference.modelling.layers.scan import selective_scan, selective_step
 
 
@@ -97,19 +97,15 @@ class Mamba1Mixer(RecurrentMixer):
         """
         delta = functional.softplus(dt.float() + self.dt_proj.bias.float())
         b, c = b.float(), c.float()
-        pool, limit = state["ssm_state"], self.spec.state_clamp
-        a = self.decay_rates()
-
-        def decode(rows: slice, slots: torch.Tensor) -> torch.Tensor:
-            entries = pool.index_select(0, slots)
-            y = selective_step(x[rows], delta[rows], a, b[rows], c[rows], entries, limit)
-            pool.index_copy_(0, slots, entries)
-            return y
-
-        def prefill(rows: slice, chunk: PrefillChunk) -> torch.Tensor:
-            return selective_scan(x[rows], delta[rows], a, b[rows], c[rows], slot_state(pool, chunk), limit)
-
-        y = run_batch(batch, torch.empty_like(x), decode, prefill)
+        a, limit = self.decay_rates(), self.spec.state_clamp
+        y = run_recurrence(
+            batch,
+            torch.empty_like(x),
+            [state["ssm_state"]],
+            (x, delta, b, c),
+            lambda x, delta, b, c, entries: selective_step(x, delta, a, b, c, entries, limit),
+            lambda x, delta, b, c, entry: selective_scan(x, delta, a, b, c, entry, limit),
+        )
         y = y.addcmul_(x, self.D.float()) * functional.silu(gate.float())
         return y.to(gate.dtype)
 

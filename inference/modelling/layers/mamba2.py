@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
+from inference.modelling.forward_batch import ForwardBatch, LayerState
 from inference.modelling.layer_specs import Mamba2Spec
 from inference.modelling.layers.conv import CausalConv1d
 from inference.modelling.layers.linear import Linear
@@ -16,8 +16,7 @@ from inference.modelling.layers.recurrent import (
     GatedNorm,
     RecurrentMixer,
     head_decay_rates,
-    run_batch,
-    slot_state,
+    run_recurrence,
     step_sizes,
 )
 from inference.modelling.layers.scan import ssd_scan, ssd_step
@@ -79,18 +78,9 @@ class Mamba2Mixer(RecurrentMixer):
         delta = step_sizes(dt, self.dt_bias, spec.dt_min, spec.dt_max)
         log_decay = delta * self.decay_rates()
         entering = x * delta.unsqueeze(2)
-        pool = state["ssm_state"]
-
-        def decode(rows: slice, slots: torch.Tensor) -> torch.Tensor:
-            entries = pool.index_select(0, slots)
-            y = ssd_step(entering[rows], log_decay[rows], b[rows], c[rows], entries)
-            pool.index_copy_(0, slots, entries)
-            return y
-
-        def prefill(rows: slice, chunk: PrefillChunk) -> torch.Tensor:
-            return ssd_scan(entering[rows], log_decay[rows], b[rows], c[rows], slot_state(pool, chunk))
-
-        y = run_batch(batch, torch.empty_like(entering), decode, prefill)
+        y = run_recurrence(
+            batch, torch.empty_like(entering), [state["ssm_state"]], (entering, log_decay, b, c), ssd_step, ssd_scan
+        )
         y.addcmul_(x, self.D.float().unsqueeze(1))
         normed: torch.Tensor = self.norm(y.flatten(1), gate)
         return normed

@@ -26,6 +26,7 @@ from inference.modelling.layers.recurrent import (
     RecurrentMixer,
     head_decay_rates,
     run_batch,
+    run_recurrence,
     slot_state,
     step_sizes,
 )
@@ -132,19 +133,9 @@ class Mamba3Mixer(RecurrentMixer):
     ) -> torch.Tensor:
         log_decay = delta * self.decay_rates()
         pools = [state["ssm_state"], state["x_state"], state["b_state"]]
-
-        def decode(rows: slice, slots: torch.Tensor) -> torch.Tensor:
-            entries = [pool.index_select(0, slots) for pool in pools]
-            y = trapezoidal_step(x[rows], delta[rows], share[rows], log_decay[rows], b[rows], c[rows], *entries)
-            for pool, entry in zip(pools, entries, strict=True):
-                pool.index_copy_(0, slots, entry)
-            return y
-
-        def prefill(rows: slice, chunk: PrefillChunk) -> torch.Tensor:
-            entries = [slot_state(pool, chunk) for pool in pools]
-            return trapezoidal_scan(x[rows], delta[rows], share[rows], log_decay[rows], b[rows], c[rows], *entries)
-
-        return run_batch(batch, torch.empty_like(x), decode, prefill)
+        return run_recurrence(
+            batch, torch.empty_like(x), pools, (x, delta, share, log_decay, b, c), trapezoidal_step, trapezoidal_scan
+        )
 
 
 def _running_angles(turn: torch.Tensor, batch: ForwardBatch, pool: torch.Tensor) -> torch.Tensor:

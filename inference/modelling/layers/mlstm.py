@@ -7,16 +7,17 @@ Shape letters: T rows, B decoding sequences, n rows of a chunk, H heads, P width
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
+from inference.modelling.forward_batch import ForwardBatch, LayerState
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
-from inference.modelling.layers.recurrent import run_batch, slot_state
+from inference.modelling.layers.recurrent import run_recurrence
 from inference.modelling.linear_specs import MLSTMSpec
 
 CHUNK = 64
@@ -79,24 +80,19 @@ class MLSTM(Layer):
         write, keep = (spec.gate_cap * torch.tanh(gates.float() / spec.gate_cap)).chunk(2, 1)
         log_keep = functional.logsigmoid(keep)
         pools = [state[name] for name in STATES]
-
-        def decode(rows: slice, slots: torch.Tensor) -> torch.Tensor:
-            entries = [pool.index_select(0, slots) for pool in pools]
-            out = mlstm_step(query[rows], key[rows], value[rows], write[rows], log_keep[rows], entries, spec.eps)
-            for pool, entry in zip(pools, entries, strict=True):
-                pool.index_copy_(0, slots, entry)
-            return out
-
-        def prefill(rows: slice, chunk: PrefillChunk) -> torch.Tensor:
-            entries = [slot_state(pool, chunk) for pool in pools]
-            return mlstm_scan(query[rows], key[rows], value[rows], write[rows], log_keep[rows], entries, spec.eps)
-
-        return run_batch(batch, torch.empty_like(value), decode, prefill)
+        return run_recurrence(
+            batch,
+            torch.empty_like(value),
+            pools,
+            (query, key, value, write, log_keep),
+            lambda q, k, v, w, keep, *entries: mlstm_step(q, k, v, w, keep, entries, spec.eps),
+            lambda q, k, v, w, keep, *entries: mlstm_scan(q, k, v, w, keep, entries, spec.eps),
+        )
 
 
 def mlstm_step(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, write: torch.Tensor, log_keep: torch.Tensor,
-    states: list[torch.Tensor], eps: float,
+    states: Sequence[torch.Tensor], eps: float,
 ) -> torch.Tensor:  # fmt: skip
     """One row of each sequence: C = f C + i kᵀ v, n = f n + i k, o = q C / max(|q · n|, 1), gates over e^m.
 
@@ -123,7 +119,7 @@ def mlstm_step(
 
 def mlstm_scan(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, write: torch.Tensor, log_keep: torch.Tensor,
-    states: list[torch.Tensor], eps: float,
+    states: Sequence[torch.Tensor], eps: float,
 ) -> torch.Tensor:  # fmt: skip
     """Rows of one sequence in their order: arguments as of ``mlstm_step``, with n rows and the states of one sequence.
 
@@ -140,7 +136,7 @@ def mlstm_scan(
 
 def _scan_piece(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, write: torch.Tensor, log_keep: torch.Tensor,
-    states: list[torch.Tensor], eps: float,
+    states: Sequence[torch.Tensor], eps: float,
 ) -> torch.Tensor:  # fmt: skip
     """``mlstm_scan`` of at most ``CHUNK`` rows, heads first.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -76,6 +76,38 @@ def run_batch(batch: ForwardBatch, out: torch.Tensor, decode: Decode, prefill: P
         rows = slice(chunk.start, chunk.stop)
         out[rows] = prefill(rows, chunk)
     return out
+
+
+def run_recurrence(
+    batch: ForwardBatch,
+    out: torch.Tensor,
+    pools: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    step: Callable[..., torch.Tensor],
+    scan: Callable[..., torch.Tensor],
+) -> torch.Tensor:
+    """``run_batch`` of a recurrence that is a function of rows and states alone.
+
+    Args:
+        batch: The step.
+        out: As in ``run_batch``.
+        pools: The layer's state tensors (slots, …), advanced.
+        inputs: (T, …) each; rows of them are the first arguments of ``step`` and ``scan``.
+        step: One row of each decoding sequence, then each state tensor (B, …), advanced in place.
+        scan: A chunk's rows, then the entry of each state tensor (…), advanced in place.
+    """
+
+    def decode(rows: slice, slots: torch.Tensor) -> torch.Tensor:
+        entries = [pool.index_select(0, slots) for pool in pools]
+        values = step(*(part[rows] for part in inputs), *entries)
+        for pool, entry in zip(pools, entries, strict=True):
+            pool.index_copy_(0, slots, entry)
+        return values
+
+    def prefill(rows: slice, chunk: PrefillChunk) -> torch.Tensor:
+        return scan(*(part[rows] for part in inputs), *(slot_state(pool, chunk) for pool in pools))
+
+    return run_batch(batch, out, decode, prefill)
 
 
 def slot_state(pool: torch.Tensor, chunk: PrefillChunk) -> torch.Tensor:
