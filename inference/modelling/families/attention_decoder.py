@@ -99,7 +99,6 @@ class AttentionDecoder:
         heads = read_heads(
             view,
             layout.layer(0),
-            layout.hidden_size,
             attention=names.attention,
             default_head_dim=default_head_dim,
             output=names.output,

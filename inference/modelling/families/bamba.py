@@ -55,7 +55,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
             mixer = mamba2_spec(view, f"{layer}mamba.", HYBRID_KEYS, activation=act, norm_eps=norm.eps, limits=limits)
             mixer_sources = mamba2_sources(mixer, f"{layer}mamba.", layout.hidden_size)
         elif f"{layer}self_attn.q_proj.weight" in view.tensors:
-            heads = read_heads(view, layer, layout.hidden_size)
+            heads = read_heads(view, layer)
             rope = read_rope(
                 view, heads.head_dim, max_position_embeddings=layout.max_position_embeddings, default_partial=0.5
             )

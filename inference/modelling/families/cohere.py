@@ -12,8 +12,7 @@ from inference.modelling.families.attention_decoder import AttentionDecoder, Lay
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import COMMON, HEADS, QKVO_BIAS, ROPE, Table, used
 from inference.modelling.families.config_values import layer_norm, number_with_evidence
-from inference.modelling.families.rope_by_type import TYPES
-from inference.modelling.families.windows import layer_types, sliding_window, window_of_each_layer
+from inference.modelling.families.windows import TYPES, full_every, layer_types, sliding_window, window_of_each_layer
 from inference.modelling.layer_parts import RopeSpec
 from inference.modelling.spec import ModelSpec
 
@@ -44,7 +43,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         types = layer_types(view, count, TYPES)
         if types is None:
             pattern = view.config.integer("sliding_window_pattern", "_sliding_window_pattern", default=4)
-            types = tuple(TYPES[not (number + 1) % pattern] for number in range(count))
+            types = full_every(pattern, count)
         windows = window_of_each_layer(types, sliding_window(view, default=4096))
         ropes = [rope if kind == TYPES[0] else None for kind in types]
     has_qk_norm = model_type == "cohere" and view.config.boolean("use_qk_norm", default=False)

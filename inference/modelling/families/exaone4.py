@@ -11,8 +11,7 @@ from inference.modelling.families.attention_decoder import POST_NORMS, Attention
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import WITH_ROPE, Table, used
 from inference.modelling.families.config_values import rms_norm
-from inference.modelling.families.rope_by_type import TYPES
-from inference.modelling.families.windows import layer_types, sliding_window, window_of_each_layer
+from inference.modelling.families.windows import TYPES, full_every, layer_types, sliding_window, window_of_each_layer
 from inference.modelling.spec import ModelSpec
 
 WINDOW = 4096
@@ -48,4 +47,4 @@ def exaone_types(view: CheckpointView, count: int, window: int | None) -> tuple[
         letters = [pattern[number % len(pattern)] for number in range(count)] if pattern else []
         return tuple(TYPES[letter == "G" or number == count - 1] for number, letter in enumerate(letters))
     every = view.config.integer("sliding_window_pattern", default=4)
-    return tuple(TYPES[not (number + 1) % every] for number in range(count))
+    return full_every(every, count)

@@ -97,7 +97,7 @@ def _token_mixers(
     view: CheckpointView, layout: DecoderLayout, layer: str, norm: NormSpec, act: str
 ) -> tuple[ParallelSpec, dict[str, Source]]:
     """Attention and Mamba-2; the keys' factor is one of the scores, so it is in their scale."""
-    heads = read_heads(view, layer, layout.hidden_size)
+    heads = read_heads(view, layer)
     rope = read_rope(view, heads.head_dim, max_position_embeddings=layout.max_position_embeddings)
     scale = heads.head_dim**-0.5 * _multiplier(view, "key_multiplier")
     attention = attention_spec(view, layer, heads, rope, scale=scale)

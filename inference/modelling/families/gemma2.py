@@ -15,7 +15,7 @@ from inference.modelling.families.config_key_tables import LLAMA_LIKE, Table, us
 from inference.modelling.families.config_keys import Harmless
 from inference.modelling.families.config_values import activation, number_with_evidence, rms_norm
 from inference.modelling.families.text_part import PREFIXES
-from inference.modelling.families.windows import layer_types, sliding_window, window_of_each_layer
+from inference.modelling.families.windows import TYPES, full_every, layer_types, sliding_window, window_of_each_layer
 from inference.modelling.spec import ModelSpec
 
 CONFIG_KEYS: Mapping[str, Table] = {
@@ -42,9 +42,9 @@ def build_spec(
     refuse_encoder(view)
     decoder = read_gemma(view, context=CONTEXT, norms=norms)
     count = decoder.layout.num_layers
-    types = layer_types(view, count, ("sliding_attention", "full_attention"))
+    types = layer_types(view, count, TYPES)
     if types is None:
-        types = tuple("full_attention" if number % 2 else "sliding_attention" for number in range(count))
+        types = full_every(2, count)
     return decoder.spec(
         model_type,
         norm=rms_norm(view, offset=1.0),

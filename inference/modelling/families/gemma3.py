@@ -16,9 +16,9 @@ from inference.modelling.families.config_key_tables import LLAMA_LIKE, Table, us
 from inference.modelling.families.config_keys import Harmless, Only
 from inference.modelling.families.config_values import rms_norm
 from inference.modelling.families.gemma2 import gemma_activation, read_gemma, read_scale, read_softcap, refuse_encoder
-from inference.modelling.families.rope_by_type import TYPES, ropes_by_type
+from inference.modelling.families.rope_by_type import ropes_by_type
 from inference.modelling.families.text_part import around, text_part
-from inference.modelling.families.windows import layer_types, sliding_window, window_of_each_layer
+from inference.modelling.families.windows import TYPES, full_every, layer_types, sliding_window, window_of_each_layer
 from inference.modelling.spec import ModelSpec
 
 GEMMA3: Table = {
@@ -67,4 +67,4 @@ def _types(view: CheckpointView, count: int) -> tuple[str, ...]:
     if types is not None:
         return types
     pattern = view.config.integer("sliding_window_pattern", "_sliding_window_pattern", default=PATTERN)
-    return tuple(TYPES[not (number + 1) % pattern] for number in range(count))
+    return full_every(pattern, count)

@@ -30,8 +30,7 @@ from inference.modelling.families.moe_config import (
     moe_sources,
     shared_width,
 )
-from inference.modelling.families.rope_by_type import TYPES
-from inference.modelling.families.windows import layer_types, sliding_window, window_of_each_layer
+from inference.modelling.families.windows import TYPES, layer_types, sliding_window, window_of_each_layer
 from inference.modelling.layer_parts import RopeSpec
 from inference.modelling.layer_specs import MoESpec
 from inference.modelling.spec import ModelSpec
@@ -169,7 +168,7 @@ def _check_dense(decoder: AttentionDecoder, model_type: str) -> None:
     kinds = view.config.strings("mlp_layer_types")
     if model_type == "hy_v3" and len(kinds) == layout.num_layers:
         check_dense_layers(
-            view, layout, "mlp_layer_types", lambda number: kinds[number] == "sparse", router="mlp.router.gate.weight"
+            view, layout, "mlp_layer_types", lambda number: kinds[number] == "sparse", router="mlp.router.gate"
         )
     elif model_type == "exaone_moe" and len(kinds) == layout.num_layers:
         check_dense_layers(view, layout, "mlp_layer_types", lambda number: kinds[number] == "sparse")

@@ -14,8 +14,7 @@ from inference.modelling.families.config_keys import Only
 from inference.modelling.families.config_values import integer_with_evidence, number_with_evidence, rms_norm
 from inference.modelling.families.headers import matrix_shape
 from inference.modelling.families.moe_config import check_experts, check_routing
-from inference.modelling.families.rope_by_type import TYPES
-from inference.modelling.families.windows import layer_types, sliding_window, window_of_each_layer
+from inference.modelling.families.windows import TYPES, full_every, layer_types, sliding_window, window_of_each_layer
 from inference.modelling.layer_specs import MoESpec
 from inference.modelling.spec import ModelSpec, Piece, Source, tensor
 
@@ -38,7 +37,7 @@ CONFIG_KEYS: Mapping[str, Table] = {
 def build_spec(view: CheckpointView) -> ModelSpec:
     decoder = AttentionDecoder.read(view, default_head_dim=64, default_max_position_embeddings=131072)
     count = decoder.layout.num_layers
-    types = layer_types(view, count, TYPES) or tuple(TYPES[number % 2] for number in range(count))
+    types = layer_types(view, count, TYPES) or full_every(2, count)
     return decoder.spec(
         "gpt_oss",
         norm=rms_norm(view, default=1e-5),

@@ -18,8 +18,7 @@ from inference.modelling.families.config_key_tables import LLAMA_LIKE, WITH_ROPE
 from inference.modelling.families.config_keys import Only
 from inference.modelling.families.config_values import activation, number_with_evidence, rms_norm
 from inference.modelling.families.granite_experts import granite_mixer
-from inference.modelling.families.rope_by_type import TYPES
-from inference.modelling.families.windows import layer_types, sliding_window, window_of_each_layer
+from inference.modelling.families.windows import TYPES, layer_types, sliding_window, window_of_each_layer
 from inference.modelling.layer_parts import RopeSpec
 from inference.modelling.spec import ModelSpec
 

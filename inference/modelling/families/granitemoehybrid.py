@@ -101,7 +101,7 @@ def _multiplier(view: CheckpointView, key: str) -> float:
 
 
 def _attention(view: CheckpointView, layout: DecoderLayout, layer: str) -> AttentionSpec:
-    heads = read_heads(view, layer, layout.hidden_size)
+    heads = read_heads(view, layer)
     # The published files say "nope"; transformers 5 writes null or leaves the key out.
     kind = view.config.string("position_embedding_type", default="nope", choices=("nope", "rope"))
     stated = "position_embedding_type" in view.config

@@ -28,7 +28,6 @@ class HeadSizes:
 def read_heads(
     view: CheckpointView,
     layer: str,
-    hidden_size: int,
     *,
     attention: str = "self_attn.",
     default_head_dim: int | None = None,
@@ -43,7 +42,6 @@ def read_heads(
 
     Args:
         layer: Start of the layer's tensor names, with the dot.
-        hidden_size: h.
         attention: The attention's part of the names, with the dot.
         default_head_dim: The family's width when config.json has none (h / heads otherwise).
         output: Name of the projection behind the attention.

@@ -76,7 +76,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
             )
             mixer_sources = mamba1_sources(mixer, base, layout.hidden_size)
         elif f"{layer}self_attn.q_proj.weight" in view.tensors:
-            mixer = attention_spec(view, layer, read_heads(view, layer, layout.hidden_size), None)
+            mixer = attention_spec(view, layer, read_heads(view, layer), None)
             mixer_sources = attention_sources(view, mixer, layer)
         else:
             raise unknown_layer(layer, "mamba.A_log, self_attn.q_proj.weight")

@@ -118,7 +118,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         layers.append(llama_layer(token, channel, norm))
         sources |= llama_layer_sources(number, layer, token_sources, channel_sources)
     _check_kinds(view, layers)
-    _check_dense(view, layout, f"{names.experts}gate.weight")
+    _check_dense(view, layout, f"{names.experts}gate")
     ignored = (ROTARY_BUFFERS, *drafting_layers(layout))
     return decoder_spec(view, layout, model_type, layers, sources, norm, ignored=ignored)
 

@@ -113,7 +113,7 @@ def _token_mixer(
     base = f"{layer}self_attn."
     if f"{base}q_proj.weight" not in view.tensors:
         raise unknown_layer(layer, "conv.in_proj.weight, self_attn.q_proj.weight")
-    heads = read_heads(view, layer, hidden_size)
+    heads = read_heads(view, layer)
     rope = read_rope(view, heads.head_dim, max_position_embeddings=max_positions, default_theta=THETA)
     attention = AttentionSpec(
         heads.num_heads, heads.num_kv_heads, heads.head_dim, heads.head_dim**-0.5, rope=rope, qk_norm=norm

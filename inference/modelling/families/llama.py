@@ -26,11 +26,11 @@ from inference.modelling.families.config_key_tables import (
 )
 from inference.modelling.families.config_keys import USED, Biases, Harmless, Members, Only
 from inference.modelling.families.config_values import integer_with_evidence, rms_norm
-from inference.modelling.families.rope_by_type import TYPES
 from inference.modelling.families.text_part import PREFIXES, around, text_part
 from inference.modelling.families.windows import (
     DEFAULT_MAX_WINDOW_LAYERS,
     DEFAULT_WINDOW,
+    TYPES,
     layer_types,
     sliding_window,
     window_of_each_layer,
@@ -106,7 +106,7 @@ def _windows(view: CheckpointView, model_type: str, count: int) -> tuple[int | N
     if model_type not in ("qwen2", "qwen3") or not view.config.boolean("use_sliding_window", default=False):
         return (None,) * count
     window = sliding_window(view, default=DEFAULT_WINDOW)
-    types = layer_types(view, count, ("sliding_attention", "full_attention"))
+    types = layer_types(view, count, TYPES)
     if types is None:
         key = "max_window_layers"
         full = integer_with_evidence(view, f"attention.{key}", (key,), DEFAULT_MAX_WINDOW_LAYERS, low=0)

@@ -112,7 +112,7 @@ def _token_mixer(
         return _lightning(view, layout, number, act)
     if f"{base}q_proj.weight" not in view.tensors:
         raise unknown_layer(layer, "self_attn.output_gate.weight, self_attn.q_proj.weight")
-    heads = read_heads(view, layer, layout.hidden_size)
+    heads = read_heads(view, layer)
     width = view.config.integer("rotary_dim", default=heads.head_dim)
     rope = read_rope(
         view,

@@ -122,7 +122,7 @@ def check_dense_layers(
     key: str,
     is_stated_sparse: Callable[[int], bool],
     *,
-    router: str = "mlp.gate.weight",
+    router: str = "mlp.gate",
 ) -> None:
     """Compare config.json's dense layers with those without a router.
 
@@ -131,7 +131,7 @@ def check_dense_layers(
     """
     for number in range(layout.num_layers):
         stated, layer = is_stated_sparse(number), layout.layer(number)
-        if stated != (layer + router in view.tensors):
+        if stated != has_router(view, layer, router):
             kinds = ("experts", "a dense MLP") if stated else ("a dense MLP", "experts")
             raise TensorShapeMismatch(
                 f"config.json gives layer {number} {kinds[0]} ({key}), but {layer[:-1]} has the tensors of {kinds[1]}; "

@@ -110,7 +110,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
             token = mamba2_spec(view, base, KEYS, activation=mamba_act, norm_eps=norm.eps, limits=limits)
             found = mamba2_sources(token, base, layout.hidden_size)
         elif f"{base}q_proj.weight" in view.tensors:
-            heads = read_heads(view, layer, layout.hidden_size, attention="mixer.")
+            heads = read_heads(view, layer, attention="mixer.")
             check_size(view, heads.head_dim, "width of a head", "attention_head_dim")
             token = attention_spec(view, layer, heads, None, attention="mixer.")
             found = attention_sources(view, token, layer, attention="mixer.")

@@ -12,8 +12,8 @@ from inference.modelling.families.attention_decoder import POST_NORMS, Attention
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import WITH_ROPE, Table, used
 from inference.modelling.families.config_values import number_with_evidence, rms_norm
-from inference.modelling.families.rope_by_type import TYPES, ropes_by_type
-from inference.modelling.families.windows import layer_types, sliding_window, window_of_each_layer
+from inference.modelling.families.rope_by_type import ropes_by_type
+from inference.modelling.families.windows import TYPES, full_every, layer_types, sliding_window, window_of_each_layer
 from inference.modelling.layer_parts import NormSpec
 from inference.modelling.spec import ModelSpec
 
@@ -45,7 +45,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     count = decoder.layout.num_layers
     types = layer_types(view, count, TYPES)
     if types is None:
-        types = tuple(TYPES[not (number + 1) % 4] for number in range(count))
+        types = full_every(4, count)
     ropes = ropes_by_type(view, decoder.rope, theta=THETA_3)
     windows = window_of_each_layer(types, sliding_window(view, default=WINDOW))
     return decoder.spec(model_type, norm=norm, ropes=[ropes[kind] for kind in types], windows=windows, qk_norm="row")

@@ -80,7 +80,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
 
 def _attention(view: CheckpointView, layout: DecoderLayout, layer: str, norm: NormSpec) -> AttentionSpec:
     """Attention whose norms of queries and keys are over all heads at once."""
-    heads = read_heads(view, layer, layout.hidden_size)
+    heads = read_heads(view, layer)
     rope: RopeSpec | None = None
     if view.config.get("rope_parameters.rope_theta", "rope_theta") is not None:
         rope = read_rope(view, heads.head_dim, max_position_embeddings=layout.max_position_embeddings)

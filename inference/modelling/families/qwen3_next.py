@@ -130,7 +130,7 @@ def _token_mixer(
         return delta_mixer(view, f"{layer}linear_attn.", norm.eps)
     if f"{layer}self_attn.q_proj.weight" not in view.tensors:
         raise unknown_layer(layer, "linear_attn.A_log, self_attn.q_proj.weight")
-    heads = read_heads(view, layer, layout.hidden_size, default_head_dim=HEAD_DIM, has_gate=True)
+    heads = read_heads(view, layer, default_head_dim=HEAD_DIM, has_gate=True)
     rope = read_rope(
         view, heads.head_dim, max_position_embeddings=layout.max_position_embeddings, default_partial=ROTATED_SHARE
     )

@@ -24,6 +24,7 @@ from inference.modelling.families.moe_config import (
 from inference.modelling.families.windows import (
     DEFAULT_MAX_WINDOW_LAYERS,
     DEFAULT_WINDOW,
+    TYPES,
     layer_types,
     sliding_window,
     window_of_each_layer,
@@ -100,7 +101,7 @@ def _windows(view: CheckpointView, model_type: str, count: int) -> tuple[int | N
     window = sliding_window(view, default=DEFAULT_WINDOW)
     if model_type != "qwen2_moe":
         return (window,) * count
-    types = layer_types(view, count, ("sliding_attention", "full_attention"))
+    types = layer_types(view, count, TYPES)
     if types is None:
         key = "max_window_layers"
         last = integer_with_evidence(view, f"attention.{key}", (key,), DEFAULT_MAX_WINDOW_LAYERS, low=0)

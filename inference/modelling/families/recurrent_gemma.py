@@ -106,7 +106,7 @@ def rounded_to_bfloat16(value: float) -> float:
 
 
 def _attention(view: CheckpointView, layout: DecoderLayout, layer: str) -> AttentionSpec:
-    heads = read_heads(view, layer, layout.hidden_size, attention="temporal_block.")
+    heads = read_heads(view, layer, attention="temporal_block.")
     positions = layout.max_position_embeddings
     rope = read_rope(view, heads.head_dim, max_position_embeddings=positions, default_partial=ROTATED_SHARE)
     window = integer_with_evidence(view, "attention.window", ("attention_window_size",), WINDOW)

@@ -13,9 +13,9 @@ from typing import Any
 from inference.errors import CorruptCheckpoint
 from inference.modelling.families.config import CheckpointConfig, CheckpointView
 from inference.modelling.families.config_values import number_with_evidence
+from inference.modelling.families.windows import TYPES
 from inference.modelling.layer_parts import RopeSpec
 
-TYPES = ("sliding_attention", "full_attention")
 ROPE_KEYS = ("rope_parameters", "rope_scaling", "rope_theta")
 
 

@@ -13,8 +13,7 @@ from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import QKVO_BIAS, QWEN, Table, used
 from inference.modelling.families.config_keys import Harmless
 from inference.modelling.families.config_values import rms_norm
-from inference.modelling.families.rope_by_type import TYPES
-from inference.modelling.families.windows import layer_types, sliding_window, window_of_each_layer
+from inference.modelling.families.windows import TYPES, layer_types, sliding_window, window_of_each_layer
 from inference.modelling.spec import ModelSpec
 
 THETA = 2_000_000.0

@@ -13,6 +13,10 @@ DEFAULT_MAX_WINDOW_LAYERS = 28
 """The layer from which a windowed Qwen's layers are of the other kind, when config.json doesn't say."""
 
 
+TYPES = ("sliding_attention", "full_attention")
+"""The types of layers of a family with windows in some of them."""
+
+
 def layer_types(view: CheckpointView, num_layers: int, allowed: Sequence[str]) -> tuple[str, ...] | None:
     """config.json's ``layer_types``, one of ``allowed`` for each layer; None when the key is absent.
 
@@ -34,6 +38,11 @@ def layer_types(view: CheckpointView, num_layers: int, allowed: Sequence[str]) -
                 param="layer_types",
             )
     return types
+
+
+def full_every(every: int, num_layers: int) -> tuple[str, ...]:
+    """The type of each layer where the last of every so many is full."""
+    return tuple(TYPES[not (number + 1) % every] for number in range(num_layers))
 
 
 def window_of_each_layer(types: Sequence[str], window: int | None) -> tuple[int | None, ...]:

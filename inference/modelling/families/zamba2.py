@@ -148,7 +148,7 @@ class _Blocks:
     def _spec(self, block: int, number: int, base: str) -> SharedBlockSpec:
         view, hidden = self.view, self.layout.hidden_size
         check_size(view, 2 * hidden, f"twice the columns of {self.layout.embedding}", "attention_hidden_size")
-        heads = read_heads(view, base, hidden, default_head_dim=self._head_dim())
+        heads = read_heads(view, base, default_head_dim=self._head_dim())
         check_size(view, heads.head_dim, f"rows of {base}self_attn.q_proj.weight", "attention_head_dim")
         rope = None
         if view.config.boolean("use_mem_rope", default=False):

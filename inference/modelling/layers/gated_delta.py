@@ -74,8 +74,8 @@ class GatedDelta(RecurrentMixer):
         qkv, gate = torch.split(projected, [spec.conv_width, spec.value_width], 1)
         query, key, value = self._heads(self.conv1d(qkv, batch, state["conv_state"]))
         beta, log_decay = self._gates(ba)
-        inputs, room = (query, key, value, beta, log_decay), torch.empty_like(value)
-        out = run_recurrence(batch, room, [state["delta_state"]], inputs, delta_step, delta_scan)
+        inputs, out = (query, key, value, beta, log_decay), torch.empty_like(value)
+        out = run_recurrence(batch, out, [state["delta_state"]], inputs, delta_step, delta_scan)
         normed: torch.Tensor = self.norm(out.flatten(1), gate)
         return normed
 

@@ -86,8 +86,8 @@ class KimiDelta(RecurrentMixer):
         query, key, value = (part.view(shape) for part in convolved.chunk(3, 1))
         query, key = unit(query) * self.spec.head_dim**-0.5, unit(key)
         beta, log_decay = b.float().sigmoid(), self.log_decays(decay.float()).view(shape)
-        inputs, room = (query, key, value, beta, log_decay), torch.empty(value.shape, device=value.device)
-        out = run_recurrence(batch, room, [state["delta_state"]], inputs, delta_step, channel_delta_scan)
+        inputs, out = (query, key, value, beta, log_decay), torch.empty(value.shape, device=value.device)
+        out = run_recurrence(batch, out, [state["delta_state"]], inputs, delta_step, channel_delta_scan)
         normed: torch.Tensor = self.norm(out.flatten(1), gate)
         return normed
 

@@ -12,7 +12,7 @@ from tests.inference.modelling.families.headers import HIDDEN, attention, fact, 
 
 def heads_of(shapes: dict, config: dict, overrides: dict | None = None, **options):
     view = view_of(shapes, config, overrides)
-    return read_heads(view, "", HIDDEN, **options), view
+    return read_heads(view, "", **options), view
 
 
 def test_rows_by_the_heads_of_the_config() -> None:
@@ -89,4 +89,4 @@ def test_heads_that_do_not_fit_are_refused() -> None:
 
 def test_a_norm_without_values_says_nothing_about_the_heads() -> None:
     shapes = attention("l.self_attn.") | {"l.self_attn.q_norm.weight": (0,)}
-    assert read_heads(view_of(shapes, {"num_attention_heads": 4}), "l.", HIDDEN).head_dim == 4
+    assert read_heads(view_of(shapes, {"num_attention_heads": 4}), "l.").head_dim == 4

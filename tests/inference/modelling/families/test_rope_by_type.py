@@ -6,7 +6,8 @@ import pytest
 
 from inference.errors import CorruptCheckpoint
 from inference.modelling.families.attention_decoder import AttentionDecoder
-from inference.modelling.families.rope_by_type import TYPES, ropes_by_type
+from inference.modelling.families.rope_by_type import ropes_by_type
+from inference.modelling.families.windows import TYPES
 from tests.inference.modelling.families.headers import llama, view_of
 
 LINEAR = {"rope_type": "linear", "factor": 4.0}

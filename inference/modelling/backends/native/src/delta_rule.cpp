@@ -221,19 +221,26 @@ Sizes sizes_of(const DeltaArguments& in) {
   return sizes;
 }
 
-at::Tensor delta_mix(const DeltaArguments& in) {
-  const Sizes sizes = sizes_of(in);
-  const int64_t slots = in.delta_state.size(0), rows = sizes.rows, heads = sizes.heads, kernel = in.taps.size(0);
-  const int64_t conv_width = sizes.conv_width(), inner = sizes.inner();
-  const auto found = read_runs(in.runs, rows, slots);
-  const Convolution conv{
-      checked(in.conv_state, {slots, conv_width, kernel - 1}, "conv_state"),
-      checked(in.taps, {kernel, conv_width}, "taps"),
+// The convolution over `width` channels, without a bias, that the arguments' states and taps describe.
+template <class Arguments>
+Convolution convolution_of(const Arguments& in, int64_t slots, int64_t width) {
+  const int64_t kernel = in.taps.size(0);
+  return {
+      checked(in.conv_state, {slots, width, kernel - 1}, "conv_state"),
+      checked(in.taps, {kernel, width}, "taps"),
       nullptr,
-      conv_width,
+      width,
       kernel,
       kSilu,
   };
+}
+
+at::Tensor delta_mix(const DeltaArguments& in) {
+  const Sizes sizes = sizes_of(in);
+  const int64_t slots = in.delta_state.size(0), rows = sizes.rows, heads = sizes.heads;
+  const int64_t conv_width = sizes.conv_width(), inner = sizes.inner();
+  const auto found = read_runs(in.runs, rows, slots);
+  const Convolution conv = convolution_of(in, slots, conv_width);
   const GatedNorm norm{
       in.norm_weight ? checked(*in.norm_weight, {inner}, "norm weight") : nullptr, static_cast<float>(in.eps),
       static_cast<float>(in.offset), in.norm_group, in.norm_order};
@@ -276,7 +283,7 @@ at::Tensor channel_delta_mix(const ChannelDeltaArguments& in) {
       "channel_delta_mix: states (slots, H, P, P), taps (K, C) and rows are needed");
   const int64_t slots = in.delta_state.size(0), heads = in.delta_state.size(1), key_dim = in.delta_state.size(2);
   const Sizes sizes{heads, heads, key_dim, key_dim, in.qkv.size(0)};
-  const int64_t rows = sizes.rows, inner = sizes.inner(), conv_width = sizes.conv_width(), kernel = in.taps.size(0);
+  const int64_t rows = sizes.rows, inner = sizes.inner(), conv_width = sizes.conv_width();
   const at::ScalarType type = in.qkv.scalar_type();
   check_rows(in.qkv, rows, conv_width, type, "qkv");
   check_rows(in.decay, rows, inner, type, "decay");
@@ -286,14 +293,7 @@ at::Tensor channel_delta_mix(const ChannelDeltaArguments& in) {
           in.b.scalar_type() == type,
       "channel_delta_mix: b must be (", rows, ", ", heads, ")");
   const auto found = read_runs(in.runs, rows, slots);
-  const Convolution conv{
-      checked(in.conv_state, {slots, conv_width, kernel - 1}, "conv_state"),
-      checked(in.taps, {kernel, conv_width}, "taps"),
-      nullptr,
-      conv_width,
-      kernel,
-      kSilu,
-  };
+  const Convolution conv = convolution_of(in, slots, conv_width);
   const GatedNorm norm{
       checked(in.norm_weight, {inner}, "norm weight"), static_cast<float>(in.eps), static_cast<float>(in.offset),
       key_dim, GatedNorm::kBeforeSigmoid};
