@@ -7,7 +7,7 @@ one that was preempted, so a ratio taken on a busy machine can be wrong by a fac
 from __future__ import annotations
 
 import contextlib
-import functools
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -17,6 +17,8 @@ from typing import Any
 
 TOLERATED_CPUS = 0.05
 """Processors' worth of other work that a value may have beside it: what the system itself needs now and then."""
+SEEDS_APART = 10_000
+"""Between the seeds of two attempts at one round."""
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -61,11 +63,18 @@ def undisturbed(
 def undisturbed_rounds(
     own: Callable[[], Sequence[int]], measure: Callable[[int], dict[str, Any]], seeds: Iterable[int]
 ) -> list[dict[str, Any]]:
-    """What was measured with each seed, without the rounds that other work disturbed."""
+    """What was measured in each round, without the rounds that other work disturbed.
+
+    Args:
+        measure: Takes the seed of its prompts. A repeated attempt gets another one of the same parity, because a
+            prefix cache would answer a prompt that it has seen.
+        seeds: One for each round, less than ``SEEDS_APART`` apart.
+    """
     found = []
     for seed in seeds:
+        attempts = itertools.count(seed, SEEDS_APART)
         with contextlib.suppress(Disturbed):
-            found.append(undisturbed(own, functools.partial(measure, seed))[0])
+            found.append(undisturbed(own, lambda attempts=attempts: measure(next(attempts)))[0])  # type: ignore[misc]
     return found
 
 

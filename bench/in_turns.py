@@ -1,7 +1,7 @@
-"""Decoding against one peer and against memory, in turns of a second: ``python -m bench.in_turns --models hybrid``.
+"""Decoding and prefill against peers and against memory, in turns: ``python -m bench.in_turns --models hybrid``.
 
-The bandwidth of a shared machine changes within minutes, by half and more. Here both implementations and a reader of
-memory are loaded at the same time and take turns within each round, so that a round's ratio and its share of
+The bandwidth of a shared machine changes within minutes, by half and more. Here all implementations and a reader of
+memory are loaded at the same time and take turns within each round, so that a round's ratios and its share of
 the bound belong to the same seconds. Values beside which other work was done are refused (``bench.disturbance``).
 """
 
@@ -10,18 +10,36 @@ from __future__ import annotations
 import argparse
 import contextlib
 import statistics
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.__main__ import names, positive
-from bench.bounds import read_sizes
+from bench.bounds import Sizes, read_sizes
 from bench.disturbance import family, undisturbed_rounds
 from bench.environments import Environments
 from bench.figures import interval_of
 from bench.implementations import IMPLEMENTATIONS, PEERS, Implementation, Job
-from bench.processes import Child
+from bench.processes import Child, PeerFailed
 from bench.weights import CHECKPOINTS, make_checkpoint
 
 PROMPT = 128
+BATCHES = {"decode1": 1, "decode8": 8}
+TASKS = (*BATCHES, "prefill512")
+OURS = "blazr"
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one undisturbed round measured.
+
+    Attributes:
+        rates: Tokens per second by implementation.
+        bytes_per_s: What memory gave in the same seconds.
+    """
+
+    rates: dict[str, float]
+    bytes_per_s: float
 
 
 def implementation(peer: str, bits: int) -> Implementation:
@@ -29,44 +47,108 @@ def implementation(peer: str, bits: int) -> Implementation:
     return next(item for item in IMPLEMENTATIONS if item.peer == peer and item.bits == bits)
 
 
-def measure(job: Job, peer: str, bits: int, rounds: int, new: int) -> list[tuple[float, float, float]]:
-    """Of each undisturbed round: our tokens per second, the peer's, and the bytes per second that memory gave."""
-    with contextlib.ExitStack() as stack:
+class Turns:
+    """Our engine, peers and a reader of memory, all loaded; ``close`` ends them.
 
-        def start(child: Child) -> Child:
-            stack.callback(child.close)
-            return child
+    Args:
+        peers: Names of ``PEERS``; one that can't load the checkpoint is reported and left out.
+    """
 
-        reader = start(Child("machine"))
-        ours = start(implementation("blazr", bits).start(job))
-        other = start(implementation(peer, bits).start(job))
-        for child in (ours, other):
+    def __init__(self, job: Job, peers: list[str], bits: int) -> None:
+        self._stack = contextlib.ExitStack()
+        self._reader = self._start(Child("machine"))
+        self.children = {OURS: self._start(implementation(OURS, bits).start(job))}
+        for peer in peers:
+            try:
+                self.children[peer] = self._start(implementation(peer, bits).start(job))
+            except PeerFailed as error:
+                print(f"{job.checkpoint.name}: {peer} is left out: {error}")
+        for child in self.children.values():
             child.run("decode", batch=1, prompt=16, new=8)
-        reader.run("read")
+        self._reader.run("read")
 
-        def take_turns(seed: int) -> dict[str, float]:
-            first, second = (ours, other) if seed % 2 else (other, ours)
-            read = [reader.run("read")["bytes_per_s"]]
+    def _start(self, child: Child) -> Child:
+        self._stack.callback(child.close)
+        return child
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def measure(self, task: str, rounds: int, new: int) -> list[Round]:
+        """Return the undisturbed rounds of a task of ``TASKS``.
+
+        Args:
+            new: Tokens that each sequence decodes.
+        """
+        command, values = command_of(task, new)
+
+        def take_turns(seed: int) -> dict[str, Any]:
+            order = list(self.children)
+            if seed % 2:
+                order.reverse()
+            read = [self._reader.run("read")["bytes_per_s"]]
             rates = {}
-            for child in (first, second):
-                result = child.run("decode", batch=1, prompt=PROMPT, new=new, seed=seed)
-                rates[child] = result["tokens_per_s"]
-                read.append(reader.run("read")["bytes_per_s"])
-            return {"ours": rates[ours], "other": rates[other], "read": statistics.median(read)}
+            for name in order:
+                rates[name] = self.children[name].run(command, **values, seed=seed)["tokens_per_s"]
+                read.append(self._reader.run("read")["bytes_per_s"])
+            return {"rates": rates, "read": statistics.median(read)}
 
         def own() -> list[int]:
-            return [pid for child in (reader, ours, other) for pid in family(child.process.pid)]
+            return [pid for child in (self._reader, *self.children.values()) for pid in family(child.process.pid)]
 
+        take_turns(99)  # first calls of a batch size allocate and compile
         found = undisturbed_rounds(own, take_turns, range(100, 100 + rounds))
-        return [(values["ours"], values["other"], values["read"]) for values in found]
+        return [Round(values["rates"], values["read"]) for values in found]
+
+
+def command_of(task: str, new: int) -> tuple[str, dict[str, int]]:
+    """Return the command that children have for a task, and its values without the seed."""
+    if task in BATCHES:
+        return "decode", {"batch": BATCHES[task], "prompt": PROMPT, "new": new}
+    return "prefill", {"tokens": int(task.removeprefix("prefill"))}
+
+
+def describe(rounds: list[Round], bytes_read: float | None) -> str:
+    """Return one line: our rate, each peer's with the ratio, and shares of the bound where a step has one.
+
+    Args:
+        bytes_read: Bytes that a decoding step of one sequence must read; None: memory isn't the bound.
+    """
+    words = [f"{len(rounds)} rounds", f"{interval_of([item.rates[OURS] for item in rounds], 1)} tokens/s"]
+    for name in rounds[0].rates:
+        if name != OURS:
+            rates = interval_of([item.rates[name] for item in rounds], 1)
+            ratio = interval_of([item.rates[OURS] / item.rates[name] for item in rounds])
+            words.append(f"{name} {rates}, ratio {ratio}")
+    if bytes_read is not None:
+        words.append(f"memory {interval_of([item.bytes_per_s / 1e9 for item in rounds], 1)} GB/s")
+        for name in rounds[0].rates:
+            share = interval_of([item.rates[name] * bytes_read / item.bytes_per_s for item in rounds])
+            words.append(f"{name} at {share} of the bound")
+    return "; ".join(words)
+
+
+def compare(job: Job, sizes: Sizes, given: argparse.Namespace, bits: int) -> None:
+    """Measure one checkpoint at one number of bits, and print a line for each task."""
+    with contextlib.closing(Turns(job, given.peer, bits)) as turns:
+        for task in given.tasks:
+            label = f"{job.checkpoint.name}, {bits} bits, {task}"
+            found = turns.measure(task, given.rounds, given.new)
+            if not found:
+                print(f"{label}: other work disturbed every round", flush=True)
+                continue
+            stored = implementation(OURS, bits).stored_bits or bits
+            bytes_read = sizes.bytes_read(1, PROMPT + given.new / 2, stored) if task == "decode1" else None
+            print(f"{label}: {describe(found, bytes_read)}", flush=True)
 
 
 def main() -> None:
-    """Print one line for each model and number of bits."""
+    """Print one line for each model, number of bits and task."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", type=names(list(CHECKPOINTS)), default=["mamba2", "hybrid"])
     parser.add_argument("--bits", type=names(("16", "8", "4")), default=["16"])
-    parser.add_argument("--peer", choices=[name for name in PEERS if name != "transformers"], default="llama-cpp")
+    parser.add_argument("--tasks", type=names(TASKS), default=["decode1"])
+    parser.add_argument("--peer", type=names(PEERS), default=["llama-cpp"])
     parser.add_argument("--rounds", type=positive, default=8)
     parser.add_argument("--new", type=positive, default=48, help="tokens of a turn")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "blazr-bench")
@@ -76,21 +158,7 @@ def main() -> None:
         checkpoint = make_checkpoint(model, given.cache / "checkpoints")
         sizes = read_sizes(checkpoint)
         for bits in map(int, given.bits):
-            job = Job(checkpoint, sizes.vocab_size, environments)
-            found = measure(job, given.peer, bits, given.rounds, given.new)
-            if not found:
-                print(f"{model}, {bits} bits: other work disturbed every round")
-                continue
-            stored = implementation("blazr", bits).stored_bits or bits
-            bytes_read = sizes.bytes_read(1, PROMPT + given.new / 2, stored)
-            print(
-                f"{model}, {bits} bits, {len(found)} rounds: {interval_of([a for a, _, _ in found], 1)} tokens/s, "
-                f"{given.peer} {interval_of([b for _, b, _ in found], 1)}, "
-                f"ratio {interval_of([a / b for a, b, _ in found])}; "
-                f"memory {interval_of([c / 1e9 for _, _, c in found], 1)} GB/s, "
-                f"of the bound {interval_of([a * bytes_read / c for a, _, c in found])}, "
-                f"{given.peer} {interval_of([b * bytes_read / c for _, b, c in found])}"
-            )
+            compare(Job(checkpoint, sizes.vocab_size, environments), sizes, given, bits)
 
 
 if __name__ == "__main__":

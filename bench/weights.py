@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from bench.published_shapes import PUBLISHED
 from bench.tokenizer_files import write_tokenizer
 
 SEED = 20
@@ -141,12 +142,16 @@ def _as_published(config: dict[str, Any]) -> dict[str, Any]:
     published = dict(config)
     published["torch_dtype"] = published.pop("dtype", "bfloat16")
     published.pop("time_step_limit", None)  # none, which JSON has no number for
-    kinds = {"linear_attention": "mamba", "full_attention": "attention"}
-    if "layer_types" in published:
-        published["layer_types"] = [kinds.get(kind, kind) for kind in published["layer_types"]]
-    rope = published.pop("rope_parameters", None)
-    if rope:
-        published["rope_theta"] = rope["rope_theta"]
+    if published["model_type"] == "granitemoehybrid":
+        kinds = {"linear_attention": "mamba", "full_attention": "attention"}
+        published["layer_types"] = [kinds[kind] for kind in published["layer_types"]]
+    if published["model_type"] != "qwen3_5_text":  # whose files say it as transformers does
+        rope = published.pop("rope_parameters", None) or {}
+        if "sliding_attention" in rope:
+            published["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+            rope = rope["full_attention"]
+        if "rope_theta" in rope:
+            published["rope_theta"] = rope["rope_theta"]
     return published
 
 
@@ -213,6 +218,13 @@ def _write_hybrid(target: Path) -> None:
         pad_token_id=vocab_size - 1,
     )
     config.architectures = ["GraniteMoeHybridForCausalLM"]
+    _write_transformers(config, target)
+
+
+def _write_published(make_config: Callable[[], Any], target: Path) -> None:
+    config = make_config()
+    config.bos_token_id = None
+    config.eos_token_id = config.pad_token_id = config.vocab_size - 1
     _write_transformers(config, target)
 
 
@@ -307,5 +319,6 @@ CHECKPOINTS: dict[str, Callable[[Path], None]] = {
     "mamba2": _write_mamba2,
     "hybrid": _write_hybrid,
     "nano": _write_nano,
+    **{name: (lambda target, make=make: _write_published(make, target)) for name, make in PUBLISHED.items()},
 }
 """What each name of ``--models`` writes."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench import disturbance
-from bench.disturbance import Disturbed, _Moment, foreign_work, undisturbed
+from bench.disturbance import Disturbed, _Moment, foreign_work, undisturbed, undisturbed_rounds
 
 BUSY = [sys.executable, "-c", "while True: pass"]
 
@@ -39,6 +39,20 @@ def test_a_disturbed_value_is_measured_again_and_refused_in_the_end(monkeypatch:
     with pytest.raises(Disturbed, match="other work took"):
         undisturbed(lambda: [], measure, attempts=2)
     assert len(calls) == 4
+
+
+def test_a_repeated_attempt_has_prompts_that_no_cache_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([0.0, 9.0, 10.0, 10.0, 10.0, 10.0])  # the first attempt of the first round is disturbed
+    monkeypatch.setattr(disturbance, "moment", lambda: _Moment(time.perf_counter(), next(moments), {}))
+    seeds: list[int] = []
+
+    def measure(seed: int) -> dict[str, Any]:
+        seeds.append(seed)
+        return {"seed": seed}
+
+    found = undisturbed_rounds(lambda: [], measure, [3, 4])
+    assert seeds == [3, 3 + disturbance.SEEDS_APART, 4]
+    assert [values["seed"] % 2 for values in found] == [1, 0]  # the order of the turns follows from the parity
 
 
 def test_a_real_process_beside_the_measurement_is_noticed_unless_it_belongs_to_it() -> None:
