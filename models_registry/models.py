@@ -39,6 +39,7 @@ class Checkpoint(models.Model):
         REFUSED = "refused", "refused"
 
     JSON_COLUMNS: ClassVar[dict[str, type]] = {"inspection": dict, "file_stamps": list, "settings": dict}
+    JSON_MEMBERS: ClassVar[dict[str, tuple[str, ...]]] = {"inspection": ("tokenizer",)}
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     served_model_name = models.CharField(

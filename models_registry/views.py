@@ -20,7 +20,7 @@ from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.csrf import ensure_csrf_cookie
 
-from inference.errors import UnknownModel
+from inference.errors import BlazrError, NotFound
 from inference.models.readable_rows import readable_rows
 from inference.values.tokenizer_spec import MAX_TEMPLATE_CHARS
 from models_registry import selectors, upload_rules
@@ -76,7 +76,15 @@ class StaffPage(View):
         return super().dispatch(request, *args, **kwargs)
 
     def get(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
-        return render(request, self.template_name, {"section": self.section, **self.page_context(**kwargs)})
+        """Render the page; an error that names its reason becomes a page that shows the reason."""
+        try:
+            context = self.page_context(**kwargs)
+        except NotFound as error:
+            raise Http404(error.message) from None
+        except BlazrError as error:
+            words = {"section": self.section, "message": error.message}
+            return render(request, "registry/refused.html", words, status=error.http_status)
+        return render(request, self.template_name, {"section": self.section, **context})
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
         return {}
@@ -153,10 +161,7 @@ class ModelPage(StaffPage):
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
         checkpoint_id: uuid.UUID = kwargs["checkpoint_id"]
-        try:
-            checkpoint = selectors.checkpoint_get(checkpoint_id)
-        except UnknownModel as error:
-            raise Http404(error.message) from None
+        checkpoint = selectors.checkpoint_get(checkpoint_id)
         detail = checkpoint_detail(checkpoint)
         with_tokenizer_sources(detail["description"]["overridable"], besides=checkpoint)
         in_force = {row["fact"] for row in detail["overrides"] if row["cleared_at"] is None}

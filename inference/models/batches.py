@@ -196,6 +196,7 @@ class BatchSchedule(models.Model):
     """Makes a batch of the same file again and again."""
 
     JSON_COLUMNS: ClassVar[dict[str, type]] = {"request": dict}
+    JSON_MEMBERS: ClassVar[dict[str, tuple[str, ...]]] = {"request": ("input_file_id", "endpoint", "completion_window")}
 
     schedule_id = models.CharField(max_length=40, unique=True)
     tenant = models.CharField(max_length=64)

@@ -41,6 +41,7 @@ class GenerationJob(models.Model):
     """
 
     JSON_COLUMNS: ClassVar[dict[str, type]] = {"plan": dict, "result": dict, "error": dict}
+    JSON_MEMBERS: ClassVar[dict[str, tuple[str, ...]]] = {"plan": ("endpoint", "model", "prompts", "params")}
 
     job_id = models.UUIDField(unique=True, default=uuid.uuid4, editable=False, help_text="The public id.")
     tenant = models.CharField(max_length=64)

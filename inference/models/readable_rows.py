@@ -17,16 +17,16 @@ MAX_NAMED = 20
 
 
 class DamagedRow(ValueError):
-    """A column of JSON has no JSON, or JSON of another type than its model names."""
+    """A column of JSON has no JSON, JSON of another type than its model names, or lacks members that it names."""
 
 
 def json_value(row: Model, column: str) -> Any:
     """Return the value of one of the ``JSON_COLUMNS`` of a row; an empty text is an empty value.
 
     Raises:
-        DamagedRow: The text is no JSON, or the value has another type.
+        DamagedRow: The text is no JSON, the value has another type, or one of the ``JSON_MEMBERS`` is missing.
     """
-    kind: type = row.JSON_COLUMNS[column]  # type: ignore[attr-defined]
+    kind: type[Any] = row.JSON_COLUMNS[column]  # type: ignore[attr-defined]
     value = getattr(row, column)
     if isinstance(row._meta.get_field(column), TextField):
         try:
@@ -35,6 +35,9 @@ def json_value(row: Model, column: str) -> Any:
             raise DamagedRow(f"{column}: {error}") from None
     if not isinstance(value, kind):
         raise DamagedRow(f"{column} has the type {type(value).__name__}")
+    for member in getattr(row, "JSON_MEMBERS", {}).get(column, ()):
+        if member not in value:
+            raise DamagedRow(f"{column} has no {member}")
     return value
 
 
@@ -42,8 +45,8 @@ def readable_rows(rows: QuerySet[Row], limit: int | None = None) -> list[Row]:
     """Return up to ``limit`` readable rows; one log line names the damaged rows by primary key.
 
     SQLite stores any value in any column, and Django fails the whole list for one value that it can't convert. What
-    a model names in ``JSON_COLUMNS`` (column → type of its value) is checked too, where it was read, and so are
-    prefetched rows.
+    a model names in ``JSON_COLUMNS`` (column → type of its value) and ``JSON_MEMBERS`` (column → members that every
+    value has) is checked too, where it was read, and so are prefetched rows.
 
     Args:
         rows: A queryset without a slice: rows are fetched one by one after a failure.

@@ -123,6 +123,21 @@ class Inspection:
 
     @classmethod
     def from_dict(cls, payload: Mapping[str, Any]) -> Inspection:
+        """Read what ``to_dict`` wrote.
+
+        Raises:
+            CorruptCheckpoint: Members are missing, or have another type.
+        """
+        try:
+            return cls._from_dict(payload)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            raise CorruptCheckpoint(
+                f"The stored inspection of this model is damaged ({type(error).__name__}: {error}); inspect its files "
+                "again (POST /registry/checkpoints/ID/refresh), or delete the model and register them again."
+            ) from error
+
+    @classmethod
+    def _from_dict(cls, payload: Mapping[str, Any]) -> Inspection:
         files = tuple(CheckpointFile(path, size, role) for path, size, role in payload["files"])
         return cls(
             spec=ModelSpec.from_dict(payload["spec"]),

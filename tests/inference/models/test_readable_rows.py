@@ -19,6 +19,7 @@ from inference.models import ApiKey, Batch, GenerationJob, JobState, StoredFile
 from inference.models.readable_rows import DamagedRow, json_value, readable_rows
 from inference.transport import questions as worker_questions
 from inference.values.principal import LOCAL
+from models_registry.api.views import _inspection
 from tests.accounts import account
 from tests.inference.api.test_urls_access import address, objects, routes  # noqa: F401 - a fixture
 from tests.inference.batches.fakes import line, make_batch
@@ -100,12 +101,19 @@ def test_damaged_json_makes_no_page_and_no_route_a_500(
             sound[path] = status(path)
         queries[path] = " ".join(query["sql"] for query in captured)
     columns = list(json_columns())
-    for model, column in columns:
+    for model, column, text in [
+        (model, column, text) for model, column in columns for text in (CUT, "{}", "[]", '{"tokenizer": {}}')
+    ]:
         point = transaction.savepoint()
         for row in model.objects.all():
-            damage(row, column, CUT)
+            damage(row, column, text)
+        _inspection.cache_clear()
         found = {path: status(path) for path in paths if f'"{model._meta.db_table}"' in queries[path]}
-        wrong += [f"{model.__name__}.{column}: {now} {path}" for path, now in found.items() if now >= 500 > sound[path]]
+        wrong += [
+            f"{model.__name__}.{column} = {text}: {now} {path}"
+            for path, now in found.items()
+            if now >= 500 > sound[path]
+        ]
         num_other += any(sound[path] != now for path, now in found.items())
         transaction.savepoint_rollback(point)
     assert not wrong, "\n".join(wrong)
