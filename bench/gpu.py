@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from bench.gpu_models import hybrid_8b, llama_7b, llama_8b, quantise_network, random_network
+from bench.gpu_models import delta_9b, hybrid_8b, llama_7b, llama_8b, quantise_network, random_network
 from inference.engine.config import EngineConfig
 from inference.engine.engine import Engine
 from inference.engine.request import EngineRequest
@@ -270,10 +270,12 @@ def main() -> None:
         decode(f"llama 7B {quant}", spec, network, 0.6)
         del network
         free()
-    spec = hybrid_8b()
-    network = random_network(spec, "cuda", torch.bfloat16)
-    decode("hybrid 8B bf16", spec, network, 0.8)
-    prefill("hybrid 8B bf16", spec, network)
+    for what, spec in (("hybrid 8B bf16", hybrid_8b()), ("delta rule 9B bf16", delta_9b())):
+        network = random_network(spec, "cuda", torch.bfloat16)
+        decode(what, spec, network, 0.8)
+        prefill(what, spec, network)
+        del network
+        free()
     if arguments.json:
         arguments.json.write_text(json.dumps(report.figures, indent=2) + "\n")
 

@@ -14,6 +14,7 @@ from inference.modelling.backends.backend import choose_backend
 from inference.modelling.layer_parts import Dtype, NormSpec, RopeSpec
 from inference.modelling.layer_specs import AttentionSpec, Mamba2Spec, MLPSpec
 from inference.modelling.layers.packed import Packable
+from inference.modelling.linear_specs import GatedDeltaSpec
 from inference.modelling.network import HybridForCausalLM
 from inference.modelling.quantisation import Quant, quantised_kinds
 from inference.modelling.spec import LayerSpec, ModelSpec
@@ -53,6 +54,18 @@ def hybrid_8b() -> ModelSpec:
     block = [LayerSpec(mamba, NORM), LayerSpec(channel_mixer=mlp, channel_norm=NORM)] * 6
     layers = (*block, LayerSpec(attention, NORM)) * 4
     return ModelSpec("huggingface", "nemotron_h", 4096, 131_072, 8192, layers, NORM, "bfloat16")
+
+
+def delta_9b() -> ModelSpec:
+    """The shape of Qwen3.5-9B, its text model: 24 layers of the gated delta rule, 8 of gated attention.
+
+    Source: https://huggingface.co/Qwen/Qwen3.5-9B/blob/main/config.json.
+    """
+    delta = GatedDeltaSpec(16, 32, 128, 128, 4, NORM)
+    rope = RopeSpec(10_000_000.0, 64)
+    attention = AttentionSpec(16, 4, 256, 256**-0.5, rope, qk_norm=NORM, output_gate=True)
+    block = [LayerSpec(mixer, NORM, None, MLPSpec(12288), NORM) for mixer in (delta, delta, delta, attention)]
+    return ModelSpec("huggingface", "qwen3_5_text", 4096, 248_320, 8192, tuple(block) * 8, NORM, "bfloat16")
 
 
 @torch.inference_mode()

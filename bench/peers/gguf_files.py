@@ -6,6 +6,7 @@ python -m bench.peers.gguf_files quantise FILE OUTPUT q4_k_m         (llama-cpp-
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -14,7 +15,8 @@ def convert(sources: Path, checkpoint: Path, file: Path) -> None:
     """Run ``convert_hf_to_gguf.py`` in bfloat16.
 
     It recognises a tokenizer by a hash of what it makes of one text; ours is GPT-2's way of splitting with another
-    vocabulary, so its hash is unknown there, and the answer is given here.
+    vocabulary, so its hash is unknown there, and the answer is given here. Our weights have no prediction heads,
+    which it expects of Qwen's hybrids unless it is told.
     """
     sys.path[:0] = [str(sources), str(sources / "gguf-py")]
     import convert_hf_to_gguf
@@ -23,6 +25,8 @@ def convert(sources: Path, checkpoint: Path, file: Path) -> None:
     base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
     llama.LlamaModel.set_vocab = base.TextModel._set_vocab_gpt2  # instead of asking for sentencepiece first
     sys.argv = ["convert_hf_to_gguf.py", str(checkpoint), "--outfile", str(file), "--outtype", "bf16"]
+    if json.loads((checkpoint / "config.json").read_text())["model_type"].startswith(("qwen3_5", "qwen3_next")):
+        sys.argv.append("--no-mtp")
     convert_hf_to_gguf.main()
 
 

@@ -6,7 +6,7 @@ import torch
 
 from bench import gpu
 from bench.gpu import measure_decode, prefill_operations, step_bytes
-from bench.gpu_models import NORM, hybrid_8b, llama_7b, llama_8b, llama_spec, quantise_network, random_network
+from bench.gpu_models import NORM, delta_9b, hybrid_8b, llama_7b, llama_8b, llama_spec, quantise_network, random_network
 from inference.modelling.backends import backend as kernels
 from inference.modelling.layer_specs import MoESpec
 from inference.modelling.layers.linear import network_bytes
@@ -15,7 +15,8 @@ from inference.modelling.spec import LayerSpec, ModelSpec
 
 
 def test_shapes_have_the_sizes_that_they_are_named_for():
-    assert [round(make().num_parameters() / 1e9, 1) for make in (llama_7b, llama_8b, hybrid_8b)] == [6.7, 8.0, 8.1]
+    sizes = [round(make().num_parameters() / 1e9, 1) for make in (llama_7b, llama_8b, hybrid_8b, delta_9b)]
+    assert sizes == [6.7, 8.0, 8.1, 9.0]
 
 
 def test_bytes_and_operations(device):

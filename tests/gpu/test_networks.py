@@ -12,6 +12,7 @@ from inference.engine.request import EngineRequest
 from inference.modelling.backends import backend as kernels
 from inference.modelling.layer_parts import NormSpec, RopeSpec
 from inference.modelling.layer_specs import AttentionSpec, Mamba1Spec, Mamba2Spec, MLASpec, MLPSpec, MoESpec
+from inference.modelling.linear_specs import GatedDeltaSpec, KimiDeltaSpec, ShortConvSpec
 from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.values.sampling_params import SamplingParams
 
@@ -25,6 +26,9 @@ MIXERS = {
     "mla": MLASpec(4, 16, 12, 8, 8, 8, 0.25, RopeSpec(10000.0, 8, interleaved=True), False, NORM, NORM),
     "mamba1": Mamba1Spec(16, 8, 3, 4),
     "mamba2": Mamba2Spec(32, 4, 8, 16, 2, 4, 16, NORM),
+    "delta": GatedDeltaSpec(2, 4, 8, 6, 4, NORM),
+    "kimi": KimiDeltaSpec(2, 8, 4, NORM, 6, None),
+    "conv": ShortConvSpec(32, 3, bias=True),
 }
 MLP, MOE = MLPSpec(48), MoESpec(6, 2, 24, shared_intermediate_size=16)
 STACKS = {
@@ -33,6 +37,7 @@ STACKS = {
     "deepseek": [("mla", MLP), ("mla", MOE)],
     "nemotron": [("mamba2", MLPSpec(48, "relu2", gated=False)), ("attention", None), ("mamba2", MOE)],
     "jamba": [("mamba1", MLP), ("attention", MOE)],
+    "delta": [("delta", MLP), ("kimi", MLP), ("conv", MLP), ("attention", MLP)],
 }
 
 

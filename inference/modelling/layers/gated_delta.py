@@ -73,7 +73,7 @@ class GatedDelta(RecurrentMixer):
         spec = self.spec
         qkv, gate = torch.split(projected, [spec.conv_width, spec.value_width], 1)
         query, key, value = self._heads(self.conv1d(qkv, batch, state["conv_state"]))
-        beta, log_decay = self._gates(ba)
+        beta, log_decay = self.gates(ba)
         inputs, out = (query, key, value, beta, log_decay), torch.empty_like(value)
         out = run_recurrence(batch, out, [state["delta_state"]], inputs, delta_step, delta_scan)
         normed: torch.Tensor = self.norm(out.flatten(1), gate)
@@ -90,7 +90,7 @@ class GatedDelta(RecurrentMixer):
             query, key = (part.repeat_interleave(repeats, 1) for part in (query, key))
         return query, key, value.view(-1, spec.num_value_heads, spec.value_head_dim)
 
-    def _gates(self, ba: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def gates(self, ba: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(T, 2H) to how much of the new value is written, and the logarithm of the decay; (T, H) float32."""
         b, a = ba.float().chunk(2, 1)
         beta = b.sigmoid()

@@ -19,13 +19,18 @@ from torch import nn
 
 from inference.modelling.backends.triton.activations import gated_activation
 from inference.modelling.backends.triton.attention import decode_attention, decode_latent_attention
-from inference.modelling.backends.triton.mamba2 import chunk_scan, conv_chunk, conv_step, state_step
+from inference.modelling.backends.triton.conv import convolve
+from inference.modelling.backends.triton.delta import delta_rows
+from inference.modelling.backends.triton.mamba2 import chunk_scan, state_step
 from inference.modelling.backends.triton.moe import Stack, run_experts
 from inference.modelling.backends.triton.norm import add_norm, gated_norm
 from inference.modelling.backends.triton.prefill import chunk_attention
 from inference.modelling.backends.triton.rotary import latent_rope_and_write, rope_and_write
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
 from inference.modelling.layers.attention import Attention
+from inference.modelling.layers.conv import CausalConv1d
+from inference.modelling.layers.gated_delta import GatedDelta
+from inference.modelling.layers.kimi_delta import KimiDelta
 from inference.modelling.layers.mamba2 import Mamba2Mixer
 from inference.modelling.layers.mla import MultiHeadLatentAttention
 from inference.modelling.layers.mlp import MLP, activate
@@ -167,25 +172,22 @@ def _mix_latent_attention(
 
 
 def _mix_mamba2(layer: Mamba2Mixer, projected: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
-    spec, conv = layer.spec, layer.conv1d
+    spec = layer.spec
     inner = spec.intermediate_size
     gate, dt = projected[:, :inner], projected[:, inner + spec.conv_width :]
-    xbc = projected[:, inner : inner + spec.conv_width]
+    entering = layer.conv1d(projected[:, inner : inner + spec.conv_width], batch, state["conv_state"])
     decodes = batch.num_decodes
-    rates, dt_bias, skip = layer.decay_rates(), layer.dt_bias, layer.D
     parts = []
     if decodes:
-        slots = batch.decode_state_slots
-        entering = conv_step(xbc[:decodes], state["conv_state"], slots, conv.weight, conv.bias, spec.activation)
         parts.append(
             state_step(
-                entering,
+                entering[:decodes],
                 dt[:decodes],
-                dt_bias,
-                rates,
-                skip,
+                layer.dt_bias,
+                layer.decay_rates(),
+                layer.D,
                 state["ssm_state"],
-                slots,
+                batch.decode_state_slots,
                 num_groups=spec.num_groups,
                 dt_min=spec.dt_min,
                 dt_max=spec.dt_max,
@@ -193,7 +195,7 @@ def _mix_mamba2(layer: Mamba2Mixer, projected: torch.Tensor, batch: ForwardBatch
         )
     for chunk in batch.prefills:
         rows = slice(chunk.start, chunk.stop)
-        parts.append(_scan_chunk(layer, chunk, xbc[rows], dt[rows], state))
+        parts.append(_scan_chunk(layer, chunk, entering[rows], dt[rows], state))
     y = parts[0] if len(parts) == 1 else torch.cat(parts)
     return gated_norm(
         y,
@@ -207,22 +209,11 @@ def _mix_mamba2(layer: Mamba2Mixer, projected: torch.Tensor, batch: ForwardBatch
 
 
 def _scan_chunk(
-    layer: Mamba2Mixer, chunk: PrefillChunk, xbc: torch.Tensor, dt: torch.Tensor, state: LayerState
+    layer: Mamba2Mixer, chunk: PrefillChunk, entering: torch.Tensor, dt: torch.Tensor, state: LayerState
 ) -> torch.Tensor:
-    """A chunk's rows (n, C) and (n, H) through convolution and recurrence, to (n, I) float32."""
-    spec, conv = layer.spec, layer.conv1d
-    count, is_fresh = chunk.stop - chunk.start, chunk.context_len == 0
-    entering = torch.empty(count, spec.conv_width, dtype=torch.float32, device=xbc.device)
-    conv_chunk(
-        xbc,
-        state["conv_state"][chunk.state_slot],
-        conv.weight,
-        conv.bias,
-        spec.activation,
-        entering,
-        fresh=is_fresh,
-    )
-    out = torch.empty(count, spec.intermediate_size, dtype=torch.float32, device=xbc.device)
+    """A chunk's convolved rows (n, C) and step sizes (n, H) through the recurrence, to (n, I) float32."""
+    spec = layer.spec
+    out = torch.empty(entering.shape[0], spec.intermediate_size, dtype=torch.float32, device=entering.device)
     chunk_scan(
         entering,
         dt,
@@ -234,10 +225,65 @@ def _scan_chunk(
         num_groups=spec.num_groups,
         dt_min=spec.dt_min,
         dt_max=spec.dt_max,
-        fresh=is_fresh,
-        exact=xbc.dtype == torch.float32,
+        fresh=chunk.context_len == 0,
+        exact=dt.dtype == torch.float32,
     )
     return out
+
+
+def _mix_gated_delta(
+    layer: GatedDelta, projected: torch.Tensor, ba: torch.Tensor, batch: ForwardBatch, state: LayerState
+) -> torch.Tensor:
+    spec = layer.spec
+    convolved = layer.conv1d(projected[:, : spec.conv_width], batch, state["conv_state"])
+    beta, log_decay = layer.gates(ba)
+    widths = (spec.key_width, spec.key_width, spec.value_width)
+    out = _delta_rule(convolved, widths, beta, log_decay, spec.num_key_heads, batch, state["delta_state"])
+    norm = layer.norm
+    return gated_norm(
+        out.flatten(1),
+        projected[:, spec.conv_width :],
+        norm.spec,
+        None if norm.weight is None else norm.repeated_weight(),
+        group_size=norm.group_size,
+        norm_before_gate=True,
+        dtype=projected.dtype,
+    )
+
+
+def _mix_kimi_delta(
+    layer: KimiDelta, qkv: torch.Tensor, b: torch.Tensor, decay: torch.Tensor, gate: torch.Tensor,
+    batch: ForwardBatch, state: LayerState,
+) -> torch.Tensor:  # fmt: skip
+    spec = layer.spec
+    convolved = layer.conv1d(qkv, batch, state["conv_state"])
+    beta, log_decay = b.float().sigmoid(), layer.log_decays(decay.float())
+    widths, heads = (spec.width, spec.width, spec.width), spec.num_heads
+    log_decay = log_decay.view(-1, heads, spec.head_dim)
+    out = _delta_rule(convolved, widths, beta, log_decay, heads, batch, state["delta_state"])
+    normed: torch.Tensor = layer.norm(out.flatten(1), gate)
+    return normed
+
+
+def _delta_rule(
+    convolved: torch.Tensor, widths: tuple[int, int, int], beta: torch.Tensor, log_decay: torch.Tensor,
+    num_key_heads: int, batch: ForwardBatch, pool: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
+    """The batch's rows (T, C) of q, k and v through the delta rule, to (T, H, V): decodes, then each chunk."""
+    beta, log_decay = beta.contiguous(), log_decay.contiguous()
+    query, key, value = torch.split(convolved, list(widths), 1)
+
+    def advance(rows: slice, state: torch.Tensor, slots: torch.Tensor | None, *, fresh: bool = False) -> torch.Tensor:
+        inputs = query[rows], key[rows], value[rows], beta[rows], log_decay[rows]
+        return delta_rows(*inputs, state, slots, num_key_heads=num_key_heads, fresh=fresh)
+
+    parts = []
+    if batch.num_decodes:
+        parts.append(advance(slice(0, batch.num_decodes), pool, batch.decode_state_slots))
+    for chunk in batch.prefills:
+        rows = slice(chunk.start, chunk.stop)
+        parts.append(advance(rows, pool[chunk.state_slot], None, fresh=chunk.context_len == 0))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _mix_experts(layer: Experts, hidden: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
@@ -253,7 +299,10 @@ FORMS: Mapping[type[nn.Module], Mapping[str, Callable[..., Any]]] = {
     MLP: {"activate": _activate},
     Attention: {"mix": _mix_attention},
     MultiHeadLatentAttention: {"mix": _mix_latent_attention},
+    CausalConv1d: {"convolve": convolve},
     Mamba2Mixer: {"mix": _mix_mamba2},
+    GatedDelta: {"mix": _mix_gated_delta},
+    KimiDelta: {"mix": _mix_kimi_delta},
     Experts: {"mix": _mix_experts, "activate": _activate},
 }
 """Layer type to the methods that are replaced, by name."""

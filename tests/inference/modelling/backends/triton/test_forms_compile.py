@@ -137,7 +137,8 @@ def test_rows(compiled):
 # Exact products use no matrix instructions, and are the same on both.
 @pytest.mark.parametrize(("compiled", "exact"), [(89, False), (89, True), (90, False)], indirect=["compiled"], ids=str)
 def test_mamba2(compiled, exact):
-    from inference.modelling.backends.triton.mamba2 import chunk_scan, conv_chunk, conv_step, state_step
+    from inference.modelling.backends.triton.conv import conv_chunk, conv_step
+    from inference.modelling.backends.triton.mamba2 import chunk_scan, state_step
 
     heads, width, size, groups = 128, 64, 128, 8
     channels = heads * width + 2 * groups * size
@@ -150,6 +151,24 @@ def test_mamba2(compiled, exact):
     common = {"num_groups": groups, "dt_min": 0.0, "dt_max": math.inf}
     out = state_step(xbc, dt, per_head, per_head, per_head, state, slots, **common)
     chunk_scan(xbc, dt, per_head, per_head, per_head, state[0], out, **common, fresh=False, exact=exact)
+
+
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_delta_rule(by_channel, compiled):
+    from inference.modelling.backends.triton.conv import conv_chunk, conv_step
+    from inference.modelling.backends.triton.delta import delta_rows
+
+    key_heads, heads, width = (32, 32, 128) if by_channel else (16, 32, 128)
+    widths = [key_heads * width, key_heads * width, heads * width]
+    weight, slots = torch.zeros(sum(widths), 1, 4), torch.zeros(2, dtype=torch.int64)
+    rows, tails = torch.zeros(2, sum(widths), dtype=torch.bfloat16), torch.zeros(3, sum(widths), 3)
+    convolved = conv_step(rows, tails, slots, weight, None, "silu")
+    conv_chunk(rows, tails[0], weight, None, None, convolved, fresh=True)
+    inputs = (*convolved.split(widths, 1), torch.zeros(2, heads))
+    log_decay = torch.zeros(2, heads, width) if by_channel else torch.zeros(2, heads)
+    pool = torch.zeros(3, heads, width, width)
+    delta_rows(*inputs, log_decay, pool, slots, num_key_heads=key_heads)
+    delta_rows(*inputs, log_decay, pool[1], None, num_key_heads=key_heads, fresh=False)
 
 
 @on_targets

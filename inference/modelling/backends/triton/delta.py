@@ -1,0 +1,111 @@
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, misc"
+"""The gated delta rule on the device: rows of many sequences, or a chunk of one, one row after the other.
+
+A program has some value columns of one head's state and keeps them on the chip over all of its rows. Heads and columns
+are independent of each other, so that a chunk is computed without passing anything between programs. A program of one
+warp needs no barrier within a row. Queries and keys come as the convolution leaves them and are normalised here.
+
+State slot 0 is read as zero and never written.
+
+Chunks have any length, which is not what a kernel is compiled anew for: requests would wait.
+
+Shape letters: T rows, L rows of a chunk, G key heads, H value heads, P width of a key head, V width of a value head.
+
+Reference: ``layers.gated_delta.delta_step`` and ``delta_scan``, ``layers.kimi_delta.channel_delta_scan``.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from inference.modelling.layers.gated_delta import NORM_EPS
+
+MAX_STATE_VALUES = 2048
+"""State values of a program: 64 for each of a warp's 32 threads."""
+
+
+@triton.jit(do_not_specialize=["length"])
+def _delta(
+    query_ptr, key_ptr, value_ptr, beta_ptr, decay_ptr, state_ptr, slots_ptr, out_ptr, length, scale, eps, qkv_row,
+    KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY_WIDTH: tl.constexpr, WIDTH: tl.constexpr,
+    HAS_SLOTS: tl.constexpr, FRESH: tl.constexpr, BY_CHANNEL: tl.constexpr,
+    KEY_PADDED: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """``length`` rows of one head of one sequence, for some columns of its values."""
+    sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    keys, columns = tl.arange(0, KEY_PADDED), tl.program_id(2) * TILE + tl.arange(0, TILE)
+    in_keys, inside = keys < KEY_WIDTH, columns < WIDTH
+    if HAS_SLOTS:
+        slot = tl.load(slots_ptr + sequence)
+        owned = in_keys[:, None] & (columns < tl.where(slot != 0, WIDTH, 0))[None, :]
+    else:
+        slot = sequence
+        owned = in_keys[:, None] & inside[None, :]
+    cells = state_ptr + ((slot * HEADS + head) * KEY_WIDTH + keys[:, None]) * WIDTH + columns[None, :]
+    if FRESH:  # noqa: SIM108
+        state = tl.zeros((KEY_PADDED, TILE), tl.float32)
+    else:
+        state = tl.load(cells, mask=owned, other=0.0)
+    of_keys = (head // (HEADS // KEY_HEADS)) * KEY_WIDTH + keys
+    for number in range(length):
+        row = sequence * length + number
+        query = tl.load(query_ptr + row * qkv_row + of_keys, mask=in_keys, other=0.0)
+        key = tl.load(key_ptr + row * qkv_row + of_keys, mask=in_keys, other=0.0)
+        value = tl.load(value_ptr + row * qkv_row + head * WIDTH + columns, mask=inside, other=0.0)
+        query = query * (scale / tl.sqrt_rn(tl.sum(query * query, 0) + eps))
+        key = key * (1.0 / tl.sqrt_rn(tl.sum(key * key, 0) + eps))
+        beta = tl.load(beta_ptr + row * HEADS + head)
+        if BY_CHANNEL:
+            decay = tl.load(decay_ptr + (row * HEADS + head) * KEY_WIDTH + keys, mask=in_keys, other=0.0)
+            state = state * tl.exp(decay)[:, None]
+        else:
+            state = state * tl.exp(tl.load(decay_ptr + row * HEADS + head))
+        written = (value - tl.sum(state * key[:, None], 0)) * beta
+        state = state + key[:, None] * written[None, :]
+        tl.store(out_ptr + (row * HEADS + head) * WIDTH + columns, tl.sum(state * query[:, None], 0), mask=inside)
+    tl.store(cells, state, mask=owned)
+
+
+def delta_rows(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    beta: torch.Tensor,
+    log_decay: torch.Tensor,
+    state: torch.Tensor,
+    slots: torch.Tensor | None,
+    *,
+    num_key_heads: int,
+    fresh: bool = False,
+) -> torch.Tensor:
+    """Advance states by the delta rule: one row of each sequence, or the rows of one sequence.
+
+    Args:
+        query, key: (T, G · P) float32, not normalised; parts of the same rows as ``value``, unit stride.
+        value: (T, H · V) float32.
+        beta: (T, H) float32, contiguous.
+        log_decay: (T, H), or (T, H, P): one for each key channel; float32, contiguous.
+        state: (slots, H, P, V) float32, contiguous, with ``slots``; (H, P, V), the sequence's entry, without.
+        slots: (T,) int64: row i belongs to the sequence in slot i. None: all rows belong to one sequence.
+        num_key_heads: G, a divisor of H.
+        fresh: The sequence starts here from zero, whatever ``state`` holds; not with ``slots``.
+
+    Returns:
+        (T, H, V) float32.
+    """
+    count, (heads, key_width, width) = query.shape[0], state.shape[-3:]
+    assert query.stride() == key.stride() == value.stride() and query.stride(1) == 1
+    assert slots is None or not fresh
+    out = torch.empty(count, heads, width, dtype=torch.float32, device=query.device)
+    key_padded = triton.next_power_of_2(key_width)
+    tile = max(1, min(triton.next_power_of_2(width), MAX_STATE_VALUES // key_padded))
+    sequences, length = (1, count) if slots is None else (count, 1)
+    _delta[(sequences, heads, triton.cdiv(width, tile))](
+        query, key, value, beta, log_decay, state, state if slots is None else slots, out,
+        length, key_width**-0.5, NORM_EPS, query.stride(0),
+        KEY_HEADS=num_key_heads, HEADS=heads, KEY_WIDTH=key_width, WIDTH=width, HAS_SLOTS=slots is not None,
+        FRESH=fresh, BY_CHANNEL=log_decay.dim() == 3, KEY_PADDED=key_padded, TILE=tile, num_warps=1,
+    )  # fmt: skip
+    return out

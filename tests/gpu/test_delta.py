@@ -1,0 +1,76 @@
+"""The delta rule: one row of many sequences, and the rows of one, with a decay per head or per key channel."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from inference.modelling.layers.gated_delta import delta_scan, unit
+from inference.modelling.layers.kimi_delta import channel_delta_scan
+from tests.gpu.compare import assert_close
+
+SHAPES = [(1, 1, 16, 16), (2, 4, 12, 20), (1, 3, 100, 8)]
+"""Key heads, value heads, their widths; the last two aren't powers of 2."""
+
+
+class Case:
+    """Random rows as the convolution leaves them, and gates."""
+
+    def __init__(self, count: int, shape: tuple[int, int, int, int], by_channel: bool) -> None:
+        self.shape = shape
+        key_heads, heads, key_width, width = shape
+        self.widths = [key_heads * key_width, key_heads * key_width, heads * width]
+        self.rows = torch.randn(count, sum(self.widths))
+        self.beta = torch.rand(count, heads) * 2
+        decays = (count, heads, key_width) if by_channel else (count, heads)
+        self.log_decay = -torch.rand(decays) * torch.tensor([0.01, 3.0])[torch.randint(0, 2, decays)]
+
+    def wanted(self, rows: slice, state: torch.Tensor) -> torch.Tensor:
+        """By the layers' own functions; ``state`` (H, P, V) advances."""
+        key_heads, heads, key_width, width = self.shape
+        query, key, value = self.rows[rows].split(self.widths, 1)
+        query, key = (unit(part.reshape(-1, key_heads, key_width)) for part in (query, key))
+        query, key = (part.repeat_interleave(heads // key_heads, 1) for part in (query, key))
+        scan = channel_delta_scan if self.log_decay.dim() == 3 else delta_scan
+        value = value.reshape(-1, heads, width)
+        return scan(query * key_width**-0.5, key, value, self.beta[rows], self.log_decay[rows], state)
+
+    def moved(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        parts = self.rows.to(device).split(self.widths, 1)
+        return *parts, self.beta.to(device), self.log_decay.to(device)
+
+
+@pytest.mark.parametrize("by_channel", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_one_row_of_each_sequence(shape, by_channel, device):
+    from inference.modelling.backends.triton.delta import delta_rows
+
+    case = Case(3, shape, by_channel)
+    key_heads, heads, key_width, width = shape
+    pool = torch.randn(5, heads, key_width, width)
+    pool[0] = 0
+    moved, slots = pool.clone().to(device), [3, 0, 1]
+    on_device = torch.tensor(slots, device=device)
+    found = delta_rows(*case.moved(device), moved, on_device, num_key_heads=key_heads)
+    for row, slot in enumerate(slots):
+        entry = pool[slot].clone()
+        assert_close(found[row], case.wanted(slice(row, row + 1), entry)[0], torch.float32)
+        if slot:
+            assert_close(moved[slot], entry, torch.float32)
+    assert torch.equal(moved[[0, 2, 4]].cpu(), pool[[0, 2, 4]])
+
+
+@pytest.mark.parametrize("by_channel", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("length", "fresh"), [(1, True), (23, False), (70, True)])
+def test_the_rows_of_a_chunk(shape, length, fresh, by_channel, device):
+    from inference.modelling.backends.triton.delta import delta_rows
+
+    case = Case(length, shape, by_channel)
+    key_heads, heads, key_width, width = shape
+    state = torch.randn(heads, key_width, width)
+    moved = state.clone().to(device)
+    found = delta_rows(*case.moved(device), moved, None, num_key_heads=key_heads, fresh=fresh)
+    entry = torch.zeros_like(state) if fresh else state
+    assert_close(found, case.wanted(slice(0, length), entry), torch.float32)
+    assert_close(moved, entry, torch.float32)
