@@ -145,13 +145,35 @@ def add_loading_arguments(parser: argparse.ArgumentParser) -> None:
 def _generate(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``blazr generate``, whose defaults differ from OpenAI's."""
     add_model_arguments(parser)
-    parser.add_argument("--prompt", required=True, help="the text to continue")
+    parser.add_argument("--prompt", help="the text to continue; with --state the text behind it, which may be left out")
+    parser.add_argument("--state", metavar="FILE", help="go on from a state that 'blazr state save' has written")
     parser.add_argument("--max-tokens", type=int, default=100, help="most tokens to generate (default 100)")
     parser.add_argument("--temperature", type=float, default=0.7, help="0 is greedy (default 0.7)")
     parser.add_argument("--top-p", type=float, default=0.9, help="nucleus share (default 0.9)")
     parser.add_argument("--top-k", type=int, default=40, help="likeliest tokens kept, 0: all (default 40)")
     parser.add_argument("--seed", type=int, default=None, help="fix the draws")
     add_loading_arguments(parser)
+
+
+def _state(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    save = actions.add_parser(
+        "save",
+        help="read a text and save the state after it",
+        description="Reads a text and saves the state after it. 'blazr generate --state FILE' goes on from there "
+        "without reading the text again. A recurrent model's state has the same size whatever the text; that of "
+        "attention grows with it. The file has the text's tokens in it.",
+    )
+    add_model_arguments(save)
+    text = save.add_mutually_exclusive_group(required=True)
+    text.add_argument("--text", metavar="FILE", help="file with the text, UTF-8")
+    text.add_argument("--prompt", metavar="TEXT", help="the text itself")
+    save.add_argument("--state", metavar="FILE", help="go on from an earlier state of the same model")
+    save.add_argument("-o", "--output", required=True, metavar="FILE", help="file to write")
+    add_loading_arguments(save)
+    show = actions.add_parser("show", help="show what a file holds")
+    show.add_argument("file", metavar="FILE", help="a file of 'blazr state save'")
+    show.add_argument("--json", action="store_true", help="print everything as JSON")
 
 
 def _batch(parser: argparse.ArgumentParser) -> None:
@@ -272,6 +294,7 @@ COMMANDS = {
     ),
     "config": Command("show the settings in force and where each comes from", add_config_arguments, "settings"),
     "generate": Command("continue a prompt in the terminal", _generate),
+    "state": Command("save the state after a text, to go on from it without reading the text again", _state),
     "batch": Command("run a file of requests in this terminal", _batch, "applications"),
     "info": Command("show what a checkpoint is: layers, sizes, dtype, detected facts with evidence", _info),
     "quality": Command("show what quantisation costs: perplexity and changed predictions", _quality),

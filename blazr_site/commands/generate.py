@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from blazr_site.commands.loading import inspect_to_run, load_to_run
 from blazr_site.commands.models import stderr
-from inference.errors import BlazrError
+from inference.errors import BlazrError, InvalidRequest
 from inference.values.sampling_params import SamplingParams
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Stream the continuation to standard output; figures go to the error stream."""
+    if arguments.prompt is None and arguments.state is None:
+        raise InvalidRequest("--prompt or --state is needed: the text, or the saved state, to go on from.")
+    prompt = arguments.prompt or ""
     params = SamplingParams(
         max_tokens=arguments.max_tokens,
         temperature=arguments.temperature,
@@ -22,8 +26,9 @@ def run(arguments: argparse.Namespace) -> int:
     )
     llm = load_to_run(arguments, inspect_to_run(arguments))
     try:
-        sys.stdout.write(arguments.prompt)
-        for event in llm.generate(arguments.prompt, params):
+        state = None if arguments.state is None else llm.read_state(Path(arguments.state))
+        sys.stdout.write(prompt)
+        for event in llm.generate(prompt, params, state=state):
             if event["type"] == "delta":
                 sys.stdout.write(event.get("text", ""))
                 sys.stdout.flush()
@@ -36,8 +41,9 @@ def run(arguments: argparse.Namespace) -> int:
                 sys.stdout.flush()
                 decode_s = usage["duration_s"] - usage["ttft_s"]
                 rate = (usage["completion_tokens"] - 1) / decode_s if decode_s > 0 else 0.0
+                known = "" if state is None else f" ({usage['cached_tokens']} of them from the state)"
                 stderr.print(
-                    f"[dim]{usage['prompt_tokens']} prompt tokens, {usage['completion_tokens']} generated, "
+                    f"[dim]{usage['prompt_tokens']} prompt tokens{known}, {usage['completion_tokens']} generated, "
                     f"first after {usage['ttft_s'] * 1000:.0f} ms, then {rate:.1f} tokens/s[/]",
                     highlight=False,
                 )

@@ -28,6 +28,7 @@ from inference.engine.request_checks import RequestChecks
 from inference.engine.running_request import Request
 from inference.engine.sampling.sampler import Sampler, SamplerOutput, argmax_output
 from inference.engine.sampling.sampling_state import SamplingState
+from inference.engine.saved_state import read_state
 from inference.engine.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
 from inference.engine.speculation.acceptance import states_along
 from inference.engine.speculation.setup import Speculation, make_speculator
@@ -96,7 +97,7 @@ class Engine:
         self._states = StateManager(spec, config)
         with on_device(self._device):
             self._runner = ModelRunner(network, spec, config, self._states)
-            access = StateAccess(spec, self._runner.layer_states, config.block_size)
+            access = self._access = StateAccess(spec, self._runner.layer_states, config.block_size)
             self._prefix_cache = PrefixCache(spec, config, self._states.kv, access, disk)
             self._speculator = make_speculator(speculation, config, self._states, access) if speculation else None
             self._sampler = Sampler(config.invalid_token_ids, self._device, self._runner.backend.row_maxima)
@@ -135,7 +136,7 @@ class Engine:
             stop_token_ids=stop_token_ids,
             token_ids=[*prompt, *output],
             sampling=SamplingState(params, stop_token_ids, prompt, output, source.constraint, source.dry_breakers),
-            namespace=self._prefix_cache.digest(source.cache_salt, len(prompt)),
+            namespace=self._prefix_cache.digest(source.cache_salt, len(prompt), source.saved_state),
         )
         # The request needs no sampled token: an earlier attempt reached the end, or max_tokens is 0.
         request.known_ending = request.ending()
@@ -143,7 +144,7 @@ class Engine:
         self._counts["num_prompt_tokens"] += request.num_prompt_tokens
         self._queue(request)
         self._requests[request.request_id] = request
-        if request.known_ending is not None and not request.reads_prompt_rows:
+        if request.known_ending is not None and not request.computes_prompt:
             self._finish(request, request.known_ending)
 
     def _queue(self, request: Request) -> None:
@@ -324,12 +325,26 @@ class Engine:
             state, cached, tokens = request.state, request.cached, request.token_ids
             assert state is not None and cached is not None
             self._prefix_cache.advance(cached, state.index, state.slot, tokens, request.num_computed_tokens)
+        if reason is FinishReason.LENGTH and request.source.returns_state:
+            reason = self._read_state(request)
         if reason is not None:
             output = self._finish(request, reason, new_token_ids)
         elif new_token_ids:
             output = self._report(request, new_token_ids)
         if new_token_ids and row in sampled.logprobs:
             output.logprobs = [sampled.logprobs[row + number] for number in range(len(new_token_ids))]
+
+    def _read_state(self, request: Request) -> FinishReason:
+        """Copy the state after a request's prompt; return why the request ends."""
+        state = request.state
+        assert state is not None
+        try:
+            blocks = self._states.kv.blocks_of(state.index) if self._states.has_paged_state else ()
+            request.returned_state = read_state(self._access, blocks, state.slot, request.source.prompt_token_ids)
+        except BaseException as error:
+            request.error = failure_of(error, "the state could not be read")
+            return FinishReason.ERROR
+        return FinishReason.LENGTH
 
     def _append_verified(
         self, item: ScheduledRequest, sampled: SamplerOutput, row: int
@@ -374,7 +389,7 @@ class Engine:
         output = self._report(request, new_token_ids)
         output.finish_reason = reason
         output.error = request.error
-        output.pooled = pooled
+        output.pooled, output.saved_state = pooled, request.returned_state
         if reason is FinishReason.STOP and request.token_ids[-1] in request.stop_token_ids:
             output.stop_token_id = request.token_ids[-1]
         return output

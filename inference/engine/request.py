@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from inference.engine.pooling import Float32Array, Pooling
 from inference.engine.sampling.llama_cpp.dry import SequenceBreakers
+from inference.engine.saved_state import SavedState
 from inference.errors import BlazrError
 from inference.values.sampling_params import SamplingParams
 from inference.values.token_constraint import TokenConstraint
@@ -54,6 +55,8 @@ class EngineRequest:
         pooling: Return the pooled hidden rows of the prompt instead of tokens; requires ``max_tokens`` 0.
         constraint: Restricts the next tokens; its position is after ``prior_output_token_ids``. None: no restriction.
         dry_breakers: Texts over which no match of the DRY penalty reaches. None: there are none.
+        saved_state: State of the first tokens of the prompt, after which the request goes on. None: there is none.
+        returns_state: Return the state after the prompt; requires ``max_tokens`` 0.
         caller: Name of the caller, which shares the prefill tokens of a step with other callers of its priority.
     """
 
@@ -67,6 +70,8 @@ class EngineRequest:
     pooling: Pooling | None = None
     constraint: TokenConstraint | None = None
     dry_breakers: SequenceBreakers | None = None
+    saved_state: SavedState | None = None
+    returns_state: bool = False
     caller: str = ""
 
 
@@ -86,6 +91,7 @@ class EngineOutput:
         cache_miss_reason: Why fewer than all but the last prompt token were found (a ``MissReason``). None: all were
             found, or the request was not admitted yet.
         pooled: (h,), in the last output of a completed request with ``pooling``.
+        saved_state: In the last output of a completed request with ``returns_state``.
     """
 
     request_id: str
@@ -98,3 +104,4 @@ class EngineOutput:
     num_cached_tokens: int = 0
     cache_miss_reason: str | None = None
     pooled: Float32Array | None = None
+    saved_state: SavedState | None = None

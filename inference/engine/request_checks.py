@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from inference.engine.config import EngineConfig, blocks_for
+from inference.engine.prefix_cache.namespace import Namespaces
 from inference.engine.request import EngineRequest
 from inference.errors import InvalidRequest, InvalidSamplingParams, InvalidTokenIds, OutOfCacheBlocks, PromptTooLong
 from inference.modelling.spec import ModelSpec
@@ -25,6 +26,9 @@ class RequestChecks:
         self._max_model_len = config.max_model_len
         self._block_size = config.block_size
         self._num_blocks = config.num_blocks - 1 if spec.state_bytes_per_token() else None
+        self._token_bytes = spec.state_bytes_per_token(config.dtype)
+        self._slot_bytes = spec.state_bytes_per_sequence(config.dtype)
+        self._namespaces = Namespaces(spec)
 
     def check(self, source: EngineRequest) -> int:
         """Check a request.
@@ -35,7 +39,8 @@ class RequestChecks:
         Raises:
             InvalidTokenIds: The prompt is empty, or the model doesn't have an id.
             InvalidSamplingParams: The engine can't follow the parameters.
-            InvalidRequest: Earlier attempts have delivered more than ``max_tokens``.
+            InvalidRequest: Earlier attempts have delivered more than ``max_tokens``, or the saved state isn't one of
+                the prompt's first tokens.
             PromptTooLong: Prompt and ``max_tokens`` exceed ``max_model_len``.
             OutOfCacheBlocks: The request needs more state than the engine has.
         """
@@ -44,6 +49,7 @@ class RequestChecks:
             raise InvalidTokenIds("the prompt has no tokens; give at least one.", param="prompt")
         self._check_token_ids("prior_output_token_ids", source.prior_output_token_ids)
         self._check_params(source)
+        self._check_state(source)
         return self._check_length(source)
 
     def _check_token_ids(self, name: str, token_ids: Sequence[int]) -> None:
@@ -72,6 +78,42 @@ class RequestChecks:
             )
         self._check_token_ids("stop_token_ids", params.stop_token_ids)
         self._check_token_ids("logit_bias", tuple(params.logit_bias))
+
+    def _check_state(self, source: EngineRequest) -> None:
+        params, saved = source.params, source.saved_state
+        if source.returns_state and (params.max_tokens != 0 or source.pooling is not None):
+            raise InvalidRequest(
+                f"max_tokens is {params.max_tokens}; a request for a state generates nothing, set it to 0.",
+                param="max_tokens",
+            )
+        if saved is None:
+            return
+        count, num_prompt = len(saved.token_ids), len(source.prompt_token_ids)
+        if not 0 < count < num_prompt or source.prompt_token_ids[:count] != saved.token_ids:
+            raise InvalidRequest(
+                f"the prompt of {num_prompt:,} tokens doesn't begin with the {count:,} tokens of the saved state; "
+                "send what follows them, or leave the state out.",
+                param="state",
+            )
+        sizes, expected = (saved.blocks.nbytes, saved.slot.nbytes), (count * self._token_bytes, self._slot_bytes)
+        if sizes != expected:
+            raise InvalidRequest(
+                f"the saved state has {sizes[0]:,} bytes of paged and {sizes[1]:,} of recurrent state, this model's "
+                f"has {expected[0]:,} and {expected[1]:,}; use the model that it was saved with.",
+                param="state",
+            )
+        if params.prompt_logprobs is not None or source.pooling is not None:
+            raise InvalidRequest(
+                "log-probabilities or a vector of the prompt need all its tokens, a saved state skips them; "
+                "leave the state out.",
+                param="state",
+            )
+        if self._namespaces.regimes(count) != self._namespaces.regimes(num_prompt):
+            raise InvalidRequest(
+                f"the model rotates a prompt of {num_prompt:,} tokens otherwise than the saved one of {count:,}; "
+                "leave the state out and send the whole text.",
+                param="state",
+            )
 
     def _check_length(self, source: EngineRequest) -> int:
         num_prompt, requested = len(source.prompt_token_ids), source.params.max_tokens

@@ -9,6 +9,7 @@ from inference.engine.prefix_cache.cache import CachedSequence
 from inference.engine.prefix_cache.lookup import Fetched
 from inference.engine.request import EngineRequest, FinishReason, TokenLogprobs
 from inference.engine.sampling.sampling_state import SamplingState
+from inference.engine.saved_state import SavedState
 from inference.engine.state_manager import SequenceState
 from inference.errors import BlazrError
 
@@ -37,6 +38,7 @@ class Request:
         fetched: State that was read from disk for the request.
         num_cached_tokens: Prompt tokens found in the prefix cache at the first admission; None before.
         cache_miss_reason: Why no more tokens were found (a ``MissReason``).
+        returned_state: The state after the prompt, for a request with ``returns_state``, once it is computed.
         pooler: Pooler of the prompt's rows; None: the request generates tokens.
     """
 
@@ -58,6 +60,7 @@ class Request:
     fetched: Fetched | None = None
     num_cached_tokens: int | None = None
     cache_miss_reason: str | None = None
+    returned_state: SavedState | None = None
     pooler: Pooler | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -99,6 +102,11 @@ class Request:
     def reads_prompt_rows(self) -> bool:
         """Whether the prompt's hidden rows are needed, for log-probabilities or a pooled vector."""
         return self.prompt_logprobs is not None or self.pooler is not None
+
+    @property
+    def computes_prompt(self) -> bool:
+        """Whether the prompt is computed even if no token is sampled after it."""
+        return self.reads_prompt_rows or self.source.returns_state
 
     @property
     def can_read_cache(self) -> bool:

@@ -22,6 +22,7 @@ from inference.engine.config import EngineConfig
 from inference.engine.prefill_order import Caller, PrefillOrder, caller_of
 from inference.engine.prefix_cache.cache import PrefixCache
 from inference.engine.prefix_cache.lookup import Match
+from inference.engine.prefix_cache.stats import MissReason
 from inference.engine.running_request import Request
 from inference.engine.state_manager import SequenceState, StateManager
 from inference.engine.token_budget import TokenBudget
@@ -229,9 +230,12 @@ class Scheduler:
         return True
 
     def _find(self, request: Request) -> Match:
-        return self._cache.find(
+        match = self._cache.find(
             request.namespace, request.token_ids, fetched=request.fetched, can_read=request.can_read_cache
         )
+        saved = request.source.saved_state
+        # The request's own state is further on: it needs blocks of its own for all of it.
+        return match if saved is None or match.num_tokens >= len(saved.token_ids) else Match(reason=match.reason)
 
     def _has_capacity(self, request: Request, match: Match, without: Sequence[Request] = ()) -> bool:
         """Whether a waiting request could start with its cached prefix, ``without`` some running requests."""
@@ -252,12 +256,17 @@ class Scheduler:
         extended = self._states.extend(state, len(tokens))
         assert extended
         request.fetched = None
-        request.num_computed_tokens = match.num_tokens
+        request.num_computed_tokens, reason = match.num_tokens, match.reason
+        saved = request.source.saved_state
+        if saved is not None and match.num_tokens < len(saved.token_ids):
+            self._cache.restore(request.cached, state.index, state.slot, saved)
+            request.num_computed_tokens = len(saved.token_ids)
+            reason = None if request.num_computed_tokens >= len(tokens) - 1 else MissReason.DIVERGED
         if request.num_cached_tokens is None:
             # After a preemption a request finds its own state, which isn't counted.
-            request.num_cached_tokens = min(match.num_tokens, request.num_prompt_tokens)
-            request.cache_miss_reason = None if match.reason is None else match.reason.value
-            self._cache.record_found(request.num_cached_tokens, match.reason)
+            request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
+            request.cache_miss_reason = None if reason is None else reason.value
+            self._cache.record_found(request.num_cached_tokens, reason)
         insort(self.running, request, key=_rank)
 
     def _chunk(self, request: Request, budget: int) -> int:

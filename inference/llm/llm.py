@@ -11,7 +11,8 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +23,8 @@ from inference.engine.device import on_device, return_device_memory
 from inference.engine.engine import Engine
 from inference.engine.model_runner import TORCH_DTYPES
 from inference.engine.request import EngineOutput
-from inference.errors import Conflict, GenerationFailed, InvalidRequest
+from inference.engine.saved_state import SavedState
+from inference.errors import BlazrError, Conflict, GenerationFailed, InvalidRequest
 from inference.host.compute_threads import release_compute_threads
 from inference.host.machine import return_freed_memory
 from inference.llm.draft_loading import DraftCheckpoint, draft_bytes, load_speculation
@@ -30,6 +32,8 @@ from inference.llm.loading import TextLoading, engine_config, open_disk, prepare
 from inference.llm.options import LLMOptions
 from inference.llm.pooled_output import PooledOutput
 from inference.llm.sizes import plan_states
+from inference.llm.state_file import PromptState, identity_of, read_state_file, write_state_file
+from inference.llm.state_header import StateIdentity
 from inference.llm.text_output import TextOutput
 from inference.llm.text_request import PreparedRequest, RequestPreparer
 from inference.modelling.backends.backend import pack_weights
@@ -54,6 +58,7 @@ class LLM:
         options: How it is run.
         plan: How the states' memory is divided.
         weights_bytes: Memory of the network, and of the draft model's.
+        identify: Makes the identity of the model's states.
     """
 
     def __init__(
@@ -64,6 +69,7 @@ class LLM:
         options: LLMOptions,
         plan: StatePlan,
         weights_bytes: int,
+        identify: Callable[[], StateIdentity],
     ) -> None:
         self.tokenizer = tokenizer
         self.plan = plan
@@ -72,6 +78,9 @@ class LLM:
         self._engine: Engine | None = engine
         self._template = template
         self._weights_bytes = weights_bytes
+        self._identify = identify
+        self._identity: StateIdentity | None = None
+        self._saved: dict[str, SavedState] = {}
         self._max_model_len = plan.max_model_len
         self._outputs: dict[str, tuple[TextOutput | PooledOutput, list[str]]] = {}
         self._grammars = GrammarCompiler(tokenizer, options.grammar_limits)
@@ -118,11 +127,10 @@ class LLM:
                 if progress is not None:
                     progress(share, name)
 
-            torch_dtype = TORCH_DTYPES[dtype]
             network = load_network(
                 spec,
                 weight_files,
-                dtype=torch_dtype,
+                dtype=TORCH_DTYPES[dtype],
                 device=options.device,
                 quant=options.quant,
                 pack=True,
@@ -139,7 +147,9 @@ class LLM:
             release_compute_threads()  # the steps run in another thread
             return_freed_memory()
             undo.pop_all()
-        return cls(engine, loaded, template, options, plan, network_bytes(network) + draft_bytes(speculation))
+        identify = partial(identity_of, spec, tuple(weight_files), dtype, options)
+        num_bytes = network_bytes(network) + draft_bytes(speculation)
+        return cls(engine, loaded, template, options, plan, num_bytes, identify)
 
     # --- any thread ----------------------------------------------------------------------------
 
@@ -148,14 +158,45 @@ class LLM:
         """Most tokens of prompt and output."""
         return self._max_model_len
 
-    def prepare(self, message: GenerateMessage) -> PreparedRequest:
+    def prepare(self, message: GenerateMessage, state: PromptState | None = None) -> PreparedRequest:
         """Template, tokenise, check the limits; takes processor time, so call it outside the engine's thread.
+
+        Args:
+            state: State to go on from; see ``RequestPreparer.prepare``.
 
         Raises:
             InvalidRequest: The request can't be served as it is.
             Unavailable: The checkpoint's own text programs are overloaded.
         """
-        return self._preparer.prepare(message)
+        if state is not None:
+            self.state_identity().check(state.identity, "the state")
+        return self._preparer.prepare(message, state)
+
+    def state_identity(self) -> StateIdentity:
+        """What a saved state must agree with; the first call may read all weights."""
+        if self._identity is None:
+            self._identity = self._identify()
+        return self._identity
+
+    def read_state(self, path: Path) -> PromptState:
+        """Read a state that ``write_state`` has written.
+
+        Raises:
+            InvalidRequest: The file is no whole saved state, or another model's.
+        """
+        return read_state_file(path, self.state_identity())
+
+    def write_state(self, state: PromptState, path: Path, *, model: str = "") -> int:
+        """Write a state to a file; returns its size in bytes.
+
+        Args:
+            model: Name of the model, for people.
+
+        Raises:
+            InvalidRequest: The path can't be written, or is something else than a saved state.
+            StorageFull: The disk has no room.
+        """
+        return write_state_file(path, state, model)
 
     def stats(self) -> dict[str, Any]:
         return {} if self._engine is None else asdict(self._engine.stats())
@@ -250,6 +291,8 @@ class LLM:
         if found is None:  # the last word of a choice that was ended here
             return []
         request_id, number, text_output = found
+        if output.saved_state is not None:
+            self._saved[request_id] = output.saved_state
         try:
             events = text_output.accept(number, output)
         except (KeyboardInterrupt, SystemExit):
@@ -286,6 +329,8 @@ class LLM:
         self,
         prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
         params: SamplingParams | None = None,
+        *,
+        state: PromptState | None = None,
         **message_options: Any,
     ) -> Iterator[GenerationEvent]:
         """Generate in this thread; not while a loop drives the model.
@@ -293,6 +338,7 @@ class LLM:
         Args:
             prompt: Text, token ids, or chat messages.
             params: Sampling parameters.
+            state: State to go on from. A text or token ids follow its tokens; messages begin with them.
             message_options: Further members of ``GenerateMessage`` (echo, …) or of its prompt (parse_special, …).
 
         Yields:
@@ -302,13 +348,65 @@ class LLM:
             BlazrError: The request can't be served.
         """
         message = _local_message(prompt, params or SamplingParams(), message_options)
-        request_id = message["request_id"]
-        self.add(self.prepare(message))
+        yield from self._run(self.prepare(message, state))
+
+    def save_state(
+        self,
+        prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
+        *,
+        state: PromptState | None = None,
+        progress: Callable[[float], None] | None = None,
+        **prompt_options: Any,
+    ) -> PromptState:
+        """Read a prompt in this thread and return the state after it; not while a loop drives the model.
+
+        Args:
+            prompt: Text, token ids, or chat messages (rendered without the beginning of an answer).
+            state: State to go on from, as in ``generate``.
+            progress: Gets the share of the prompt that has been read (0 to 1).
+            prompt_options: Further members of the prompt (parse_special, …).
+
+        Raises:
+            BlazrError: The prompt can't be read, or has fewer than two tokens.
+        """
+        options = {"add_generation_prompt": False, **prompt_options}
+        message = _local_message(prompt, SamplingParams(max_tokens=0, temperature=0.0), options)
+        prepared = self.prepare(message, state)
+        choice = prepared.choices[0]
+        token_ids = choice.prompt_token_ids
+        if len(token_ids) < 2:
+            raise InvalidRequest("the prompt has 1 token, a state needs at least 2; give a longer one.", param="prompt")
+        if state is not None and token_ids == state.token_ids:
+            return state
+        choice = replace(choice, prompt_token_ids=token_ids[:-1], returns_state=True)
+        num_left = len(token_ids) - (0 if state is None else len(state.token_ids))
+        num_read = 0
+
+        def report() -> None:
+            nonlocal num_read
+            num_read += self.step_tokens
+            if progress is not None:
+                progress(min(1.0, num_read / num_left))
+
+        for event in self._run(replace(prepared, choices=(choice,)), report):
+            if event["type"] == "error":
+                raise BlazrError.from_dict(event["error"])
+        if progress is not None:
+            progress(1.0)  # what the prefix cache had wasn't read
+        return PromptState(token_ids, self._saved.pop(prepared.request_id), self.state_identity(), int(time.time()))
+
+    def _run(
+        self, prepared: PreparedRequest, after_step: Callable[[], None] | None = None
+    ) -> Iterator[GenerationEvent]:
+        """Run one request to its end and yield its events; calls ``after_step`` after each step."""
+        request_id = prepared.request_id
+        self.add(prepared)
         try:
             while request_id in self._outputs or self._events:
-                for event in self.step():
-                    if event["request_id"] == request_id:
-                        yield event
+                events = self.step()
+                if after_step is not None:
+                    after_step()
+                yield from [event for event in events if event["request_id"] == request_id]
         finally:
             if self.abort(request_id):
                 self._events = [event for event in self._events if event["request_id"] != request_id]

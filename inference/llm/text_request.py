@@ -12,6 +12,7 @@ from inference.engine.pooling import POOLINGS, Pooling
 from inference.engine.request import EngineRequest
 from inference.errors import InvalidRequest, PromptTooLong, UnsupportedFeature
 from inference.llm.pooled_output import PooledOutput
+from inference.llm.state_file import PromptState
 from inference.llm.text_output import TextOutput
 from inference.text.grammars.compiler import GrammarCompiler
 from inference.text.grammars.constraint import GrammarConstraint
@@ -77,14 +78,20 @@ class RequestPreparer:
         self._grammars = grammars
         self._infill: InfillTokens | None = None
 
-    def prepare(self, message: GenerateMessage) -> PreparedRequest:
+    def prepare(self, message: GenerateMessage, state: PromptState | None = None) -> PreparedRequest:
         """Check a message and tokenise its prompt.
+
+        Args:
+            state: State to go on from. A text or token ids follow its tokens, and may be empty; messages are a whole
+                conversation, which begins with them.
 
         Raises:
             InvalidRequest: What the message asks for can't be done; see the subclasses.
         """
         received_at = time.monotonic()
         if "pooling" in message:
+            if state is not None:
+                raise InvalidRequest("a vector can't go on from a saved state; leave the state out.", param="state")
             return self._prepare_pooling(message, received_at)
         params = SamplingParams.from_dict(message["params"])
         if params.stop and not self._tokenizer.has_text:
@@ -92,12 +99,9 @@ class RequestPreparer:
                 "this checkpoint has no known tokenizer, so stop strings can't be found; use stop_token_ids.",
                 param="stop",
             )
-        prompt = self._read_prompt(message["prompt"])
+        prompt = self._read_prompt(message["prompt"], state)
         self._check_length(len(prompt.token_ids), params, "messages" if "messages" in message["prompt"] else "prompt")
-        delivered = [tuple(token_ids) for token_ids in message.get("delivered", ())]
-        if len(delivered) > params.n:
-            raise InvalidRequest(f"{len(delivered)} choices were delivered, n is {params.n}.", param="delivered")
-        prior = [*delivered, *((),) * (params.n - len(delivered))]
+        prior = _prior_outputs(message, params.n)
         if any(prior):
             # The client has the start event of the earlier attempt, with all that is said about the prompt.
             params = replace(params, prompt_logprobs=None)
@@ -113,6 +117,7 @@ class RequestPreparer:
                 self._choice(message, number, prompt.token_ids, params, prior[number]),
                 constraint=constraints[number],
                 dry_breakers=breakers,
+                saved_state=None if state is None else state.state,
             )
             for number in range(params.n)
         )
@@ -244,14 +249,16 @@ class RequestPreparer:
             for _ in range(params.n)
         ]
 
-    def _read_prompt(self, prompt: PromptMessage) -> Prompt:
+    def _read_prompt(self, prompt: PromptMessage, state: PromptState | None = None) -> Prompt:
         given = [name for name in ("text", "token_ids", "messages") if name in prompt]
         if len(given) != 1:
             raise InvalidRequest(
                 f"a prompt is exactly one of text, token_ids and messages, got {' and '.join(given) or 'none'}.",
                 param="prompt",
             )
-        if "token_ids" in prompt:
+        if state is not None and "messages" not in prompt:
+            found = self._read_continuation(prompt, state)
+        elif "token_ids" in prompt:
             found = Prompt(self._tokenizer.check_token_ids(prompt["token_ids"]), None)
         elif "text" in prompt:
             found = self._read_text(prompt)
@@ -261,6 +268,19 @@ class RequestPreparer:
             param = "messages" if "messages" in prompt else "prompt"
             raise InvalidRequest("the prompt is empty; give at least one token.", param=param)
         return found
+
+    def _read_continuation(self, prompt: PromptMessage, state: PromptState) -> Prompt:
+        """Read what follows a saved state's tokens; nothing may follow them."""
+        if "suffix" in prompt:
+            raise InvalidRequest(
+                "suffix fills a gap, which can't begin in a saved state; leave one of them out.", param="suffix"
+            )
+        if "token_ids" in prompt:
+            following = Prompt(self._tokenizer.check_token_ids(prompt["token_ids"]), None)
+        else:
+            # The state's text has begun the sequence.
+            following = self._read_text({**prompt, "add_special_tokens": False})
+        return Prompt((*state.token_ids, *following.token_ids), following.text)
 
     def _read_text(self, prompt: PromptMessage) -> Prompt:
         text = prompt["text"]
@@ -335,6 +355,14 @@ class RequestPreparer:
         least = 1 if params.max_tokens is None else params.max_tokens
         if num_prompt + least > self._max_model_len:
             raise PromptTooLong.of(self._max_model_len, num_prompt, params.max_tokens, noun=noun)
+
+
+def _prior_outputs(message: GenerateMessage, num_choices: int) -> list[tuple[int, ...]]:
+    """The tokens that earlier attempts have delivered, for each choice."""
+    delivered = [tuple(token_ids) for token_ids in message.get("delivered", ())]
+    if len(delivered) > num_choices:
+        raise InvalidRequest(f"{len(delivered)} choices were delivered, n is {num_choices}.", param="delivered")
+    return [*delivered, *((),) * (num_choices - len(delivered))]
 
 
 def _reasoning(message: GenerateMessage, prompt: Prompt) -> ReasoningSection | None:

@@ -70,16 +70,30 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     except OSError as error:
         raise CorruptCheckpoint(f"{path.name} can't be opened: {error.strerror or error}.", param=path.name) from None
     try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise CorruptCheckpoint(f"{path.name} is not a regular file.", param=path.name)
-        header, data_bytes = _read_header_bytes(descriptor, status.st_size, path.name)
-    except OSError as error:
-        raise CorruptCheckpoint(f"{path.name} can't be read: {error.strerror}.", param=path.name) from None
+        return read_open_header(descriptor, path.name)[0]
     finally:
         os.close(descriptor)
-    entries = _Parser(header, path.name).parse()
-    return _placed(entries, 8 + len(header), data_bytes, path.name)
+
+
+def read_open_header(descriptor: int, file: str) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    """All tensors of an open file, in the order of their data, and its metadata.
+
+    Args:
+        file: The file's name.
+
+    Raises:
+        CorruptCheckpoint, UnsupportedFormat: As ``read_header``.
+    """
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise CorruptCheckpoint(f"{file} is not a regular file.", param=file)
+        header, data_bytes = _read_header_bytes(descriptor, status.st_size, file)
+    except OSError as error:
+        raise CorruptCheckpoint(f"{file} can't be read: {error.strerror}.", param=file) from None
+    parser = _Parser(header, file)
+    entries = parser.parse()
+    return _placed(entries, 8 + len(header), data_bytes, file), parser.metadata
 
 
 def kind_by_content(head: bytes) -> str | None:
@@ -147,12 +161,13 @@ _Entry = tuple[str, str, tuple[int, ...], int, int]
 
 
 class _Parser:
-    """Recursive descent over the bytes, without building anything but the entries."""
+    """Recursive descent over the bytes, without building anything but entries and metadata."""
 
     def __init__(self, header: bytes, file: str) -> None:
         self.header = header
         self.file = file
         self.position = 0
+        self.metadata: dict[str, str] = {}
 
     def parse(self) -> list[_Entry]:
         header = self.header
@@ -169,7 +184,7 @@ class _Parser:
                 if had_metadata:
                     self._fail("has two __metadata__ objects")
                 had_metadata = True
-                self._skip_metadata(metadata.end())
+                self._read_metadata(metadata.end())
             else:
                 entry = self._entry()
                 if entry[0] in names:
@@ -235,23 +250,21 @@ class _Parser:
             self._fail(f"tensor {name} has {len(found)} dimensions; the limit is {MAX_RANK}", name)
         return tuple(found)
 
-    def _skip_metadata(self, begin: int) -> None:
+    def _read_metadata(self, begin: int) -> None:
         header, limit = self.header, begin + MAX_METADATA_BYTES
         self._skip(begin)
         if header[self.position : self.position + 1] == b"}":
             self.position += 1
             return
-        keys: set[str] = set()
         while True:
             key = self._string()
-            if key in keys:
+            if key in self.metadata:
                 self._fail(f"has two __metadata__ entries named {key[:80]!r}")
-            keys.add(key)
             colon = _COLON.match(header, self.position)
             if colon is None:
                 self._fail("has a __metadata__ that isn't a plain object of strings")
             self.position = colon.end()
-            self._string()
+            self.metadata[key] = self._string()
             if self.position > limit:
                 self._fail(f"has more than {MAX_METADATA_BYTES} bytes of __metadata__")
             following = _NEXT.match(header, self.position)

@@ -25,6 +25,7 @@ from inference.engine.prefix_cache.snapshots import SnapshotStore
 from inference.engine.prefix_cache.state_access import StateAccess
 from inference.engine.prefix_cache.stats import MissReason, PrefixCacheStats, PrefixCounts
 from inference.engine.prefix_cache.tree import Node, PrefixTree
+from inference.engine.saved_state import SavedState, write_state
 from inference.engine.state.kv_cache_manager import KVCacheManager
 from inference.modelling.spec import ModelSpec
 
@@ -99,9 +100,10 @@ class PrefixCache:
 
     # --- before a sequence runs ----------------------------------------------------------------
 
-    def digest(self, cache_salt: str, num_prompt_tokens: int) -> bytes:
-        """Return the digest of a request's namespace."""
-        return self._namespaces.digest(cache_salt, num_prompt_tokens)
+    def digest(self, cache_salt: str, num_prompt_tokens: int, saved_state: SavedState | None = None) -> bytes:
+        """Return the digest of a request's namespace; requests with a saved state share one of their own."""
+        origin = "" if saved_state is None else saved_state.digest.hex()
+        return self._namespaces.digest(cache_salt, num_prompt_tokens, origin=origin)
 
     def find(
         self,
@@ -176,6 +178,24 @@ class PrefixCache:
                 match.num_tokens, len(tokens), match.num_known, num_slots=self._snapshots.num_slots
             )
         return sequence
+
+    def restore(self, sequence: CachedSequence, index: int, slot: int, state: SavedState) -> None:
+        """Put a saved state into the blocks and the slot of a sequence that begins with its tokens, and keep it.
+
+        Args:
+            sequence: Begun without any cached token.
+            index: Row of the block tables, with blocks for all of the state's tokens.
+        """
+        write_state(self._access, self._kv.blocks_of(index) if self._paged else (), slot, state)
+        count = len(state.token_ids)
+        if not self.is_enabled:
+            return
+        self._extend(sequence, index, state.token_ids, count)
+        if self._fixed:
+            node, offset = self._place(sequence, index, state.token_ids, count)
+            self._snapshots.add(node, offset, slot, give=False)
+            sequence.last_snapshot = count
+            sequence.marked[node] = None
 
     def record_found(self, num_cached_tokens: int, reason: MissReason | None) -> None:
         """Count a request's cached tokens; call once per request."""

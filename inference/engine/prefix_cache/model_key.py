@@ -22,12 +22,14 @@ def model_key(spec: ModelSpec, weight_files: Sequence[Path], numbers: str, *, me
         numbers: Dtype, quantisation, device and block size.
         memo_dir: Directory that caches digests, so that an unchanged file is read once only.
     """
-    digests = [_file_digest(path, memo_dir) for path in weight_files]
+    digests = [file_digest(path, memo_dir) for path in weight_files]
     return json.dumps([spec.to_dict(), sorted(digests), numbers], sort_keys=True)
 
 
-def _file_digest(path: Path, memo_dir: Path) -> str:
-    """Return the SHA-256 of a file's bytes, cached by path, size, inode and modification time."""
+def file_digest(path: Path, memo_dir: Path | None) -> str:
+    """Return the SHA-256 of a file's bytes, cached in ``memo_dir`` by path, size, inode and modification time."""
+    if memo_dir is None:
+        return _digest_of(path)
     status = path.stat()
     place = str(path.resolve())
     identity = [place, status.st_size, status.st_ino, status.st_mtime_ns]
@@ -38,15 +40,20 @@ def _file_digest(path: Path, memo_dir: Path) -> str:
             return str(known["sha256"])
     except (OSError, ValueError, KeyError, TypeError):
         pass
+    digest = _digest_of(path)
+    try:
+        memo_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        partial = memo.with_suffix(f".{os.getpid()}.tmp")
+        partial.write_text(json.dumps({"identity": identity, "sha256": digest}))
+        partial.replace(memo)
+    except OSError:
+        pass  # DiskTier reports a cache directory that can't be written
+    return digest
+
+
+def _digest_of(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(READ_BYTES):
             digest.update(piece)
-    try:
-        memo_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        partial = memo.with_suffix(f".{os.getpid()}.tmp")
-        partial.write_text(json.dumps({"identity": identity, "sha256": digest.hexdigest()}))
-        partial.replace(memo)
-    except OSError:
-        pass  # DiskTier reports a cache directory that can't be written
     return digest.hexdigest()

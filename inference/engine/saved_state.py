@@ -1,0 +1,79 @@
+"""SavedState: the state after a sequence's tokens, in host memory, apart from any engine.
+
+The prefix cache keeps states for as long as there is room. A saved state belongs to its owner instead: a request
+brings it along and goes on behind its tokens. Its recurrent part has the same size whatever the number of tokens; its
+paged part grows by ``StateAccess.token_bytes`` a token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from inference.engine.config import blocks_for
+from inference.engine.prefix_cache.state_access import Payload, StateAccess
+
+DIGEST_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SavedState:
+    """The state after ``token_ids``. Make it with ``of``.
+
+    Attributes:
+        token_ids: The tokens whose state this is; at least one.
+        blocks: Their paged state: the payloads of all full blocks in order, then of the rows of the last one.
+        slot: Their recurrent state.
+        digest: Digest of the three.
+    """
+
+    token_ids: tuple[int, ...]
+    blocks: Payload
+    slot: Payload
+    digest: bytes
+
+    @classmethod
+    def of(cls, token_ids: Sequence[int], blocks: Payload, slot: Payload) -> SavedState:
+        """Return the state of these parts, with their digest."""
+        digest = hashlib.blake2b(array("q", token_ids).tobytes(), digest_size=DIGEST_BYTES)
+        for part in (blocks, slot):
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(part.data)
+        return cls(tuple(token_ids), blocks, slot, digest.digest())
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the state, without its tokens."""
+        return self.blocks.nbytes + self.slot.nbytes
+
+
+def read_state(access: StateAccess, blocks: Sequence[int], slot: int, token_ids: Sequence[int]) -> SavedState:
+    """Copy the state of a running sequence.
+
+    Args:
+        blocks: The sequence's blocks; not used if the model has no paged state.
+        slot: The sequence's slot, which holds the state after exactly ``token_ids``.
+    """
+    width, count = access.block_size, len(token_ids)
+    paged = np.empty(count * access.token_bytes, np.uint8)
+    for number in range(blocks_for(count, width) if access.token_bytes else 0):
+        rows = min(width, count - number * width)
+        begin = number * width * access.token_bytes
+        paged[begin : begin + rows * access.token_bytes] = access.read_block(blocks[number], rows)
+    fixed = access.read_slot(slot) if access.slot_bytes else np.empty(0, np.uint8)
+    return SavedState.of(token_ids, paged, fixed)
+
+
+def write_state(access: StateAccess, blocks: Sequence[int], slot: int, state: SavedState) -> None:
+    """Put a saved state into the blocks, which hold all its tokens, and into the slot of a sequence."""
+    width, count = access.block_size, len(state.token_ids)
+    for number in range(blocks_for(count, width) if access.token_bytes else 0):
+        rows = min(width, count - number * width)
+        begin = number * width * access.token_bytes
+        access.write_block(blocks[number], state.blocks[begin : begin + rows * access.token_bytes], rows)
+    if access.slot_bytes:
+        access.write_slot(slot, state.slot)

@@ -1,0 +1,187 @@
+"""Write and read saved states: one file each, complete or not there, readable by its owner only."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from inference.engine.prefix_cache.model_key import file_digest
+from inference.engine.prefix_cache.state_access import Payload
+from inference.engine.saved_state import SavedState
+from inference.errors import InvalidRequest, StorageFull
+from inference.host.units import format_bytes
+from inference.llm.options import LLMOptions
+from inference.llm.state_header import StateHeader, StateIdentity, header_of, metadata_of, open_state, read_state_header
+from inference.modelling.families.config import TensorInfo
+from inference.modelling.layer_parts import Dtype
+from inference.modelling.quantisation import REVISION
+from inference.modelling.spec import ModelSpec
+
+_READ_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptState:
+    """The state of a prompt, from which any number of generations go on.
+
+    The state is the one before the last token: that token is computed again when a generation begins, so that one can
+    go on without any text behind.
+
+    Attributes:
+        token_ids: All tokens of the prompt.
+        state: State after all of them but the last.
+        identity: The model that it belongs to.
+        created: Unix time.
+    """
+
+    token_ids: tuple[int, ...]
+    state: SavedState
+    identity: StateIdentity
+    created: int
+
+    @property
+    def digest(self) -> str:
+        """Digest of tokens and state."""
+        last = self.token_ids[-1].to_bytes(8, "little", signed=True)
+        return hashlib.sha256(self.state.digest + last).hexdigest()
+
+
+def identity_of(spec: ModelSpec, weight_files: Sequence[Path], dtype: Dtype, options: LLMOptions) -> StateIdentity:
+    """Return the identity of a model that is run so; reads all weights unless the cache directory has digests."""
+    memo_dir = None if options.cache_dir is None else options.cache_dir / "digests"
+    digests = sorted(file_digest(path, memo_dir) for path in weight_files)
+    layout = [
+        [part.name, part.per, list(part.shape), part.dtype, dtype] for layer in spec.layers for part in layer.state()
+    ]
+    return StateIdentity(
+        weights=_sha256("\n".join(digests)),
+        spec=_sha256(json.dumps(spec.to_dict(), sort_keys=True)),
+        dtype=dtype,
+        quant=options.quant,
+        device=options.device_kind,
+        block_size=str(options.block_size),
+        revision=str(REVISION),
+        layout=_sha256(json.dumps(layout)),
+    )
+
+
+def write_state_file(path: Path, prompt: PromptState, model: str = "") -> int:
+    """Write a state to a file, in place of an earlier state of that name.
+
+    Args:
+        model: Name of the model, for people.
+
+    Returns:
+        The file's size in bytes.
+
+    Raises:
+        InvalidRequest: The path can't be written, or is something else than a saved state.
+        StorageFull: The disk has no room.
+    """
+    check_target(path)
+    tensors: dict[str, np.ndarray] = {"token_ids": np.array(prompt.token_ids, np.int64)}
+    for name, part in (("blocks", prompt.state.blocks), ("slot", prompt.state.slot)):
+        if part.size:
+            tensors[name] = part
+    work: Path | None = None
+    try:
+        work = Path(tempfile.mkdtemp(prefix=".state-", dir=path.parent))  # only its owner can enter it
+        partial = work / "state"
+        save_file(tensors, partial, metadata_of(prompt.identity, prompt.created, model, prompt.digest))
+        partial.chmod(0o600)  # the file has the prompt in it
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        size = partial.stat().st_size
+        check_target(path)
+        partial.replace(path)
+        return size
+    except Exception as error:
+        if isinstance(error, InvalidRequest):
+            raise
+        needed = format_bytes(prompt.state.size_bytes + 8 * len(prompt.token_ids))
+        raise StorageFull(
+            f"the state of {needed} can't be written to {str(path)[:200]!r} ({str(error)[:120]}); free some room or "
+            "choose another directory.",
+            param="output",
+        ) from error
+    finally:
+        if work is not None:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def check_target(path: Path) -> None:
+    """Refuse a path at which no state can be written.
+
+    Raises:
+        InvalidRequest: It is a link, a pipe, a directory, or a file that is no saved state; or has no directory.
+    """
+    shown = repr(str(path)[:200])
+    try:
+        found: int | None = path.lstat().st_mode
+    except FileNotFoundError:
+        found = None
+    except (OSError, ValueError) as error:
+        problem = str(error)[:120]
+        raise InvalidRequest(f"{shown} can't be written: {problem}; choose another name.", param="output") from None
+    if found is not None and not stat.S_ISREG(found):
+        raise InvalidRequest(f"{shown} is not a regular file; choose a name that is free.", param="output")
+    if found is not None:
+        try:
+            read_state_header(path)
+        except InvalidRequest:
+            raise InvalidRequest(
+                f"{shown} exists and isn't a saved state; choose another name.", param="output"
+            ) from None
+    if not path.parent.is_dir():
+        raise InvalidRequest(f"{shown} is in no directory; make it first.", param="output")
+
+
+def read_state_file(path: Path, identity: StateIdentity) -> PromptState:
+    """Read a state of the model with this identity.
+
+    Raises:
+        InvalidRequest: The file is no whole saved state, or belongs to another model.
+    """
+    descriptor = open_state(path)
+    try:
+        header = header_of(descriptor, path.name)
+        identity.check(header.identity, path.name)
+        parts = {name: _read(descriptor, info, path.name) for name, info in header.tensors.items()}
+    finally:
+        os.close(descriptor)
+    return _prompt_state(header, parts, path.name)
+
+
+def _prompt_state(header: StateHeader, parts: dict[str, Payload], name: str) -> PromptState:
+    token_ids = tuple(parts["token_ids"].view("<i8").tolist())
+    nothing = np.empty(0, np.uint8)
+    state = SavedState.of(token_ids[:-1], parts.get("blocks", nothing), parts.get("slot", nothing))
+    prompt = PromptState(token_ids, state, header.identity, header.created)
+    if prompt.digest != header.digest:
+        raise InvalidRequest(f"{name} is damaged (its checksum differs); save the state again.", param="state")
+    return prompt
+
+
+def _read(descriptor: int, info: TensorInfo, name: str) -> Payload:
+    content = np.empty(info.end - info.begin, np.uint8)
+    view, done = content.data, 0
+    while done < len(view):
+        count = os.preadv(descriptor, [view[done : done + _READ_BYTES]], info.begin + done)
+        if not count:
+            raise InvalidRequest(f"{name} changed while it was read; try again.", param="state")
+        done += count
+    return content
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

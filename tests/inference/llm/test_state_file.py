@@ -1,0 +1,155 @@
+"""States in files: what is written is read back, and what can't be written or read is refused in one line."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from inference.engine.saved_state import SavedState
+from inference.errors import InvalidRequest, StorageFull
+from inference.llm.options import LLMOptions
+from inference.llm.state_file import PromptState, identity_of, read_state_file, write_state_file
+from inference.llm.state_header import read_state_header
+
+BLOCKS, SLOT = np.arange(90, dtype=np.uint8), np.arange(40, dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def identity(checkpoint):
+    return identity_of(checkpoint.spec, checkpoint.files, "float32", LLMOptions())
+
+
+@pytest.fixture
+def state(identity):
+    return PromptState((5, 6, 7), SavedState.of((5, 6), BLOCKS, SLOT), identity, 1_700_000_000)
+
+
+def test_what_is_written_is_read_back(tmp_path, state, identity):
+    path = tmp_path / "a.state"
+    size = write_state_file(path, state, model="[red]a\nmodel")
+    found, header = read_state_file(path, identity), read_state_header(path)
+    assert (found.token_ids, found.created, found.digest) == (state.token_ids, state.created, state.digest)
+    assert found.state.token_ids == (5, 6)
+    assert bytes(found.state.blocks) == bytes(BLOCKS) and bytes(found.state.slot) == bytes(SLOT)
+    assert (header.num_tokens, header.blocks_bytes, header.slot_bytes) == (3, 90, 40)
+    assert (header.model, header.digest, header.identity) == ("[red]amodel", state.digest, identity)
+    assert path.stat().st_size == size and path.stat().st_mode & 0o777 == 0o600
+    with safe_open(path, "np") as file:
+        assert file.get_tensor("token_ids").tolist() == [5, 6, 7]
+
+
+def test_parts_that_a_model_lacks_are_left_out(tmp_path, identity):
+    nothing = np.empty(0, np.uint8)
+    write_state_file(tmp_path / "a", PromptState((5, 6), SavedState.of((5,), nothing, SLOT), identity, 0))
+    assert read_state_header(tmp_path / "a").tensors.keys() == {"token_ids", "slot"}
+    assert len(read_state_file(tmp_path / "a", identity).state.blocks) == 0
+
+
+def test_a_later_state_takes_the_place_of_an_earlier_one(tmp_path, state, identity):
+    path = tmp_path / "a.state"
+    write_state_file(path, state)
+    write_state_file(path, replace(state, created=3))
+    assert read_state_file(path, identity).created == 3
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.state"]
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "pipe", "directory", "text", "nowhere"])
+def test_targets_that_are_refused(tmp_path, state, kind):
+    path, other = tmp_path / "target", tmp_path / "other"
+    if kind in ("link", "dangling"):
+        if kind == "link":
+            write_state_file(other, state)
+        path.symlink_to(other)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "text":
+        path.write_text("precious")
+    else:
+        path = tmp_path / "none" / "target"
+    before = sorted(entry.name for entry in tmp_path.iterdir())
+    with pytest.raises(InvalidRequest, match=r"is not a regular file|isn't a saved state|is in no directory"):
+        write_state_file(path, state)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == before
+    assert kind != "text" or path.read_text() == "precious"
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path, state, identity, monkeypatch):
+    path = tmp_path / "a.state"
+    write_state_file(path, state)
+
+    def fail(tensors, partial, metadata):
+        partial.write_bytes(b"half")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("inference.llm.state_file.save_file", fail)
+    with pytest.raises(StorageFull, match=r"can't be written to .*No space left.*free some room"):
+        write_state_file(path, replace(state, created=3))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.state"]
+    assert read_state_file(path, identity).created == state.created
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        (
+            "weights",
+            "1" * 64,
+            "other weights: 111111111111…, this model's are .*; use the model that it was saved with",
+        ),
+        ("spec", "1" * 64, "other detected facts"),
+        (
+            "dtype",
+            "bfloat16",
+            "dtype bfloat16, this model is loaded with float32; load the model with --dtype bfloat16",
+        ),
+        ("quant", "int8", "quant int8, this model is loaded with auto; load the model with --quant int8"),
+        ("device", "cuda", "device cuda, this model is loaded with cpu; use the same device"),
+        ("block_size", "32", "block_size 32, this model is loaded with 16"),
+        ("revision", "4", "revision of quantisation 4"),
+        ("layout", "1" * 64, r"another layout of the state \(another version of blazr\)"),
+    ],
+)
+def test_states_of_other_models_are_refused(tmp_path, state, identity, name, value, words):
+    write_state_file(tmp_path / "a.state", replace(state, identity=replace(identity, **{name: value})))
+    with pytest.raises(InvalidRequest, match=rf"a\.state was saved with {words}") as refused:
+        read_state_file(tmp_path / "a.state", identity)
+    assert "save the state again" in refused.value.message and "\n" not in refused.value.message
+
+
+def test_an_identity_follows_weights_and_options(checkpoint, identity, tmp_path):
+    changed = tmp_path / "model.safetensors"
+    content = bytearray(checkpoint.files[0].read_bytes())
+    content[-1] ^= 1
+    changed.write_bytes(content)
+    others = [
+        identity_of(checkpoint.spec, [changed], "float32", LLMOptions()),
+        identity_of(replace(checkpoint.spec, logits_multiplier=2.0), checkpoint.files, "float32", LLMOptions()),
+        identity_of(checkpoint.spec, checkpoint.files, "bfloat16", LLMOptions()),
+        identity_of(checkpoint.spec, checkpoint.files, "float32", LLMOptions(quant="int8")),
+        identity_of(checkpoint.spec, checkpoint.files, "float32", LLMOptions(device="cuda:0")),
+        identity_of(checkpoint.spec, checkpoint.files, "float32", LLMOptions(block_size=32)),
+    ]
+    assert len({identity, *others}) == 7
+    memo = LLMOptions(cache_dir=tmp_path)
+    assert [identity_of(checkpoint.spec, checkpoint.files, "float32", memo) for _ in range(2)] == [identity] * 2
+
+
+def test_every_cut_and_every_changed_byte_is_found(tmp_path, state, identity):
+    path = tmp_path / "a.state"
+    write_state_file(path, state)
+    content = path.read_bytes()
+    for size in range(0, len(content), 7):
+        path.write_bytes(content[:size])
+        with pytest.raises(InvalidRequest, match=r"save (it|the state) again"):
+            read_state_file(path, identity)
+    begin = 8 + int.from_bytes(content[:8], "little")
+    for position in range(begin, len(content)):
+        path.write_bytes(content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :])
+        with pytest.raises(InvalidRequest, match=r"a\.state is damaged \(its checksum differs\)"):
+            read_state_file(path, identity)
