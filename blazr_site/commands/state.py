@@ -46,7 +46,7 @@ def save(arguments: argparse.Namespace) -> int:
         with progress_bar("Reading the text") as report:
             state = llm.save_state(text, state=earlier, progress=report)
         seconds = time.perf_counter() - started
-        size = llm.write_state(state, output, model=inspection.directory.name)
+        size = llm.write_state(state, output, model=Path(arguments.model).name)
     finally:
         llm.close()
     _print_saved(state, 0 if earlier is None else len(earlier.token_ids), seconds, size, output)

@@ -11,6 +11,7 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -20,30 +21,28 @@ from inference.engine.prefix_cache.state_access import Payload, StateAccess
 DIGEST_BYTES = 32
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class SavedState:
-    """The state after ``token_ids``. Make it with ``of``.
+    """The state after ``token_ids``.
 
     Attributes:
         token_ids: The tokens whose state this is; at least one.
         blocks: Their paged state: the payloads of all full blocks in order, then of the rows of the last one.
         slot: Their recurrent state.
-        digest: Digest of the three.
     """
 
     token_ids: tuple[int, ...]
     blocks: Payload
     slot: Payload
-    digest: bytes
 
-    @classmethod
-    def of(cls, token_ids: Sequence[int], blocks: Payload, slot: Payload) -> SavedState:
-        """Return the state of these parts, with their digest."""
-        digest = hashlib.blake2b(array("q", token_ids).tobytes(), digest_size=DIGEST_BYTES)
-        for part in (blocks, slot):
+    @cached_property
+    def digest(self) -> bytes:
+        """Digest of the three; computed at the first use, because that takes longer than the engine's copy."""
+        digest = hashlib.blake2b(array("q", self.token_ids).tobytes(), digest_size=DIGEST_BYTES)
+        for part in (self.blocks, self.slot):
             digest.update(len(part).to_bytes(8, "little"))
             digest.update(part.data)
-        return cls(tuple(token_ids), blocks, slot, digest.digest())
+        return digest.digest()
 
     @property
     def size_bytes(self) -> int:
@@ -65,7 +64,7 @@ def read_state(access: StateAccess, blocks: Sequence[int], slot: int, token_ids:
         begin = number * width * access.token_bytes
         paged[begin : begin + rows * access.token_bytes] = access.read_block(blocks[number], rows)
     fixed = access.read_slot(slot) if access.slot_bytes else np.empty(0, np.uint8)
-    return SavedState.of(token_ids, paged, fixed)
+    return SavedState(tuple(token_ids), paged, fixed)
 
 
 def write_state(access: StateAccess, blocks: Sequence[int], slot: int, state: SavedState) -> None:

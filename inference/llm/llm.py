@@ -33,7 +33,7 @@ from inference.llm.options import LLMOptions
 from inference.llm.pooled_output import PooledOutput
 from inference.llm.sizes import plan_states
 from inference.llm.state_file import PromptState, identity_of, read_state_file, write_state_file
-from inference.llm.state_header import StateIdentity
+from inference.llm.state_header import StateIdentity, StateSizes
 from inference.llm.text_output import TextOutput
 from inference.llm.text_request import PreparedRequest, RequestPreparer
 from inference.modelling.backends.backend import pack_weights
@@ -184,7 +184,9 @@ class LLM:
         Raises:
             InvalidRequest: The file is no whole saved state, or another model's.
         """
-        return read_state_file(path, self.state_identity())
+        plan = self.plan
+        sizes = StateSizes(plan.block_bytes // plan.block_size, plan.slot_bytes, plan.max_model_len)
+        return read_state_file(path, self.state_identity(), sizes)
 
     def write_state(self, state: PromptState, path: Path, *, model: str = "") -> int:
         """Write a state to a file; returns its size in bytes.

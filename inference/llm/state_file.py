@@ -21,7 +21,15 @@ from inference.engine.saved_state import SavedState
 from inference.errors import InvalidRequest, StorageFull
 from inference.host.units import format_bytes
 from inference.llm.options import LLMOptions
-from inference.llm.state_header import StateHeader, StateIdentity, header_of, metadata_of, open_state, read_state_header
+from inference.llm.state_header import (
+    StateHeader,
+    StateIdentity,
+    StateSizes,
+    header_of,
+    metadata_of,
+    open_state,
+    read_state_header,
+)
 from inference.modelling.families.config import TensorInfo
 from inference.modelling.layer_parts import Dtype
 from inference.modelling.quantisation import REVISION
@@ -146,8 +154,8 @@ def check_target(path: Path) -> None:
         raise InvalidRequest(f"{shown} is in no directory; make it first.", param="output")
 
 
-def read_state_file(path: Path, identity: StateIdentity) -> PromptState:
-    """Read a state of the model with this identity.
+def read_state_file(path: Path, identity: StateIdentity, sizes: StateSizes) -> PromptState:
+    """Read a state of the model with this identity; a file of other sizes isn't read.
 
     Raises:
         InvalidRequest: The file is no whole saved state, or belongs to another model.
@@ -156,6 +164,7 @@ def read_state_file(path: Path, identity: StateIdentity) -> PromptState:
     try:
         header = header_of(descriptor, path.name)
         identity.check(header.identity, path.name)
+        sizes.check(header, path.name)
         parts = {name: _read(descriptor, info, path.name) for name, info in header.tensors.items()}
     finally:
         os.close(descriptor)
@@ -165,7 +174,7 @@ def read_state_file(path: Path, identity: StateIdentity) -> PromptState:
 def _prompt_state(header: StateHeader, parts: dict[str, Payload], name: str) -> PromptState:
     token_ids = tuple(parts["token_ids"].view("<i8").tolist())
     nothing = np.empty(0, np.uint8)
-    state = SavedState.of(token_ids[:-1], parts.get("blocks", nothing), parts.get("slot", nothing))
+    state = SavedState(token_ids[:-1], parts.get("blocks", nothing), parts.get("slot", nothing))
     prompt = PromptState(token_ids, state, header.identity, header.created)
     if prompt.digest != header.digest:
         raise InvalidRequest(f"{name} is damaged (its checksum differs); save the state again.", param="state")

@@ -94,6 +94,42 @@ class StateIdentity:
 
 
 @dataclass(frozen=True, slots=True)
+class StateSizes:
+    """Sizes of a model's states, which bound what is read of a file.
+
+    Attributes:
+        token_bytes: Bytes of paged state of one token.
+        slot_bytes: Bytes of recurrent state.
+        max_tokens: Most tokens of a sequence.
+    """
+
+    token_bytes: int
+    slot_bytes: int
+    max_tokens: int
+
+    def check(self, header: StateHeader, source: str) -> None:
+        """Refuse a state that is too long for the model, or has other sizes than the model's.
+
+        Raises:
+            InvalidRequest: It is, or has.
+        """
+        if header.num_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"{source} goes on from {header.num_tokens:,} tokens, the model is loaded for {self.max_tokens:,}; "
+                "raise max_model_len, or save the state of a shorter text.",
+                param="state",
+            )
+        found = header.blocks_bytes, header.slot_bytes
+        expected = (header.num_tokens - 1) * self.token_bytes, self.slot_bytes
+        if found != expected:
+            raise InvalidRequest(
+                f"{source} has {found[0]:,} bytes of paged and {found[1]:,} of recurrent state, {header.num_tokens:,} "
+                f"tokens of this model need {expected[0]:,} and {expected[1]:,}; save the state again.",
+                param="state",
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class StateHeader:
     """What a file says of its state.
 

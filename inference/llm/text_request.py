@@ -275,6 +275,8 @@ class RequestPreparer:
             raise InvalidRequest(
                 "suffix fills a gap, which can't begin in a saved state; leave one of them out.", param="suffix"
             )
+        # Whoever wrote the file chose its tokens.
+        self._tokenizer.check_token_ids(state.token_ids, param="state")
         if "token_ids" in prompt:
             following = Prompt(self._tokenizer.check_token_ids(prompt["token_ids"]), None)
         else:

@@ -109,7 +109,7 @@ def test_nothing_of_a_state_reaches_requests_without_it(network):
     true = save(engine_with(network), prompt)
     rng = np.random.default_rng(0)
     blocks, slot = (rng.standard_normal(len(part) // 4, np.float32).view(np.uint8) for part in (true.blocks, true.slot))
-    false = SavedState.of(true.token_ids, blocks, slot)
+    false = SavedState(true.token_ids, blocks, slot)
     engine = engine_with(network)
     cold = go_on(engine_with(network, prefix_cache=False), [*prompt, 9], None)[0]
     assert go_on(engine, [*prompt, 9], false)[0] != cold
@@ -163,8 +163,8 @@ def test_requests_that_a_state_does_not_fit(engine, prompt, options, words):
 def test_states_of_another_size(engine):
     state = save(engine, [1, 2, 3, 4, 5])
     for broken in (
-        SavedState.of(state.token_ids, state.blocks[:-1], state.slot),
-        SavedState.of(state.token_ids, state.blocks, np.append(state.slot, state.slot[:1])),
+        SavedState(state.token_ids, state.blocks[:-1], state.slot),
+        SavedState(state.token_ids, state.blocks, np.append(state.slot, state.slot[:1])),
     ):
         with pytest.raises(InvalidRequest, match="use the model that it was saved with"):
             engine.add_request(replace(request("r", [1, 2, 3, 4, 5, 6]), saved_state=broken))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from inference.engine.saved_state import SavedState
 from inference.errors import InvalidRequest
 from inference.llm.llm import LLM
 from inference.values.sampling_params import SamplingParams
+from inference.values.speculative_options import SpeculativeOptions
 from tests.inference.llm.harness import OPTIONS, SPECIAL
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
@@ -94,6 +97,60 @@ def test_continuations_that_are_refused(llm, prompt, options, words):
     with pytest.raises(InvalidRequest, match=words):
         ask(llm, prompt, state, **options)
     assert not llm.has_unfinished()
+
+
+def forged(llm, state, token_ids=None, fill=None):
+    """A state of a file whose writer chose its tokens and bytes."""
+    blocks = state.state.blocks if fill is None else np.full_like(state.state.blocks, fill)
+    token_ids = token_ids or state.token_ids
+    return replace(state, token_ids=token_ids, state=SavedState(token_ids[:-1], blocks, state.state.slot))
+
+
+@pytest.mark.parametrize("token_id", [-1, 400, 1 << 62])
+def test_tokens_that_the_model_does_not_have(llm, token_id):
+    state = llm.save_state(TEXT)
+    bad = forged(llm, state, (*state.token_ids[:-2], token_id, state.token_ids[-1]))
+    for prompt in ("hello", [3]):
+        with pytest.raises(InvalidRequest, match=f"state has {token_id} at position"):
+            ask(llm, prompt, bad)
+
+
+def test_a_state_of_nans_fails_its_own_request(llm, cold):
+    bad = forged(llm, llm.save_state(TEXT), fill=255)
+    events = list(llm.generate("hello", PARAMS, state=bad))
+    assert events[-1]["type"] == "error" and events[-1]["error"]["class"] == "GenerationFailed"
+    assert ask(llm, TEXT)[0] == ask(cold, TEXT)[0]
+
+
+def test_speculation_goes_on_from_a_state(checkpoint, cold, tmp_path):
+    options = replace(OPTIONS, speculative=SpeculativeOptions.parse("ngram"))
+    drafting = LLM.load(checkpoint.spec, checkpoint.tokenizer, checkpoint.files, options)
+    try:
+        state = drafting.save_state(TEXT)
+        assert ask(drafting, " fox jumps", state)[0] == ask(cold, " fox jumps", state)[0]
+    finally:
+        drafting.close()
+
+
+def test_a_state_beside_a_cache_on_disk(checkpoint, cold, tmp_path):
+    """What follows the state is found on disk after a restart, and only by requests with the state."""
+    state, found = cold.save_state(TEXT), []
+    for _ in range(2):
+        loaded = LLM.load(checkpoint.spec, checkpoint.tokenizer, checkpoint.files, replace(OPTIONS, cache_dir=tmp_path))
+        try:
+            found.append((ask(loaded, "hello wörld", state), ask(loaded, [*state.token_ids, 7])[1]["cached_tokens"]))
+        finally:
+            loaded.close()
+    assert found[0][0][0] == found[1][0][0] == ask(cold, "hello wörld", state)[0]
+    assert found[1][0][1]["cached_tokens"] >= len(state.token_ids) - 1
+    assert found[0][1] == 0
+
+
+def test_a_later_attempt_goes_on_behind_what_was_delivered(llm, cold):
+    state = llm.save_state(TEXT)
+    whole = ask(cold, "hello", state)[0]
+    rest, _ = ask(llm, "hello", state, delivered=[whole[:4]])
+    assert rest == whole[4:]
 
 
 def test_prompts_without_a_state(llm):

@@ -13,8 +13,9 @@ from inference.engine.saved_state import SavedState
 from inference.errors import InvalidRequest, StorageFull
 from inference.llm.options import LLMOptions
 from inference.llm.state_file import PromptState, identity_of, read_state_file, write_state_file
-from inference.llm.state_header import read_state_header
+from inference.llm.state_header import StateSizes, read_state_header
 
+SIZES = StateSizes(token_bytes=45, slot_bytes=40, max_tokens=3)
 BLOCKS, SLOT = np.arange(90, dtype=np.uint8), np.arange(40, dtype=np.uint8)
 
 
@@ -25,13 +26,13 @@ def identity(checkpoint):
 
 @pytest.fixture
 def state(identity):
-    return PromptState((5, 6, 7), SavedState.of((5, 6), BLOCKS, SLOT), identity, 1_700_000_000)
+    return PromptState((5, 6, 7), SavedState((5, 6), BLOCKS, SLOT), identity, 1_700_000_000)
 
 
 def test_what_is_written_is_read_back(tmp_path, state, identity):
     path = tmp_path / "a.state"
     size = write_state_file(path, state, model="[red]a\nmodel")
-    found, header = read_state_file(path, identity), read_state_header(path)
+    found, header = read_state_file(path, identity, SIZES), read_state_header(path)
     assert (found.token_ids, found.created, found.digest) == (state.token_ids, state.created, state.digest)
     assert found.state.token_ids == (5, 6)
     assert bytes(found.state.blocks) == bytes(BLOCKS) and bytes(found.state.slot) == bytes(SLOT)
@@ -44,16 +45,16 @@ def test_what_is_written_is_read_back(tmp_path, state, identity):
 
 def test_parts_that_a_model_lacks_are_left_out(tmp_path, identity):
     nothing = np.empty(0, np.uint8)
-    write_state_file(tmp_path / "a", PromptState((5, 6), SavedState.of((5,), nothing, SLOT), identity, 0))
+    write_state_file(tmp_path / "a", PromptState((5, 6), SavedState((5,), nothing, SLOT), identity, 0))
     assert read_state_header(tmp_path / "a").tensors.keys() == {"token_ids", "slot"}
-    assert len(read_state_file(tmp_path / "a", identity).state.blocks) == 0
+    assert len(read_state_file(tmp_path / "a", identity, replace(SIZES, token_bytes=0)).state.blocks) == 0
 
 
 def test_a_later_state_takes_the_place_of_an_earlier_one(tmp_path, state, identity):
     path = tmp_path / "a.state"
     write_state_file(path, state)
     write_state_file(path, replace(state, created=3))
-    assert read_state_file(path, identity).created == 3
+    assert read_state_file(path, identity, SIZES).created == 3
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.state"]
 
 
@@ -91,7 +92,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path, state, identity, monkeypatc
     with pytest.raises(StorageFull, match=r"can't be written to .*No space left.*free some room"):
         write_state_file(path, replace(state, created=3))
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.state"]
-    assert read_state_file(path, identity).created == state.created
+    assert read_state_file(path, identity, SIZES).created == state.created
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path, state, identity, monkeypatc
 def test_states_of_other_models_are_refused(tmp_path, state, identity, name, value, words):
     write_state_file(tmp_path / "a.state", replace(state, identity=replace(identity, **{name: value})))
     with pytest.raises(InvalidRequest, match=rf"a\.state was saved with {words}") as refused:
-        read_state_file(tmp_path / "a.state", identity)
+        read_state_file(tmp_path / "a.state", identity, SIZES)
     assert "save the state again" in refused.value.message and "\n" not in refused.value.message
 
 
@@ -140,6 +141,24 @@ def test_an_identity_follows_weights_and_options(checkpoint, identity, tmp_path)
     assert [identity_of(checkpoint.spec, checkpoint.files, "float32", memo) for _ in range(2)] == [identity] * 2
 
 
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"max_tokens": 2}, r"goes on from 3 tokens, the model is loaded for 2; raise max_model_len"),
+        (
+            {"token_bytes": 44},
+            r"has 90 bytes of paged and 40 of recurrent state, 3 tokens of this model need 88 and 40",
+        ),
+        ({"slot_bytes": 41}, r"3 tokens of this model need 90 and 41; save the state again"),
+    ],
+)
+def test_files_of_other_sizes_are_not_read(tmp_path, state, identity, monkeypatch, sizes, words):
+    write_state_file(tmp_path / "a.state", state)
+    monkeypatch.delattr("inference.llm.state_file._read")
+    with pytest.raises(InvalidRequest, match=words):
+        read_state_file(tmp_path / "a.state", identity, replace(SIZES, **sizes))
+
+
 def test_every_cut_and_every_changed_byte_is_found(tmp_path, state, identity):
     path = tmp_path / "a.state"
     write_state_file(path, state)
@@ -147,9 +166,9 @@ def test_every_cut_and_every_changed_byte_is_found(tmp_path, state, identity):
     for size in range(0, len(content), 7):
         path.write_bytes(content[:size])
         with pytest.raises(InvalidRequest, match=r"save (it|the state) again"):
-            read_state_file(path, identity)
+            read_state_file(path, identity, SIZES)
     begin = 8 + int.from_bytes(content[:8], "little")
     for position in range(begin, len(content)):
         path.write_bytes(content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :])
         with pytest.raises(InvalidRequest, match=r"a\.state is damaged \(its checksum differs\)"):
-            read_state_file(path, identity)
+            read_state_file(path, identity, SIZES)

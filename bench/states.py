@@ -1,0 +1,97 @@
+"""Compare going on from a saved state with reading the text again: ``python -m bench.states``.
+
+A document of ``--tokens`` random tokens, then questions of 20 tokens. Each question is asked twice: from the
+state's file, whose reading is part of the time, and cold. Each question has a salt of its own, so that nothing comes
+from the prefix cache. Prints seconds to the first token, and whether both texts are equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.child import random_prompts
+from bench.weights import CHECKPOINTS, make_checkpoint
+from inference.host.units import format_bytes
+from inference.llm.llm import LLM
+from inference.llm.options import LLMOptions
+from inference.llm.state_file import PromptState
+from inference.values.sampling_params import SamplingParams
+from models_registry.detection.inspection import inspect_checkpoint
+
+QUESTION = 20
+PARAMS = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+
+
+def generate(llm: LLM, prompt: Sequence[int], salt: str, state: PromptState | None = None) -> tuple[float, list[int]]:
+    """Return seconds from the request to its first token, and all tokens."""
+    started, first, tokens = time.perf_counter(), 0.0, list[int]()
+    for event in llm.generate(prompt, PARAMS, state=state, cache_salt=salt):
+        if event["type"] == "error":
+            raise RuntimeError(event["error"]["message"])
+        if event.get("token_ids") and not tokens:
+            first = time.perf_counter() - started
+        tokens += event.get("token_ids", ())
+    return first, tokens
+
+
+def measure(llm: LLM, num_tokens: int, num_questions: int, vocab_size: int, path: Path) -> Table:
+    """Save a document's state, ask all questions both ways and return a table."""
+    document = random_prompts(1, num_tokens, vocab_size)[0]
+    questions = random_prompts(num_questions + 1, QUESTION, vocab_size)[1:]
+    started = time.perf_counter()
+    state = llm.save_state(document)
+    read_s = time.perf_counter() - started
+    size = llm.write_state(state, path)
+    generate(llm, questions[0], "warm-up", llm.read_state(path))
+    warm, cold, num_equal = [], [], 0
+    for number, question in enumerate(questions):
+        started = time.perf_counter()
+        read = llm.read_state(path)
+        file_s = time.perf_counter() - started
+        first, tokens = generate(llm, question, f"warm {number}", read)
+        warm.append(file_s + first)
+        first, expected = generate(llm, [*document, *question], f"cold {number}")
+        cold.append(first)
+        num_equal += tokens == expected
+    table = Table(title=f"{num_tokens:,} tokens read in {read_s:.1f} s, file of {format_bytes(size)}", box=None)
+    for heading in ("first token", "median", "least", "most"):
+        table.add_column(heading, justify="left" if heading == "first token" else "right")
+    for name, seconds in (("from the state", warm), ("cold", cold)):
+        figures = (statistics.median(seconds), min(seconds), max(seconds))
+        table.add_row(name, *(f"{figure:.3f} s" for figure in figures))
+    ratio = statistics.median(cold) / statistics.median(warm)
+    table.caption = f"{ratio:.0f} times as fast; {num_equal} of {num_questions} texts are equal"
+    return table
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--model", default="mamba2", choices=sorted(CHECKPOINTS), help="shape (default %(default)s)")
+    parser.add_argument("--tokens", type=int, default=20_000, help="of the document (default %(default)s)")
+    parser.add_argument("--questions", type=int, default=10, help="(default %(default)s)")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "auto"))
+    parser.add_argument("--cache", type=Path, default=Path(".bench"), help="checkpoints are kept here")
+    given = parser.parse_args()
+    found = inspect_checkpoint(make_checkpoint(given.model, given.cache / "checkpoints"))
+    length = given.tokens + QUESTION + 16
+    options = LLMOptions(dtype=given.dtype, max_num_seqs=2, max_model_len=length)
+    llm = LLM.load(found.spec, found.tokenizer, found.weight_paths, options)
+    try:
+        with tempfile.TemporaryDirectory() as directory:
+            path = Path(directory) / "document.state"
+            Console().print(measure(llm, given.tokens, given.questions, found.spec.vocab_size, path))
+    finally:
+        llm.close()
+
+
+if __name__ == "__main__":
+    main()
