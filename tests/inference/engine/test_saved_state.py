@@ -7,37 +7,51 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from transformers import LlamaConfig
+import torch
+from transformers import DeepseekV2Config, LlamaConfig
 
 from inference.engine.config import EngineConfig
 from inference.engine.engine import Engine
+from inference.engine.prefix_cache.state_access import StateAccess
 from inference.engine.request import FinishReason
-from inference.engine.saved_state import SavedState
+from inference.engine.saved_state import SavedState, read_state, write_state
 from inference.errors import InvalidRequest
 from inference.modelling.layer_parts import RopeScaling, RopeSpec
-from tests.inference.engine.fakes import FakeNetwork, make_spec, request, run
+from tests.inference.engine.fakes import FakeNetwork, expected_tokens, make_spec, request, run
+from tests.inference.modelling import reference_oxidizr as oxidizr
 from tests.inference.modelling import test_network_attention as attention_families
+from tests.inference.modelling import test_network_kimi as kimi_families
 from tests.inference.modelling import test_network_linear as linear_families
 from tests.inference.modelling import test_network_recurrent as recurrent_families
 from tests.inference.modelling.harness import load_directory
 from tests.inference.modelling.huggingface import make_checkpoint
 
-CASES = {
-    "mamba2": recurrent_families.CASES["mamba2"],
-    "bamba": recurrent_families.CASES["bamba"],
-    "olmo_hybrid": linear_families.CASES["olmo_hybrid"],
-}
-"""A recurrent model, a hybrid with attention, and gated delta rules with attention."""
+CASES = recurrent_families.CASES | linear_families.CASES | kimi_families.CASES
+FAMILIES = ("llama", "mamba2", "bamba", "olmo_hybrid")
+"""Attention, a recurrent model, a hybrid with attention, and gated delta rules with attention."""
+FURTHER = (
+    "deepseek_v2", "mamba", "nemotron_h-moe", "kimi_linear", "xlstm", "minimax", "zamba2", "recurrent_gemma",
+    "oxidizr-mamba3",
+)  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["llama", *CASES])
-def network(request, tmp_path_factory):
-    directory = tmp_path_factory.mktemp(request.param)
-    if request.param == "llama":
+def load_family(name, directory):
+    if name == "oxidizr-mamba3":
+        config = oxidizr.OxidizrConfig(("mamba3", "mla", "mamba3"), use_conv=True)
+        oxidizr.write_checkpoint(directory, config, oxidizr.random_weights(config))
+        return load_directory(directory, model_type="oxidizr")
+    if name == "llama":
         make_checkpoint(LlamaConfig(**attention_families.BASE), directory)
+    elif name == "deepseek_v2":
+        make_checkpoint(DeepseekV2Config(**attention_families.BASE | attention_families.MLA), directory)
     else:
-        recurrent_families.make_model(*CASES[request.param]).save_pretrained(directory)
+        recurrent_families.make_model(*CASES[name]).save_pretrained(directory)
     return load_directory(directory)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def network(request, tmp_path_factory):
+    return load_family(request.param, tmp_path_factory.mktemp(request.param))
 
 
 def engine_with(network, spec=None, **options):
@@ -78,6 +92,14 @@ def test_the_text_after_a_state_is_a_cold_runs(network, length):
         assert tokens == go_on(cold, prompt + question, None)[0]
         assert found >= length
     assert engine_with(network).stats().num_blocks_used == warm.stats().num_blocks_used == 0
+
+
+@pytest.mark.parametrize("name", FURTHER)
+def test_every_other_layer_goes_on_from_its_state(name, tmp_path):
+    network, prompt = load_family(name, tmp_path), tokens_of(4, 203)
+    state = save(engine_with(network, max_num_batched_tokens=48), prompt)
+    cold = go_on(engine_with(network, prefix_cache=False), [*prompt, 3, 4], None)[0]
+    assert go_on(engine_with(network), [*prompt, 3, 4], state) == (cold, 203)
 
 
 def test_no_room_for_snapshots_is_needed(network):
@@ -186,6 +208,37 @@ def test_rotations_that_depend_on_the_length():
     state = save(engine, [1, 2, 3, 4, 5])
     with pytest.raises(InvalidRequest, match="rotates a prompt of 9 tokens otherwise than the saved one of 5"):
         engine.add_request(replace(request("r", [1, 2, 3, 4, 5, 6, 7, 8, 9]), saved_state=state))
+
+
+def test_a_step_without_memory_begins_at_the_state_again(engine, monkeypatch):
+    state = save(engine, [1, 2, 3, 4, 5])
+    prompt = [1, 2, 3, 4, 5, 6, 7]
+    forward, calls = engine._runner.forward, []
+
+    def fail_once(step):
+        calls.append(step)
+        hidden = forward(step)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError("out of memory")
+        return hidden
+
+    monkeypatch.setattr(engine._runner, "forward", fail_once)
+    spec = make_spec(KIND)
+    assert go_on(engine, prompt, state, max_tokens=6)[0] == expected_tokens(spec, prompt, 6)
+    assert [call.scheduled[0].num_computed_tokens for call in calls[:2]] == [5, 5]
+
+
+def test_states_are_copied_as_tensors_too(engine):
+    """As on a device."""
+    spec = make_spec(KIND)
+    layers = engine._runner.layer_states
+    state = save(engine, [1, 2, 3, 4, 5] * 8)
+    access = StateAccess(spec, layers, engine.config.block_size, use_tensors=True)
+    write_state(access, [9, 7, 8], 2, state)
+    again = read_state(access, [9, 7, 8], 2, state.token_ids)
+    assert again.digest == state.digest
+    assert read_state(engine._access, [9, 7, 8], 2, state.token_ids).digest == state.digest
+    assert read_state(engine._access, [9, 8, 7], 2, state.token_ids).digest != state.digest
 
 
 def test_a_state_that_cannot_be_read_fails_its_request_only(engine, monkeypatch):

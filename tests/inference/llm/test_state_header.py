@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 
 import pytest
 
@@ -69,6 +70,23 @@ def test_hostile_files_are_one_line(tmp_path, content, words):
         read(tmp_path, content)
     assert words in refused.value.message and "save" in refused.value.message
     assert refused.value.message.isprintable() and len(refused.value.message) < 400
+
+
+def test_any_changed_byte_is_refused_or_without_effect(tmp_path):
+    """Random changes of header and length: a state's header, or one line; nothing else is raised."""
+    content, draws, refused = header_with(), random.Random(3), 0
+    for _ in range(400):
+        changed = bytearray(content)
+        for _ in range(draws.randint(1, 3)):
+            changed[draws.randrange(len(changed))] = draws.choice(b'"{}[],:\\ 09afU\x00\xff')
+        try:
+            header = read(tmp_path, bytes(changed))
+        except InvalidRequest as error:
+            refused += 1
+            assert error.message.isprintable() and len(error.message) < 500
+        else:
+            assert header.num_tokens == 2 and header.slot_bytes == 4
+    assert refused > 200
 
 
 def test_what_is_no_file(tmp_path):
