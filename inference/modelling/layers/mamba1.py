@@ -95,7 +95,7 @@ class Mamba1Mixer(RecurrentMixer):
         Returns:
             (T, I) in the gate's dtype.
         """
-        delta = functional.softplus(dt.float() + self.dt_proj.bias.float())
+        delta = self.step_sizes(dt)
         b, c = b.float(), c.float()
         a, limit = self.decay_rates(), self.spec.state_clamp
         y = run_recurrence(
@@ -108,6 +108,10 @@ class Mamba1Mixer(RecurrentMixer):
         )
         y = y.addcmul_(x, self.D.float()) * functional.silu(gate.float())
         return y.to(gate.dtype)
+
+    def step_sizes(self, dt: torch.Tensor) -> torch.Tensor:
+        """(T, I) ``dt_proj``'s product to Δ, float32; the decay of a state is e^(Δ A)."""
+        return functional.softplus(dt.float() + self.dt_proj.bias.float())
 
     def _step(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(T, I) to the step sizes before their bias (T, I), B and C (T, S)."""

@@ -66,6 +66,11 @@ class Mamba2Mixer(RecurrentMixer):
             self._factors = factors.to(projected.device, projected.dtype)
         return self._factors
 
+    def gates(self, dt: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(T, H) to the step sizes and the logarithms of the decays; (T, H) float32."""
+        delta = step_sizes(dt, self.dt_bias, self.spec.dt_min, self.spec.dt_max)
+        return delta, delta * self.decay_rates()
+
     def mix(self, projected: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """What lies between the projections: ``in_proj``'s rows to (T, I) in their dtype."""
         spec = self.spec
@@ -75,8 +80,7 @@ class Mamba2Mixer(RecurrentMixer):
         x, b, c = torch.split(xbc, [spec.intermediate_size, bc_width, bc_width], 1)
         x = x.view(-1, spec.num_heads, spec.head_dim)
         b, c = (part.view(-1, spec.num_groups, spec.state_size) for part in (b, c))
-        delta = step_sizes(dt, self.dt_bias, spec.dt_min, spec.dt_max)
-        log_decay = delta * self.decay_rates()
+        delta, log_decay = self.gates(dt)
         entering = x * delta.unsqueeze(2)
         y = run_recurrence(
             batch, torch.empty_like(entering), [state["ssm_state"]], (entering, log_decay, b, c), ssd_step, ssd_scan

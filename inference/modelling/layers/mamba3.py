@@ -121,6 +121,10 @@ class Mamba3Mixer(RecurrentMixer):
         b, c = (part.reshape(rows, spec.num_heads, size) for part in expanded)
         return x.reshape(rows, spec.num_heads, spec.head_dim), b + self.b_bias.float(), c + self.c_bias.float()
 
+    def log_decays(self, delta: torch.Tensor) -> torch.Tensor:
+        """(T, H) step sizes to the logarithms of the decays."""
+        return delta * self.decay_rates()
+
     def _recur(
         self,
         x: torch.Tensor,
@@ -131,7 +135,7 @@ class Mamba3Mixer(RecurrentMixer):
         batch: ForwardBatch,
         state: LayerState,
     ) -> torch.Tensor:
-        log_decay = delta * self.decay_rates()
+        log_decay = self.log_decays(delta)
         pools = [state["ssm_state"], state["x_state"], state["b_state"]]
         return run_recurrence(
             batch, torch.empty_like(x), pools, (x, delta, share, log_decay, b, c), trapezoidal_step, trapezoidal_scan

@@ -70,6 +70,12 @@ class MLSTM(Layer):
         out: torch.Tensor = self.out_proj(gate.sigmoid() * mixed.to(gate.dtype))
         return out
 
+    def gate_values(self, gates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(T, 2 H) to the input gate and the logarithm of the decay; (T, H) float32."""
+        cap = self.spec.gate_cap
+        write, keep = (cap * torch.tanh(gates.float() / cap)).chunk(2, 1)
+        return write, functional.logsigmoid(keep)
+
     def mix(self, qkv: torch.Tensor, gates: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """(T, 2 H P + H V) and (T, 2 H) to (T, H, V) float32."""
         spec = self.spec
@@ -77,8 +83,7 @@ class MLSTM(Layer):
         query, key = (part.reshape(-1, spec.num_heads, spec.key_head_dim) for part in (query, key))
         value = value.reshape(-1, spec.num_heads, spec.value_head_dim)
         query = query * spec.key_head_dim**-0.5
-        write, keep = (spec.gate_cap * torch.tanh(gates.float() / spec.gate_cap)).chunk(2, 1)
-        log_keep = functional.logsigmoid(keep)
+        write, log_keep = self.gate_values(gates)
         pools = [state[name] for name in STATES]
         return run_recurrence(
             batch,

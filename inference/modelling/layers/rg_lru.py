@@ -76,9 +76,14 @@ class RGLRU(Layer):
         out: torch.Tensor = self.out_proj(gate * mixed.to(gate.dtype))
         return out
 
+    def log_decays(self, values: torch.Tensor) -> torch.Tensor:
+        """(T, W) float32 behind the convolution to the logarithms of the decays."""
+        gate: torch.Tensor = self.decay_gate(values)
+        return -EXPONENT * gate.sigmoid() * functional.softplus(self.decay)
+
     def mix(self, values: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """(T, W) float32 behind the convolution to (T, W)."""
-        log_decay = -EXPONENT * self.decay_gate(values).sigmoid() * functional.softplus(self.decay)
+        log_decay = self.log_decays(values)
         entering = values * self.input_gate(values).sigmoid()
         scaled = entering * torch.sqrt(1.0 - torch.exp(2.0 * log_decay))
         decay, pool = log_decay.exp(), state["lru_state"]

@@ -1,0 +1,96 @@
+"""Run ``blazr inspect``: show how far back each layer of a model reaches over a text."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from blazr_site.commands.loading import choose_device, inspect_model
+from blazr_site.commands.models import progress_bar, stderr
+from blazr_site.commands.quality import text_tokens
+from blazr_site.commands.tables import output_console, table
+from inference.errors import InvalidRequest
+from inference.llm.memory_span.picture import draw, reach, tokens
+from inference.llm.memory_span.spans import MAX_TOKENS, MixerSpan, measure_spans
+from inference.llm.options import LLMOptions
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print a table or JSON, and write the picture where one is asked for."""
+    if not 2 <= arguments.tokens <= MAX_TOKENS:
+        raise InvalidRequest(f"--tokens is {arguments.tokens}; it must be 2 to {MAX_TOKENS}.", param="tokens")
+    if not arguments.max_seconds > 0:
+        raise InvalidRequest(f"--max-seconds is {arguments.max_seconds:g}; it must be above 0.", param="max_seconds")
+    inspection = inspect_model(arguments)
+    most = min(arguments.tokens, inspection.spec.max_position_embeddings)
+    token_ids, source = text_tokens(inspection, Path(arguments.text) if arguments.text else None, most)
+    options = LLMOptions(device=choose_device(force_cpu=arguments.cpu), dtype=arguments.dtype)
+    with progress_bar("Reading") as report:
+        spans = measure_spans(
+            inspection.spec,
+            inspection.weight_paths,
+            token_ids,
+            options=options,
+            max_seconds=arguments.max_seconds,
+            progress=report,
+        )
+    if not spans:
+        raise InvalidRequest("no layer of this model mixes tokens, so there is nothing to show.", param="model")
+    if arguments.svg:
+        _write(Path(arguments.svg), draw(spans, model=arguments.model, num_tokens=len(token_ids)))
+    if arguments.json:
+        sys.stdout.write(json.dumps(as_json(spans, source, len(token_ids)), indent=2) + "\n")
+        return 0
+    stderr.print(f"[dim]{len(token_ids)} tokens of {source}[/]", highlight=False)
+    _print(spans)
+    return 0
+
+
+def as_json(spans: list[MixerSpan], source: str, num_tokens: int) -> dict[str, Any]:
+    """Return the figures as JSON has them: a half-life without end is null, beside ``decays: false``."""
+    return {"text": source, "tokens": num_tokens, "mixers": [_mixer(span) for span in spans]}
+
+
+def _mixer(span: MixerSpan) -> dict[str, Any]:
+    heads = []
+    for head in span.heads:
+        values = {name: value for name, value in asdict(head).items() if value is not None}
+        if head.half_life is not None:
+            values["decays"] = math.isfinite(head.half_life)
+        heads.append({name: value if math.isfinite(value) else None for name, value in values.items()})
+    return {"layer": span.layer, "kind": span.kind, "window": span.window, "heads": heads}
+
+
+def _write(path: Path, content: str) -> None:
+    try:
+        path.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequest(f"--svg {str(path)!r} can't be written: {error.strerror}.", param="svg") from None
+
+
+def _print(spans: list[MixerSpan]) -> None:
+    figures = ("heads", "least", "median", "most", "state norm")
+    shown = table("layer", "kind", "what, in tokens", *figures, right=figures)
+    for span in spans:
+        if not span.heads:
+            shown.add_row(str(span.layer), span.kind, f"reads {span.window}", *[""] * len(figures))
+            continue
+        values = sorted(reach(head) for head in span.heads)
+        norms = [head.state_norm for head in span.heads if head.state_norm is not None]
+        what = "half-life" if norms else "mean attended distance"
+        if not norms and span.window is not None:
+            what += f", window {span.window}"
+        shown.add_row(
+            str(span.layer),
+            span.kind,
+            what,
+            str(len(values)),
+            *(tokens(value) for value in (values[0], values[len(values) // 2], values[-1])),
+            f"{math.hypot(*norms):.3g}" if norms else "",
+        )
+    output_console().print(shown)

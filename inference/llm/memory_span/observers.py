@@ -1,0 +1,200 @@
+"""Watch the layers of a plain network: which decays they compute, and how far their attention reaches.
+
+A layer computes its decays, and the attention of a chunk, in methods with names. ``Observers`` puts a recording method
+in front of each of them, and takes it away again. Layers that share one block of weights are told apart by the layer
+that runs.
+
+Shape letters: T rows, H heads, C channels of a head with decays of their own, P head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MethodType, TracebackType
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from inference.modelling.forward_batch import PrefillChunk
+from inference.modelling.layers.attention import Attention
+from inference.modelling.layers.gated_delta import GatedDelta
+from inference.modelling.layers.kimi_delta import KimiDelta
+from inference.modelling.layers.lightning import LightningAttention
+from inference.modelling.layers.mamba1 import Mamba1Mixer
+from inference.modelling.layers.mamba2 import Mamba2Mixer
+from inference.modelling.layers.mamba3 import Mamba3Mixer
+from inference.modelling.layers.mla import MultiHeadLatentAttention
+from inference.modelling.layers.mlstm import MLSTM
+from inference.modelling.layers.rg_lru import RGLRU
+from inference.modelling.network import HybridForCausalLM
+
+ROW_BLOCK = 128
+"""Rows whose attention weights are there at once: 128 · 4,096 columns · 32 heads in float32 are 64 MiB."""
+
+
+@dataclass(slots=True)
+class Recording:
+    """What one mixer of one layer did.
+
+    Attributes:
+        module: The mixer.
+        log_decays: (T, H, C) logarithms of the decays; T is 1 where they don't depend on the input.
+        distances: (H,) mean distance in tokens from a row to the rows that it attends to.
+        sink_shares: (H,) mean weight that goes to the sink instead of to tokens; None: there is no sink.
+    """
+
+    module: nn.Module
+    log_decays: torch.Tensor | None = None
+    distances: torch.Tensor | None = None
+    sink_shares: torch.Tensor | None = None
+
+
+def _of_mamba1(layer: Mamba1Mixer, delta: torch.Tensor) -> torch.Tensor:
+    """One head, whose channels have the median of their states' decay rates."""
+    return (delta * layer.decay_rates().median(1).values).unsqueeze(1)
+
+
+def _of_heads(layer: nn.Module, log_decays: torch.Tensor) -> torch.Tensor:
+    return log_decays.reshape(-1, log_decays.shape[-1], 1)
+
+
+def _second_of_heads(layer: nn.Module, gates: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return gates[1].unsqueeze(2)
+
+
+def _of_kimi_delta(layer: KimiDelta, log_decays: torch.Tensor) -> torch.Tensor:
+    return log_decays.view(-1, layer.spec.num_heads, layer.spec.head_dim)
+
+
+def _of_rg_lru(layer: RGLRU, log_decays: torch.Tensor) -> torch.Tensor:
+    return log_decays.view(log_decays.shape[0], layer.spec.num_blocks, -1)
+
+
+DECAYS: Mapping[type[nn.Module], tuple[str, Callable[[Any, Any], torch.Tensor]]] = {
+    Mamba1Mixer: ("step_sizes", _of_mamba1),
+    Mamba2Mixer: ("gates", _second_of_heads),
+    Mamba3Mixer: ("log_decays", _of_heads),
+    GatedDelta: ("gates", _second_of_heads),
+    KimiDelta: ("log_decays", _of_kimi_delta),
+    LightningAttention: ("log_decays", _of_heads),
+    RGLRU: ("log_decays", _of_rg_lru),
+    MLSTM: ("gate_values", _second_of_heads),
+}
+"""Layer type to the method that computes its decays, and to what makes (T, H, C) of the method's result."""
+
+
+@dataclass(slots=True)
+class Observers:
+    """Records what the layers of a network do, within a ``with`` block.
+
+    Args:
+        network: Whose layers have no faster forms bound.
+
+    Attributes:
+        layer: Number of the layer that runs; set it before each.
+        recordings: For each layer its mixers in the order in which they ran.
+    """
+
+    network: HybridForCausalLM
+    layer: int = field(default=0, init=False)
+    recordings: list[list[Recording]] = field(init=False)
+    _undo: list[Callable[[], None]] = field(default_factory=list, init=False)
+
+    def __enter__(self) -> Self:
+        self.recordings = [[] for _ in self.network.layers]
+        for module in self.network.modules():
+            if (found := DECAYS.get(type(module))) is not None:
+                self._wrap(module, found[0], self._decays(found[1]))
+            elif isinstance(module, Attention | MultiHeadLatentAttention):
+                self._wrap(module, "attend_chunk", self._attention)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    def _wrap(self, module: nn.Module, name: str, record: Callable[..., None]) -> None:
+        method = getattr(module, name)
+
+        def recorded(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            result = method(*args, **kwargs)
+            record(layer, result, *args)
+            return result
+
+        setattr(module, name, MethodType(recorded, module))
+        self._undo.append(lambda: delattr(module, name))
+
+    def _recording(self, module: nn.Module) -> Recording:
+        recording = Recording(module)
+        self.recordings[self.layer].append(recording)
+        return recording
+
+    def _decays(self, shaped: Callable[[Any, Any], torch.Tensor]) -> Callable[..., None]:
+        def record(layer: nn.Module, result: Any, *args: Any) -> None:
+            self._recording(layer).log_decays = shaped(layer, result).float().cpu()
+
+        return record
+
+    def _attention(self, layer: nn.Module, result: torch.Tensor, chunk: PrefillChunk, *args: torch.Tensor) -> None:
+        recording = self._recording(layer)
+        if isinstance(layer, Attention):
+            query, key = args[0], args[1]
+            spec = layer.spec
+            window, softcap, sinks = spec.sliding_window, spec.softcap, layer.sinks
+        else:
+            assert isinstance(layer, MultiHeadLatentAttention)
+            query, (key, _) = torch.cat((args[0], args[1]), -1), layer.expand(args[2])
+            window, softcap, sinks = None, None, None
+        recording.distances, shares = attended_distances(
+            query, key, scale=layer.spec.scale, window=window, softcap=softcap, sinks=sinks
+        )
+        recording.sink_shares = None if sinks is None else shares
+
+
+def attended_distances(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean distances of causal attention over a text from its beginning.
+
+    Args:
+        query: (T, H, P).
+        key: (T, V, P), V dividing H.
+        window: Positions that a row sees, its own included; None: all.
+        softcap: cap · tanh(score / cap).
+        sinks: (H,) scores of a column without a token; None: there is none.
+
+    Returns:
+        (H,) mean over the rows of Σ w (row - column), with weights w over tokens that sum to 1; and (H,) mean weight
+        of the sinks.
+    """
+    count, heads = query.shape[:2]
+    repeats = heads // key.shape[1]
+    key = key.float().permute(1, 2, 0).repeat_interleave(repeats, 0)  # (H, P, T)
+    columns = torch.arange(count, device=query.device)
+    distance = torch.zeros(heads, dtype=torch.float64, device=query.device)
+    share = torch.zeros_like(distance)
+    for first in range(0, count, ROW_BLOCK):
+        rows = columns[first : first + ROW_BLOCK, None]
+        scores = torch.matmul(query[first : first + ROW_BLOCK].float().transpose(0, 1), key) * scale
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        hidden = columns > rows
+        if window is not None:
+            hidden |= columns <= rows - window
+        scores = scores.masked_fill(hidden, -torch.inf)
+        weights = scores.softmax(-1)
+        distance += (weights * (rows - columns).clamp(min=0)).sum((1, 2)).double()
+        if sinks is not None:
+            total = scores.logsumexp(-1)
+            share += torch.sigmoid(sinks.float()[:, None] - total).sum(1).double()
+    return (distance / count).cpu(), (share / count).cpu()

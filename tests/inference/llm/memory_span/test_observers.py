@@ -1,0 +1,72 @@
+"""Attended distances against the whole matrix of weights, for each kind of attention."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from inference.llm.memory_span import observers
+from inference.llm.memory_span.observers import Observers, attended_distances
+from inference.modelling.layer_parts import RopeSpec
+from inference.modelling.layer_specs import AttentionSpec, MLASpec
+from tests.inference.llm.memory_span.networks import NORM, runner_of, token_ids
+
+
+def reference(query, key, scale, window, softcap, sinks):
+    """Row by row, head by head, in float64."""
+    count, heads = query.shape[:2]
+    distances, shares = torch.zeros(heads, dtype=torch.float64), torch.zeros(heads, dtype=torch.float64)
+    for head in range(heads):
+        keys = key[:, head * key.shape[1] // heads].double()
+        for row in range(count):
+            first = 0 if window is None else max(0, row - window + 1)
+            scores = keys[first : row + 1] @ query[row, head].double() * scale
+            if softcap is not None:
+                scores = torch.tanh(scores / softcap) * softcap
+            weights = scores.softmax(0)
+            distances[head] += sum(float(w) * (row - first - at) for at, w in enumerate(weights)) / count
+            if sinks is not None:
+                with_sink = torch.cat((scores, sinks[head : head + 1].double())).softmax(0)
+                shares[head] += with_sink[-1] / count
+    return distances, shares
+
+
+@pytest.mark.parametrize("window", [None, 1, 7, 100])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_distances_are_those_of_the_weights(window, softcap, has_sinks, monkeypatch) -> None:
+    monkeypatch.setattr(observers, "ROW_BLOCK", 8)  # several blocks, the last one short
+    generator = torch.Generator().manual_seed(2)
+    query, key = torch.randn(21, 4, 8, generator=generator), torch.randn(21, 2, 8, generator=generator)
+    sinks = torch.randn(4, generator=generator) if has_sinks else None
+    found = attended_distances(query, key, scale=0.5, window=window, softcap=softcap, sinks=sinks)
+    for values, wanted in zip(found, reference(query, key, 0.5, window, softcap, sinks), strict=True):
+        torch.testing.assert_close(values, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_equal_scores_reach_half_of_the_text_back() -> None:
+    found, _ = attended_distances(
+        torch.zeros(101, 1, 4), torch.zeros(101, 1, 4), scale=1.0, window=None, softcap=None, sinks=None
+    )
+    assert float(found) == pytest.approx(25.0)  # the mean over rows of row / 2
+
+
+@pytest.mark.parametrize(
+    "mixer",
+    [
+        AttentionSpec(4, 2, 8, 0.35, RopeSpec(10000.0, 8), softcap=20.0),
+        MLASpec(4, 16, 12, 8, 8, 8, 0.25, RopeSpec(10000.0, 8, interleaved=True), False, NORM, NORM),
+    ],
+    ids=["attention", "mla"],
+)
+def test_layers_are_watched(mixer) -> None:
+    """The weights that the layer's own attention has, put on values that are the positions, give its distances."""
+    runner = runner_of(mixer)
+    batch = runner.batch(token_ids(30))
+    with torch.inference_mode(), Observers(runner.network) as watched:
+        runner.network.layers[0](runner.network.embed(batch), batch, runner.states[0])
+    ((recording,),) = watched.recordings
+    assert recording.module is runner.network.layers[0].token_mixer
+    assert recording.log_decays is None and recording.sink_shares is None
+    assert recording.distances.shape == (4,)
+    assert bool((recording.distances > 0).all() and (recording.distances < 29).all())

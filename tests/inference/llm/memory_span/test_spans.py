@@ -1,0 +1,150 @@
+"""Half-lives whose value is known, norms of the states, and limits."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from inference.demo.paths import PREBUILT_DIRECTORY
+from inference.errors import InvalidRequest
+from inference.llm.memory_span.spans import MAX_TOKENS, half_life, measure_spans, observe_spans
+from inference.llm.options import LLMOptions
+from inference.modelling.layer_parts import RopeSpec
+from inference.modelling.layer_specs import AttentionSpec, Mamba1Spec, Mamba2Spec
+from inference.modelling.linear_specs import (
+    GatedDeltaSpec,
+    KimiDeltaSpec,
+    LightningSpec,
+    MLSTMSpec,
+    RGLRUSpec,
+    ShortConvSpec,
+)
+from models_registry.detection.inspection import inspect_checkpoint
+from tests.inference.llm.memory_span.networks import NORM, runner_of, token_ids
+
+LN2 = math.log(2)
+
+
+@torch.inference_mode()
+def constant(layer, **parameters: float) -> None:
+    """Fill parameters by their dotted names; what follows from the input becomes constant."""
+    for name, value in parameters.items():
+        layer.get_parameter(name.replace("__", ".")).fill_(value)
+
+
+@torch.inference_mode()
+def only_span(runner, count: int = 40):
+    (span,) = observe_spans(runner, token_ids(count))
+    return span
+
+
+def softplus(value: float) -> float:
+    return math.log1p(math.exp(value))
+
+
+@pytest.mark.parametrize(
+    ("mixer", "parameters", "rate", "num_heads"),
+    [
+        # Δ = softplus(-2), A = -1
+        (
+            Mamba2Spec(32, 4, 8, 16, 2, 4, 16, NORM),
+            {"in_proj__weight": 0.0, "dt_bias": -2.0, "A_log": 0.0},
+            softplus(-2.0),
+            4,
+        ),
+        (
+            Mamba1Spec(16, 8, 3, 4),
+            {"dt_proj__weight": 0.0, "dt_proj__bias": -2.0, "A_log": math.log(3.0)},
+            3 * softplus(-2.0),
+            1,
+        ),
+        (
+            GatedDeltaSpec(2, 4, 8, 6, 4, NORM),
+            {"ba_proj__weight": 0.0, "dt_bias": -3.0, "A_log": 0.0},
+            softplus(-3.0),
+            4,
+        ),
+        (
+            KimiDeltaSpec(2, 8, 4, NORM, 6, None),
+            {"decay_proj__weight": 0.0, "dt_bias": -3.0, "A_log": LN2},
+            2 * softplus(-3.0),
+            2,
+        ),
+        # log f = log σ(c tanh(1 / c))
+        (
+            MLSTMSpec(2, 8, 8, 15.0, 1e-6, 1e-6),
+            {"gates__weight": 0.0, "gates__bias": 1.0},
+            softplus(-15.0 * math.tanh(1 / 15.0)),
+            2,
+        ),
+        (
+            RGLRUSpec(32, 2, 4),
+            {"decay_gate__weight": 0.0, "decay_gate__bias": 0.0, "decay": 0.0},
+            8 * 0.5 * softplus(0.0),
+            2,
+        ),
+    ],
+    ids=lambda value: getattr(value, "kind", ""),
+)
+def test_half_lives_are_those_of_the_parameters(mixer, parameters, rate, num_heads) -> None:
+    runner = runner_of(mixer)
+    constant(runner.network.layers[0].token_mixer, **parameters)
+    span = only_span(runner)
+    assert (span.layer, span.kind, len(span.heads)) == (0, mixer.kind, num_heads)
+    for head in span.heads:
+        assert head.half_life == pytest.approx(LN2 / rate, rel=1e-4)
+        assert head.half_life_low == pytest.approx(head.half_life_high, rel=1e-4)
+        assert head.distance is None
+
+
+def test_lightning_has_a_rate_for_each_head() -> None:
+    runner = runner_of(LightningSpec(2, 16, 1.0, NORM))
+    span = only_span(runner)
+    rates = -runner.network.layers[0].token_mixer.log_decays(torch.device("cpu"))
+    assert [head.half_life for head in span.heads] == pytest.approx([LN2 / float(rate) for rate in rates])
+
+
+def test_the_norm_is_that_of_the_state_after_the_text() -> None:
+    runner = runner_of(GatedDeltaSpec(2, 4, 8, 6, 4, NORM))
+    span = only_span(runner)
+    state = runner.states[0]["delta_state"][1]
+    assert [head.state_norm for head in span.heads] == pytest.approx(state.flatten(1).norm(dim=1).tolist())
+    assert all(norm > 0 for norm in state.flatten(1).norm(dim=1).tolist())
+
+
+def test_layers_come_in_order_and_convolutions_say_their_taps() -> None:
+    attention = AttentionSpec(4, 2, 8, 0.35, RopeSpec(10000.0, 8), sliding_window=9)
+    runner = runner_of(ShortConvSpec(32, 3), attention, Mamba2Spec(32, 4, 8, 16, 2, 4, 16, NORM))
+    with torch.inference_mode():
+        spans = observe_spans(runner, token_ids(40))
+    assert [(span.layer, span.kind, span.window) for span in spans] == [
+        (0, "short_conv", 3), (1, "attention", 9), (2, "mamba2", None),
+    ]  # fmt: skip
+    assert all(0 < head.distance < 9 for head in spans[1].heads)
+
+
+def test_the_layers_are_left_as_they_were() -> None:
+    runner = runner_of(Mamba2Spec(32, 4, 8, 16, 2, 4, 16, NORM), AttentionSpec(4, 2, 8, 0.35))
+    with torch.inference_mode():
+        wanted = runner.hidden(token_ids(20))
+        observe_spans(runner, token_ids(20))
+        assert torch.equal(runner.hidden(token_ids(20)), wanted)
+    assert not any("gates" in vars(module) or "attend_chunk" in vars(module) for module in runner.network.modules())
+
+
+def test_what_does_not_decay_has_no_half_life() -> None:
+    assert half_life(0.0) == math.inf
+    assert half_life(LN2) == 1.0
+    assert half_life(math.inf) == 0.0
+
+
+def test_limits_are_named() -> None:
+    runner = runner_of(AttentionSpec(4, 2, 8, 0.35))
+    with torch.inference_mode(), pytest.raises(InvalidRequest, match="at layer 0 of 1"):
+        observe_spans(runner, token_ids(20), max_seconds=-1.0)
+    inspection = inspect_checkpoint(PREBUILT_DIRECTORY)
+    for count in (1, MAX_TOKENS + 1):
+        with pytest.raises(InvalidRequest, match=f"has {count} tokens; 2 to 4096"):
+            measure_spans(inspection.spec, inspection.weight_paths, [1] * count, options=LLMOptions())
