@@ -158,18 +158,23 @@ class LLM:
         """Most tokens of prompt and output."""
         return self._max_model_len
 
-    def prepare(self, message: GenerateMessage, state: PromptState | None = None) -> PreparedRequest:
+    def prepare(self, message: GenerateMessage) -> PreparedRequest:
         """Template, tokenise, check the limits; takes processor time, so call it outside the engine's thread.
-
-        Args:
-            state: State to go on from; see ``RequestPreparer.prepare``.
 
         Raises:
             InvalidRequest: The request can't be served as it is.
             Unavailable: The checkpoint's own text programs are overloaded.
         """
-        if state is not None:
-            self.state_identity().check(state.identity, "the state")
+        return self._preparer.prepare(message)
+
+    def prepare_after(self, state: PromptState, message: GenerateMessage) -> PreparedRequest:
+        """``prepare`` a request that goes on from a state; see ``RequestPreparer.prepare``.
+
+        Raises:
+            InvalidRequest: The state is another model's, or as ``prepare``.
+            Unavailable: As ``prepare``.
+        """
+        self.state_identity().check(state.identity, "the state")
         return self._preparer.prepare(message, state)
 
     def state_identity(self) -> StateIdentity:
@@ -350,7 +355,7 @@ class LLM:
             BlazrError: The request can't be served.
         """
         message = _local_message(prompt, params or SamplingParams(), message_options)
-        yield from self._run(self.prepare(message, state))
+        yield from self._run(self._prepare_local(message, state))
 
     def save_state(
         self,
@@ -373,7 +378,7 @@ class LLM:
         """
         options = {"add_generation_prompt": False, **prompt_options}
         message = _local_message(prompt, SamplingParams(max_tokens=0, temperature=0.0), options)
-        prepared = self.prepare(message, state)
+        prepared = self._prepare_local(message, state)
         choice = prepared.choices[0]
         token_ids = choice.prompt_token_ids
         if len(token_ids) < 2:
@@ -396,6 +401,9 @@ class LLM:
         if progress is not None:
             progress(1.0)  # what the prefix cache had wasn't read
         return PromptState(token_ids, self._saved.pop(prepared.request_id), self.state_identity(), int(time.time()))
+
+    def _prepare_local(self, message: GenerateMessage, state: PromptState | None) -> PreparedRequest:
+        return self.prepare(message) if state is None else self.prepare_after(state, message)
 
     def _run(
         self, prepared: PreparedRequest, after_step: Callable[[], None] | None = None

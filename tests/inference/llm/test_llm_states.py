@@ -177,4 +177,4 @@ def test_vectors_do_not_go_on_from_a_state(llm):
     message = {"request_id": "e", "web_id": "", "attempt": 0, "model": "", "prompt": {"inputs": [{"text": "a"}]},
                "params": {}, "priority": 0, "deadline": 0.0, "pooling": None}  # fmt: skip
     with pytest.raises(InvalidRequest, match="a vector can't go on from a saved state"):
-        llm.prepare(message, state)
+        llm.prepare_after(state, message)
