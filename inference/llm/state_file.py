@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from inference.engine.prefix_cache.model_key import file_digest
@@ -120,9 +122,11 @@ def write_state_file(path: Path, prompt: PromptState, model: str = "") -> int:
         check_target(path)
         partial.replace(path)
         return size
-    except Exception as error:
-        if isinstance(error, InvalidRequest):
-            raise
+    except (OSError, SafetensorError) as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.ENOSPC, errno.EDQUOT):
+            raise InvalidRequest(
+                f"{str(path)[:200]!r} can't be written: {error.strerror}; choose another place.", param="output"
+            ) from None
         needed = format_bytes(prompt.state.size_bytes + 8 * len(prompt.token_ids))
         raise StorageFull(
             f"the state of {needed} can't be written to {str(path)[:200]!r} ({str(error)[:120]}); free some room or "

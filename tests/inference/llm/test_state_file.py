@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from inference.engine.saved_state import SavedState
 from inference.errors import InvalidRequest, StorageFull
@@ -80,13 +81,19 @@ def test_targets_that_are_refused(tmp_path, state, kind):
     assert kind != "text" or path.read_text() == "precious"
 
 
-def test_a_write_that_fails_leaves_nothing(tmp_path, state, identity, monkeypatch):
+def test_directories_that_cannot_be_written(state):
+    with pytest.raises(InvalidRequest, match=r"'/proc/a\.state' can't be written: .*; choose another place"):
+        write_state_file(Path("/proc/a.state"), state)
+
+
+@pytest.mark.parametrize("kind", [OSError, SafetensorError])
+def test_a_write_that_fails_leaves_nothing(tmp_path, state, identity, monkeypatch, kind):
     path = tmp_path / "a.state"
     write_state_file(path, state)
 
     def fail(tensors, partial, metadata):
         partial.write_bytes(b"half")
-        raise OSError("No space left on device")
+        raise kind("No space left on device")
 
     monkeypatch.setattr("inference.llm.state_file.save_file", fail)
     with pytest.raises(StorageFull, match=r"can't be written to .*No space left.*free some room"):
