@@ -82,6 +82,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "granite": Architecture(dense_configs.granite, names.LLAMA, names.OUTER),
     "granitemoe": Architecture(expert_configs.granite_moe, names.GRANITE, names.OUTER),
     "granitehybrid": Architecture(configs.granite_hybrid, names.GRANITE, names.OUTER),
+    "falcon-h1": Architecture(configs.falcon_h1, names.FALCON_H1, names.JAMBA_OUTER),
     "nemotron_h": _NEMOTRON,
     "nemotron_h_moe": _NEMOTRON,
     "deepseek2": Architecture(configs.deepseek2, names.DEEPSEEK2, names.OUTER, drafts="layers"),

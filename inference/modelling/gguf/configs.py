@@ -231,6 +231,25 @@ def granite_hybrid(meta: Metadata) -> Config:
     )
 
 
+def falcon_h1(meta: Metadata) -> Config:
+    """Falcon-H1, whose factors the converter has multiplied into the weights; a gated norm has the gate first."""
+    count, width = _mamba2_heads(meta)
+    return (
+        decoder(meta)
+        | rope(meta)
+        | given(
+            model_type="falcon_h1",
+            mamba_d_ssm=meta.integer("ssm.inner_size"),
+            mamba_n_heads=count,
+            mamba_d_head=width,
+            mamba_d_state=meta.integer("ssm.state_size"),
+            mamba_d_conv=meta.integer("ssm.conv_kernel"),
+            mamba_n_groups=meta.integer("ssm.group_count"),
+            mamba_norm_before_gate=False,
+        )
+    )
+
+
 def nemotron_h(meta: Metadata) -> Config:
     """Nemotron-H: one mixer per layer, which its tensors name; Δ has no lower limit there."""
     count, width = _mamba2_heads(meta)

@@ -166,6 +166,13 @@ GRANITE = (
     Rename(("ffn_gate_exps.weight", "ffn_up_exps.weight"), "block_sparse_moe.input_linear.weight", "join_experts"),
     Rename("ffn_down_exps.weight", "block_sparse_moe.output_linear.weight"),
 )
+FALCON_H1 = (
+    *_attention(norms=None),
+    *_mamba2("mamba."),
+    *_mlp("feed_forward."),
+    Rename("attn_norm.weight", "input_layernorm.weight"),
+    Rename("ffn_norm", "pre_ff_layernorm.weight"),
+)
 NEMOTRON_H = (
     *_attention("mixer."),
     *_mamba2("mixer."),

@@ -31,7 +31,7 @@ ARCHITECTURES = {
     "hunyuan_v1_dense": "hunyuan-dense", "hunyuan_v1_moe": "hunyuan-moe", "seed_oss": "seed_oss",
     "nemotron": "nemotron", "jais2": "jais2", "arcee": "arcee", "minicpm3": "minicpm3", "dots1": "dots1",
     "minimax_m2": "minimax-m2", "internlm3": "llama", "mistral3": "mistral3", "ministral3": "mistral3",
-    "youtu": "deepseek2", "glm4_moe_lite": "deepseek2",
+    "youtu": "deepseek2", "glm4_moe_lite": "deepseek2", "falcon_h1": "falcon-h1",
 }  # fmt: skip
 PERMUTED = (
     "llama", "mistral", "mixtral", "granite", "granitemoe", "granitemoeshared", "granitemoehybrid", "bamba", "olmo",
@@ -107,7 +107,7 @@ class Converter:
             return
         self._attention()
         self._experts()
-        if self.type in ("jamba", "bamba", "granitemoehybrid", "nemotron_h"):
+        if self.type in ("jamba", "bamba", "granitemoehybrid", "nemotron_h", "falcon_h1"):
             self._state_space(config)
 
     def _attention(self) -> None:
@@ -282,6 +282,8 @@ class Converter:
         return found
 
     def _changed(self, name: str, value: np.ndarray) -> list[tuple[str, np.ndarray]]:
+        if self.type == "falcon_h1":
+            value = value * self._falcon_h1_factors(name)
         bid = re.search(r"layers\.(\d+)\.", name)
         number = bid[1] if bid else ""
         if self.type in PERMUTED and re.search(r"self_attn\.[qk]_proj", name):
@@ -310,8 +312,31 @@ class Converter:
             return [(name, value[0])]
         return self._state_space_tensor(name, value, number)
 
+    def _falcon_h1_factors(self, name: str) -> Any:
+        """What the converter multiplies a tensor by: a number, or a column with a factor for each row."""
+        config = self.config
+        gate, down = config["mlp_multipliers"] or (1.0, 1.0)
+        into = config["attention_in_multiplier"]
+        factors = {
+            "down_proj.weight": down,
+            "gate_proj.weight": gate,
+            "q_proj.weight": into,
+            "k_proj.weight": into * config["key_multiplier"],
+            "v_proj.weight": into,
+            "self_attn.o_proj.weight": config["attention_out_multiplier"],
+            "mamba.out_proj.weight": config["ssm_out_multiplier"],
+            "lm_head.weight": config["lm_head_multiplier"],
+            "embed_tokens.weight": config["embedding_multiplier"],
+        }
+        if name.endswith("mamba.in_proj.weight"):
+            inner = config["mamba_n_heads"] * config["mamba_d_head"]
+            states = config["mamba_n_groups"] * config["mamba_d_state"]
+            widths = [inner, inner, states, states, config["mamba_n_heads"]]
+            return config["ssm_in_multiplier"] * np.repeat(config["ssm_multipliers"] or [1.0] * 5, widths)[:, None]
+        return next((factor for end, factor in factors.items() if name.endswith(end)), 1.0)
+
     def _state_space_tensor(self, name: str, value: np.ndarray, number: str) -> list[tuple[str, np.ndarray]]:
-        is_second = self.type in ("mamba2", "bamba", "granitemoehybrid", "nemotron_h")
+        is_second = self.type in ("mamba2", "bamba", "granitemoehybrid", "nemotron_h", "falcon_h1")
         if name.endswith("A_log"):
             value = -np.exp(value)
             return [(name, value[:, None] if is_second else value)]

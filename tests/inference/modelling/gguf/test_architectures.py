@@ -146,6 +146,19 @@ def test_linear_layers_give_the_same_logits(name, tmp_path):
     assert_matches_oracle(load_gguf(convert_linear(tmp_path, tmp_path / "model.gguf")), oracle_of(model))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "head_dim": 16}, {"ssm_multipliers": None}],
+    ids=["published", "norm-behind-the-gate", "fewer-factors"],
+)
+def test_falcon_h1_gives_the_same_logits(changes, tmp_path):
+    """Its factors are in the file's weights."""
+    family, values = LINEAR["falcon_h1"]
+    model = make_model(family, values | changes)
+    model.save_pretrained(tmp_path)
+    assert_matches_oracle(load_gguf(convert(tmp_path, tmp_path / "model.gguf")), oracle_of(model))
+
+
 def test_the_first_files_of_qwen3_next_hold_heads_one_by_one(tmp_path):
     model = linear_model("qwen3_next", tmp_path)
     assert_matches_oracle(load_gguf(convert_linear(tmp_path, tmp_path / "m.gguf", in_heads=True)), oracle_of(model))
