@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=20_000, help="of the document (default %(default)s)")
     parser.add_argument("--questions", type=int, default=10, help="(default %(default)s)")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "auto"))
-    parser.add_argument("--cache", type=Path, default=Path(".bench"), help="checkpoints are kept here")
+    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "blazr-bench")
     given = parser.parse_args()
     found = inspect_checkpoint(make_checkpoint(given.model, given.cache / "checkpoints"))
     length = given.tokens + QUESTION + 16
