@@ -41,6 +41,8 @@ class AttentionSpec:
             that it sees (gpt-oss).
         query_growth: (β, L): queries at position p are multiplied by 1 + β · ln(1 + floor(p / L)) (Ministral 3).
         output_gate: The output is multiplied by sigmoid of a projection of the input, before ``o_proj`` (Qwen3-Next).
+        slopes: Each query head's score falls by so much for each position between query and key (ALiBi, MPT); None:
+            it doesn't.
     """
 
     kind: ClassVar[str] = "attention"
@@ -61,6 +63,7 @@ class AttentionSpec:
     output_gate: bool = False
     has_sinks: bool = False
     query_growth: tuple[float, int] | None = None
+    slopes: tuple[float, ...] | None = None
 
     def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
         """``qkv_proj`` is q, k and v stacked in this order."""

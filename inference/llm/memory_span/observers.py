@@ -9,7 +9,7 @@ Shape letters: T rows, H heads, C channels of a head with decays of their own, P
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MethodType, TracebackType
 from typing import Any, Self
@@ -144,13 +144,13 @@ class Observers:
         if isinstance(layer, Attention):
             query, key = args[0], args[1]
             spec = layer.spec
-            window, softcap, sinks = spec.sliding_window, spec.softcap, layer.sinks
+            window, softcap, sinks, slopes = spec.sliding_window, spec.softcap, layer.sinks, spec.slopes
         else:
             assert isinstance(layer, MultiHeadLatentAttention)
             query, (key, _) = torch.cat((args[0], args[1]), -1), layer.expand(args[2])
-            window, softcap, sinks = None, None, None
+            window, softcap, sinks, slopes = None, None, None, None
         recording.distances, shares = attended_distances(
-            query, key, scale=layer.spec.scale, window=window, softcap=softcap, sinks=sinks
+            query, key, scale=layer.spec.scale, window=window, softcap=softcap, sinks=sinks, slopes=slopes
         )
         recording.sink_shares = None if sinks is None else shares
 
@@ -163,6 +163,7 @@ def attended_distances(
     window: int | None,
     softcap: float | None,
     sinks: torch.Tensor | None,
+    slopes: Sequence[float] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean distances of causal attention over a text from its beginning.
 
@@ -172,6 +173,7 @@ def attended_distances(
         window: Positions that a row sees, its own included; None: all.
         softcap: cap · tanh(score / cap).
         sinks: (H,) scores of a column without a token; None: there is none.
+        slopes: How much each head's scores fall for each position between row and column; None: they don't.
 
     Returns:
         (H,) mean over the rows of Σ w (row - column), with weights w over tokens that sum to 1; and (H,) mean weight
@@ -188,6 +190,8 @@ def attended_distances(
         scores = torch.matmul(query[first : first + ROW_BLOCK].float().transpose(0, 1), key) * scale
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
+        if slopes is not None:
+            scores = scores + torch.tensor(slopes, device=query.device)[:, None, None] * (columns - rows)
         hidden = columns > rows
         if window is not None:
             hidden |= columns <= rows - window

@@ -19,7 +19,7 @@ from inference.modelling.families.headers import STORED_DTYPES, matrix_shape, sa
 from inference.modelling.layer_parts import Dtype
 
 CONTEXT_KEYS = ("max_position_embeddings", "max_seq_len", "n_positions", "model_max_length")
-_LAYER_COUNT_KEYS = ("num_hidden_layers", "num_layers", "n_layer")
+_LAYER_COUNT_KEYS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 
 
 @dataclass(frozen=True, slots=True)

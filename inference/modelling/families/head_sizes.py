@@ -75,7 +75,7 @@ def read_fused_heads(view: CheckpointView, rows: int) -> HeadSizes:
     Raises:
         TensorShapeMismatch: The rows can't be divided so.
     """
-    heads = view.config.integer(*_HEADS_KEYS, "n_head", high=_MAX_HEADS)
+    heads = view.config.integer(*_HEADS_KEYS, "n_head", "n_heads", high=_MAX_HEADS)
     if rows % (3 * heads):
         raise TensorShapeMismatch(
             f"config.json says {heads} attention heads, but {rows} rows can't be divided among the q, k and v of each.",

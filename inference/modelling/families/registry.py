@@ -44,6 +44,7 @@ FAMILIES: dict[str, Family] = {
     "iquestcoder": Family("llama", "IQuestCoderForCausalLM"),
     "gpt2": Family("gpt2", "GPT2LMHeadModel"),
     "gpt_neox": Family("gpt_neox", "GPTNeoXForCausalLM"),
+    "mpt": Family("mpt", "MptForCausalLM"),
     "opt": Family("gpt2", "OPTForCausalLM"),
     "persimmon": Family("gpt_neox", "PersimmonForCausalLM"),
     "glm4_moe_lite": Family("deepseek", "Glm4MoeLiteForCausalLM"),

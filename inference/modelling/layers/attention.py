@@ -51,7 +51,7 @@ class Attention(Layer):
     @property
     def is_plain(self) -> bool:
         """Whether the backends' kernels compute it."""
-        return self.sinks is None and not self.spec.qk_norm_after_rope
+        return self.sinks is None and not self.spec.qk_norm_after_rope and self.spec.slopes is None
 
     def forward(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """(T, h) to (T, h); the keys and values of the rows are written to ``state``."""
@@ -120,9 +120,21 @@ class Attention(Layer):
         # The query heads of one key/value head are its rows, so that no key is repeated for them.
         grouped = query.reshape(count, spec.num_kv_heads, -1, spec.head_dim)
         mask = decode_bias(batch, spec.sliding_window, query.dtype)
+        if spec.slopes is not None:
+            newest = batch.attention.lengths[:count, None] - 1
+            falling = self._falling(newest, torch.arange(key.shape[2], device=key.device))
+            grouped_falling = falling.view(count, spec.num_kv_heads, -1, key.shape[2])
+            mask = grouped_falling if mask is None else grouped_falling + mask
+            mask = mask.to(query.dtype)
         sinks = None if self.sinks is None else self.sinks.view(spec.num_kv_heads, -1)
         mixed = attend(grouped, key, value, scale=spec.scale, mask=mask, softcap=spec.softcap, sinks=sinks)
         return mixed.reshape(count, spec.num_heads, spec.head_dim)
+
+    def _falling(self, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        """(n, H, m) float32 of what the scores of rows at positions (n, 1) lose at the positions (m,) before them."""
+        assert self.spec.slopes is not None
+        slopes = torch.tensor(self.spec.slopes, device=rows.device)
+        return (columns - rows).clamp(max=0).unsqueeze(1) * slopes[:, None]
 
     def attend_chunk(
         self,
@@ -143,6 +155,12 @@ class Attention(Layer):
             slots = chunk_slots(batch, chunk)[first:]
             key, value = state["k"].index_select(0, slots), state["v"].index_select(0, slots)
         mask = chunk_bias(batch, chunk, first, spec.sliding_window, query.dtype)
+        if spec.slopes is not None:
+            rows = torch.arange(chunk.context_len, chunk.length, device=key.device).unsqueeze(1)
+            columns = torch.arange(first, chunk.length, device=key.device)
+            falling = self._falling(rows, columns).transpose(0, 1)
+            mask = falling.masked_fill(columns > rows, -torch.inf) if mask is None else falling + mask
+            mask = mask.to(query.dtype)
         mixed = attend(
             query.transpose(0, 1).unsqueeze(0),
             key.transpose(0, 1).unsqueeze(0),

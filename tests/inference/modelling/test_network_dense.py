@@ -22,6 +22,8 @@ STRETCHED = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "origina
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 ALPHA = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}
 
+MPT = {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128, "tie_word_embeddings": True}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee": ("arcee", {"head_dim": 8}),
     "arcee-biases": ("arcee", {"head_dim": 8, **BIASED}),
@@ -42,6 +44,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gpt_neox": ("gpt_neox", {}),
     "gpt_neox-one-after-the-other": ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
+    "mpt": ("mpt", MPT),
+    "mpt-six-heads-clip-scale": (
+        "mpt",
+        {
+            **MPT, "d_model": 48, "hidden_size": 48, "n_heads": 6, "num_attention_heads": 6,
+            "attn_config": {"clip_qkv": 0.7, "softmax_scale": 0.3},
+        },
+    ),
     "opt": ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32, "tie_word_embeddings": True}),
     "persimmon": ("persimmon", {}),
     "persimmon-without-norms": ("persimmon", {"qk_layernorm": False}),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -70,3 +72,12 @@ def test_layers_are_watched(mixer) -> None:
     assert recording.log_decays is None and recording.sink_shares is None
     assert recording.distances.shape == (4,)
     assert bool((recording.distances > 0).all() and (recording.distances < 29).all())
+
+
+def test_slopes_draw_heads_to_their_neighbours() -> None:
+    """With equal scores of q and k the weights are a geometric series: e^-slope for each position back."""
+    zeros = torch.zeros(400, 2, 4)
+    found, _ = attended_distances(zeros, zeros, scale=1.0, window=None, softcap=None, sinks=None, slopes=(0.5, 1.0))
+    for slope, distance in zip((0.5, 1.0), found, strict=True):
+        expected = math.exp(-slope) / (1 - math.exp(-slope))
+        assert float(distance) == pytest.approx(expected, rel=0.02)  # the first rows reach less far
