@@ -17,7 +17,7 @@ class StoredResponse(models.Model):
     """
 
     JSON_COLUMNS: ClassVar[dict[str, type]] = {"body": dict, "input_items": list}
-    JSON_MEMBERS: ClassVar[dict[str, tuple[str, ...]]] = {"body": ("status", "output")}
+    JSON_MEMBERS: ClassVar[dict[str, tuple[str, ...]]] = {"body": ("status",)}
 
     response_id = models.CharField(max_length=64, unique=True)
     tenant = models.CharField(max_length=64)

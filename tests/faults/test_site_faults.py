@@ -219,11 +219,12 @@ def test_f67_checks_are_clean_errors_are_silent_and_no_other_port_is_open(site):
         token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', client.get("/login/").text)[1]
         form = {"csrfmiddlewaretoken": token, "username": "ada", "password": "canary-7"}
         with sqlite3.connect(site.directory / "db.sqlite3", timeout=20, isolation_level=None) as database:
-            # JSON without the members that every response has.
-            database.execute("update inference_storedresponse set body = '{\"canary-8\": 1}'")
+            # Items that no response has.
+            database.execute("update inference_storedresponse set input_items = '[\"canary-8\"]'")
             database.execute("alter table auth_user rename to auth_user_away")
             try:
-                failed = [client.post(f"/v1/responses/{response_id}/cancel"), client.post("/login/", data=form)]
+                body["previous_response_id"] = response_id
+                failed = [client.post("/v1/responses", json=body), client.post("/login/", data=form)]
             finally:
                 database.execute("alter table auth_user_away rename to auth_user")
                 database.execute("delete from inference_storedresponse")

@@ -104,7 +104,8 @@ def test_a_damaged_job_is_left_out_of_the_list(admin_client: Client, monkeypatch
     jobs = [
         GenerationJob.objects.create(
             tenant="key:1", endpoint="completion", model="tiny", checkpoint_id=uuid.uuid4(), digest="d",
-            plan="{}", state=JobState.QUEUED, created_at=timezone.now(),
+            plan='{"endpoint": "completion", "model": "tiny", "prompts": [], "params": {}}',
+            state=JobState.QUEUED, created_at=timezone.now(),
         )
         for _ in range(3)
     ]  # fmt: skip

@@ -234,7 +234,13 @@ def conversation(*, response_id: str, principal: Principal) -> list[Item]:
                 f"previous_response_id: the response {next_id!r} is {body['status']}; wait until it has ended.",
                 param="previous_response_id",
             )
-        turns.append([*orjson.loads(row.input_items), *body["output"]])
+        output = body.get("output")
+        if not isinstance(output, list):
+            raise InvalidRequest(
+                f"previous_response_id: the stored output of the response {next_id!r} is damaged; begin a new one.",
+                param="previous_response_id",
+            )
+        turns.append([*orjson.loads(row.input_items), *output])
         num_items += len(turns[-1])
         if num_items > MAX_CONVERSATION_ITEMS:
             raise InvalidRequest(

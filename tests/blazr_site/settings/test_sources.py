@@ -26,7 +26,8 @@ READERS = {
     "models_registry/detection/child.py": "environment of a child process",
     "models_registry/pulls.py": "environment of a child process",
     "models_registry/quantise_process.py": "environment of a child process",
-    "models_registry/package_index.py": "environment of pip, place of the user's caches",
+    "inference/host/cache_folder.py": "place of the user's caches",
+    "models_registry/package_index.py": "environment of pip",
 }
 """Modules outside of ``blazr_site/settings`` that use ``os.environ``, with the reason."""
 

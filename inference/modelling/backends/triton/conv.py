@@ -23,6 +23,9 @@ from inference.modelling.backends.triton.activations import activate
 from inference.modelling.forward_batch import ForwardBatch
 from inference.modelling.layers.conv import CausalConv1d
 
+ALIGNMENT = 16
+"""Bytes to whose multiples Triton specialises pointers."""
+
 
 @triton.jit
 def _conv_step(
@@ -166,7 +169,11 @@ def conv_chunk(
 
 
 def convolve(layer: CausalConv1d, rows: torch.Tensor, batch: ForwardBatch, conv_state: torch.Tensor) -> torch.Tensor:
-    """``CausalConv1d.convolve``: the decoding rows by one launch, each chunk by one."""
+    """``CausalConv1d.convolve``: the decoding rows by one launch, each chunk by one.
+
+    A kernel is compiled for aligned rows and for others. Which of them a chunk has must not depend on where it begins,
+    so the chunks' rows are always aligned.
+    """
     decodes = batch.num_decodes
     parts = []
     if decodes:
@@ -174,11 +181,19 @@ def convolve(layer: CausalConv1d, rows: torch.Tensor, batch: ForwardBatch, conv_
         parts.append(conv_step(rows[:decodes], conv_state, slots, layer.weight, layer.bias, layer.activation))
         if not batch.prefills:
             return parts[0]
+    if not (_is_aligned(rows) and rows.stride(0) * rows.element_size() % ALIGNMENT == 0):
+        rows = rows.contiguous()
     for chunk in batch.prefills:
         part = rows[chunk.start : chunk.stop]
+        if not _is_aligned(part):
+            part = part.clone()
         out = torch.empty(part.shape, dtype=torch.float32, device=rows.device)
         tail = conv_state[chunk.state_slot]
         is_fresh = chunk.context_len == 0
         conv_chunk(part, tail, layer.weight, layer.bias, layer.activation, out, fresh=is_fresh)
         parts.append(out)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _is_aligned(rows: torch.Tensor) -> bool:
+    return rows.data_ptr() % ALIGNMENT == 0
