@@ -121,20 +121,11 @@ class Attention(Layer):
         grouped = query.reshape(count, spec.num_kv_heads, -1, spec.head_dim)
         mask = decode_bias(batch, spec.sliding_window, query.dtype)
         if spec.slopes is not None:
-            newest = batch.attention.lengths[:count, None] - 1
-            falling = self._falling(newest, torch.arange(key.shape[2], device=key.device))
-            grouped_falling = falling.view(count, spec.num_kv_heads, -1, key.shape[2])
-            mask = grouped_falling if mask is None else grouped_falling + mask
-            mask = mask.to(query.dtype)
+            falling = decode_slopes(batch, spec.slopes, query.dtype).view(count, spec.num_kv_heads, -1, key.shape[2])
+            mask = falling if mask is None else falling + mask
         sinks = None if self.sinks is None else self.sinks.view(spec.num_kv_heads, -1)
         mixed = attend(grouped, key, value, scale=spec.scale, mask=mask, softcap=spec.softcap, sinks=sinks)
         return mixed.reshape(count, spec.num_heads, spec.head_dim)
-
-    def _falling(self, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-        """(n, H, m) float32 of what the scores of rows at positions (n, 1) lose at the positions (m,) before them."""
-        assert self.spec.slopes is not None
-        slopes = torch.tensor(self.spec.slopes, device=rows.device)
-        return (columns - rows).clamp(max=0).unsqueeze(1) * slopes[:, None]
 
     def attend_chunk(
         self,
@@ -156,11 +147,8 @@ class Attention(Layer):
             key, value = state["k"].index_select(0, slots), state["v"].index_select(0, slots)
         mask = chunk_bias(batch, chunk, first, spec.sliding_window, query.dtype)
         if spec.slopes is not None:
-            rows = torch.arange(chunk.context_len, chunk.length, device=key.device).unsqueeze(1)
-            columns = torch.arange(first, chunk.length, device=key.device)
-            falling = self._falling(rows, columns).transpose(0, 1)
-            mask = falling.masked_fill(columns > rows, -torch.inf) if mask is None else falling + mask
-            mask = mask.to(query.dtype)
+            falling = chunk_slopes(batch, chunk, first, spec.slopes, query.dtype)
+            mask = falling if mask is None else falling + mask
         mixed = attend(
             query.transpose(0, 1).unsqueeze(0),
             key.transpose(0, 1).unsqueeze(0),
@@ -246,6 +234,38 @@ def decode_rows(batch: ForwardBatch, cache: torch.Tensor) -> torch.Tensor:
 def chunk_slots(batch: ForwardBatch, chunk: PrefillChunk) -> torch.Tensor:
     """(N,) slots of the tokens up to a chunk's end."""
     return batch.attention.slots(chunk.sequence, chunk.sequence + 1, chunk.length)[0]
+
+
+def decode_slopes(batch: ForwardBatch, slopes: tuple[float, ...], dtype: torch.dtype) -> torch.Tensor:
+    """(B, H, L) of what the scores of the decoding rows lose by distance, shared by the layers."""
+    key = ("decode_slopes", slopes, dtype)
+    found: torch.Tensor | None = batch.shared.get(key)
+    if found is None:
+        count, longest = batch.attention.slots(0, batch.num_decodes).shape
+        newest = batch.attention.lengths[:count, None] - 1
+        distances = (torch.arange(longest, device=newest.device) - newest).clamp_(max=0)
+        found = batch.shared[key] = falling_scores(distances, slopes, dtype)
+    return found
+
+
+def chunk_slopes(
+    batch: ForwardBatch, chunk: PrefillChunk, first: int, slopes: tuple[float, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    """(H, n, N - first) of what a chunk's scores lose by distance, -inf at later positions; shared by the layers."""
+    key = ("chunk_slopes", chunk.start, first, slopes, dtype)
+    found: torch.Tensor | None = batch.shared.get(key)
+    if found is None:
+        device = batch.positions.device
+        rows = torch.arange(chunk.context_len, chunk.length, device=device).unsqueeze(1)
+        distances = torch.arange(first, chunk.length, device=device) - rows
+        falling = falling_scores(distances, slopes, dtype).transpose(0, 1)
+        found = batch.shared[key] = falling.masked_fill(distances > 0, -torch.inf)
+    return found
+
+
+def falling_scores(distances: torch.Tensor, slopes: tuple[float, ...], dtype: torch.dtype) -> torch.Tensor:
+    """(n, m) column minus row to (n, H, m) of what is added to the scores (ALiBi, https://arxiv.org/abs/2108.12409)."""
+    return (distances.unsqueeze(1) * torch.tensor(slopes, device=distances.device)[:, None]).to(dtype)
 
 
 def decode_bias(batch: ForwardBatch, sliding_window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
