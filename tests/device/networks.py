@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from inference.modelling.layer_parts import NormSpec, RopeScaling, RopeSpec
 from inference.modelling.layer_specs import AttentionSpec, Mamba1Spec, Mamba2Spec, Mamba3Spec, MLASpec, MLPSpec, MoESpec
+from inference.modelling.linear_specs import GatedDeltaSpec, KimiDeltaSpec, ShortConvSpec
 from inference.modelling.spec import LayerSpec, ModelSpec
 
 HIDDEN, VOCAB = 64, 320
@@ -84,6 +85,10 @@ STACKS: dict[str, tuple[LayerSpec, ...]] = {
     ),
     "oxidizr mamba3": _layers(_MAMBA3, None)
     + _layers(Mamba3Spec(64, 4, 16, 16, 2, 4, False, 2, RMS, RMS, a_override="-(1..H)"), None),
+    "qwen next": _layers(GatedDeltaSpec(2, 4, 16, 16, 4, RMS)) + _layers(_attention(rope=ROPE, output_gate=True)),
+    "odd delta": _layers(GatedDeltaSpec(1, 3, 10, 7, 3, RMS, beta_scale=2.0)),
+    "kimi": _layers(KimiDeltaSpec(3, 10, 4, RMS, 6, 6)) + _layers(_MLA),
+    "lfm2": _layers(ShortConvSpec(HIDDEN, 3, bias=True)) + _layers(_attention(rope=ROPE, qk_norm=RMS)),
 }
 
 

@@ -40,7 +40,8 @@ def test_conv_step(taps, bias, activation, dtype, device):
     slots = [4, 0, 2]
     wanted = conv(rows, batch_of(3, slots, ()), state)
     weight, moved_bias = conv.weight.to(device), None if conv.bias is None else conv.bias.to(device)
-    found = conv_step(rows.to(device), moved, torch.tensor(slots, device=device), weight, moved_bias, activation)
+    found = torch.full((3, width), torch.nan, device=device)
+    conv_step(rows.to(device), moved, torch.tensor(slots, device=device), weight, moved_bias, activation, found)
     assert_close(found, wanted, torch.float32)
     state[0] = 0  # the reference writes scratch, the kernel doesn't
     assert torch.equal(moved.cpu(), state)
@@ -60,7 +61,7 @@ def test_conv_chunk(taps, length, fresh, device):
     chunk = PrefillChunk(0, length, 0 if fresh else 9, 0, 1)
     wanted = conv(rows, batch_of(0, [1], (chunk,)), state)
     found = torch.full((length, width), torch.nan, device=device)
-    conv_chunk(rows.to(device), moved[1], conv.weight.to(device), conv.bias.to(device), "silu", found, fresh=fresh)
+    conv_chunk(rows.to(device), moved, chunk, conv.weight.to(device), conv.bias.to(device), "silu", found)
     assert_close(found, wanted, torch.float32)
     assert torch.equal(moved.cpu(), state)
 

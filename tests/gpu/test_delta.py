@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 
+from inference.modelling.forward_batch import PrefillChunk
 from inference.modelling.layers.gated_delta import delta_scan, unit
 from inference.modelling.layers.kimi_delta import channel_delta_scan
 from tests.gpu.compare import assert_close
+
+if TYPE_CHECKING:
+    from inference.modelling.backends.triton.delta import DeltaRows
 
 SHAPES = [(1, 1, 16, 16), (2, 4, 12, 20), (1, 3, 100, 8)]
 """Key heads, value heads, their widths; the last two aren't powers of 2."""
@@ -35,26 +41,28 @@ class Case:
         value = value.reshape(-1, heads, width)
         return scan(query * key_width**-0.5, key, value, self.beta[rows], self.log_decay[rows], state)
 
-    def moved(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+    def moved(self, device: torch.device, pool: torch.Tensor) -> DeltaRows:
+        from inference.modelling.backends.triton.delta import DeltaRows
+
         parts = self.rows.to(device).split(self.widths, 1)
-        return *parts, self.beta.to(device), self.log_decay.to(device)
+        key_heads, heads, _, width = self.shape
+        out = torch.full((len(self.rows), heads, width), torch.nan, device=device)
+        return DeltaRows(*parts, self.beta.to(device), self.log_decay.to(device), pool, key_heads, out)
 
 
 @pytest.mark.parametrize("by_channel", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_one_row_of_each_sequence(shape, by_channel, device):
-    from inference.modelling.backends.triton.delta import delta_rows
-
     case = Case(3, shape, by_channel)
-    key_heads, heads, key_width, width = shape
+    _, heads, key_width, width = shape
     pool = torch.randn(5, heads, key_width, width)
     pool[0] = 0
     moved, slots = pool.clone().to(device), [3, 0, 1]
-    on_device = torch.tensor(slots, device=device)
-    found = delta_rows(*case.moved(device), moved, on_device, num_key_heads=key_heads)
+    rows = case.moved(device, moved)
+    rows.decode(torch.tensor(slots, device=device))
     for row, slot in enumerate(slots):
         entry = pool[slot].clone()
-        assert_close(found[row], case.wanted(slice(row, row + 1), entry)[0], torch.float32)
+        assert_close(rows.out[row], case.wanted(slice(row, row + 1), entry)[0], torch.float32)
         if slot:
             assert_close(moved[slot], entry, torch.float32)
     assert torch.equal(moved[[0, 2, 4]].cpu(), pool[[0, 2, 4]])
@@ -64,13 +72,13 @@ def test_one_row_of_each_sequence(shape, by_channel, device):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("length", "fresh"), [(1, True), (23, False), (70, True)])
 def test_the_rows_of_a_chunk(shape, length, fresh, by_channel, device):
-    from inference.modelling.backends.triton.delta import delta_rows
-
-    case = Case(length, shape, by_channel)
-    key_heads, heads, key_width, width = shape
-    state = torch.randn(heads, key_width, width)
-    moved = state.clone().to(device)
-    found = delta_rows(*case.moved(device), moved, None, num_key_heads=key_heads, fresh=fresh)
-    entry = torch.zeros_like(state) if fresh else state
-    assert_close(found, case.wanted(slice(0, length), entry), torch.float32)
-    assert_close(moved, entry, torch.float32)
+    case = Case(length + 2, shape, by_channel)  # a row before the chunk, and one behind it
+    _, heads, key_width, width = shape
+    pool = torch.randn(3, heads, key_width, width)
+    moved = pool.clone().to(device)
+    rows = case.moved(device, moved)
+    rows.prefill(PrefillChunk(1, 1 + length, 0 if fresh else 9, 0, 2))
+    entry = torch.zeros_like(pool[2]) if fresh else pool[2].clone()
+    assert_close(rows.out[1:-1], case.wanted(slice(1, 1 + length), entry), torch.float32)
+    assert_close(moved[2], entry, torch.float32)
+    assert torch.equal(moved[:2].cpu(), pool[:2]) and bool(rows.out[[0, -1]].isnan().all())

@@ -6,7 +6,8 @@ their tails in place would change what the others read.
 
 State slot 0 is read as zero and never written.
 
-Chunks begin anywhere and have any length. Neither may be what a kernel is compiled anew for: requests would wait.
+Chunks begin anywhere and have any length. Neither may be what a kernel is compiled anew for: requests would wait. So
+the kernels take whole tensors, whose addresses have the same alignment in each step, and a chunk's place as numbers.
 
 Shape letters: T rows, C channels, K taps, L tokens of a chunk.
 
@@ -20,11 +21,8 @@ import triton
 import triton.language as tl
 
 from inference.modelling.backends.triton.activations import activate
-from inference.modelling.forward_batch import ForwardBatch
+from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
 from inference.modelling.layers.conv import CausalConv1d
-
-ALIGNMENT = 16
-"""Bytes to whose multiples Triton specialises pointers."""
 
 
 @triton.jit
@@ -62,32 +60,28 @@ def conv_step(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     activation: str | None,
-) -> torch.Tensor:
+    out: torch.Tensor,
+) -> None:
     """One input of each sequence through the causal convolution; the tails move on by one.
 
     Args:
-        rows: (T, C), unit stride in the last axis.
+        rows: (T, C), unit stride in the last axis; the first B are computed.
         conv_state: (slots, C, K-1) float32, contiguous.
-        slots: (T,) int64.
+        slots: (B,) int64.
         weight: (C, 1, K); bias: (C,) or None.
         activation: Applied to the sum; None: none is.
-
-    Returns:
-        (T, C) float32.
+        out: (T, C) float32, contiguous; the first B rows are written.
     """
-    count, channels = rows.shape
-    out = torch.empty(count, channels, dtype=torch.float32, device=rows.device)
-    tile = 256
-    _conv_step[(count, triton.cdiv(channels, tile))](
+    channels, tile = rows.shape[1], 256
+    _conv_step[(slots.shape[0], triton.cdiv(channels, tile))](
         rows, conv_state, slots, weight, rows if bias is None else bias, out, rows.stride(0),
         CHANNELS=channels, TAPS=weight.shape[-1], TILE=tile, HAS_BIAS=bias is not None, KIND=activation, num_warps=4,
     )  # fmt: skip
-    return out
 
 
-@triton.jit(do_not_specialize=["length"])
+@triton.jit(do_not_specialize=["start", "length", "slot"])
 def _conv_chunk(
-    rows_ptr, tail_ptr, weight_ptr, bias_ptr, out_ptr, length, rows_row,
+    rows_ptr, state_ptr, weight_ptr, bias_ptr, out_ptr, start, length, slot, rows_row,
     CHANNELS: tl.constexpr, TAPS: tl.constexpr, ROW_TILE: tl.constexpr, TILE: tl.constexpr,
     ENTRIES: tl.constexpr, FRESH: tl.constexpr, HAS_BIAS: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
@@ -97,7 +91,9 @@ def _conv_chunk(
     inside = channels < CHANNELS
     tokens = first + tl.arange(0, ROW_TILE)
     total = tl.zeros((ROW_TILE, TILE), tl.float32)
-    tail = tail_ptr + channels * (TAPS - 1)
+    rows_ptr += start.to(tl.int64) * rows_row
+    out_ptr += start.to(tl.int64) * CHANNELS
+    tail = state_ptr + (slot.to(tl.int64) * CHANNELS + channels) * (TAPS - 1)
     for tap in tl.static_range(TAPS):
         sources = tokens + tap - (TAPS - 1)
         known = (sources >= 0) & (tokens < length)
@@ -140,60 +136,40 @@ def _conv_chunk(
 
 def conv_chunk(
     rows: torch.Tensor,
-    tail: torch.Tensor,
+    conv_state: torch.Tensor,
+    chunk: PrefillChunk,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     activation: str | None,
     out: torch.Tensor,
-    *,
-    fresh: bool,
 ) -> None:
     """A chunk of one sequence through the causal convolution.
 
     Args:
-        rows: (L, C), unit stride in the last axis.
-        tail: (C, K-1) float32, the sequence's entry, overwritten.
+        rows: (T, C), unit stride in the last axis; those of the chunk are computed.
+        conv_state: (slots, C, K-1) float32, contiguous; the sequence's entry is overwritten. Where the sequence starts
+            with the chunk, zeros come before it, whatever the entry holds.
         weight: (C, 1, K); bias: (C,) or None.
         activation: Applied to the sum; None: none is.
-        out: (L, C) float32, contiguous, written.
-        fresh: The sequence starts here: zeros before it, whatever ``tail`` holds.
+        out: (T, C) float32, contiguous; the chunk's rows are written.
     """
-    length, channels = rows.shape
+    channels, length = rows.shape[1], chunk.stop - chunk.start
     taps, tile = weight.shape[-1], 128
     row_tile = max(16, triton.next_power_of_2(taps - 1))  # only the first rows see what is before the chunk
     _conv_chunk[(triton.cdiv(length, row_tile), triton.cdiv(channels, tile))](
-        rows, tail, weight, rows if bias is None else bias, out, length, rows.stride(0),
+        rows, conv_state, weight, rows if bias is None else bias, out, chunk.start, length, chunk.state_slot,
+        rows.stride(0),
         CHANNELS=channels, TAPS=taps, ROW_TILE=row_tile, TILE=tile, ENTRIES=triton.next_power_of_2(max(1, taps - 1)),
-        FRESH=fresh, HAS_BIAS=bias is not None, KIND=activation, num_warps=4,
+        FRESH=chunk.context_len == 0, HAS_BIAS=bias is not None, KIND=activation, num_warps=4,
     )  # fmt: skip
 
 
 def convolve(layer: CausalConv1d, rows: torch.Tensor, batch: ForwardBatch, conv_state: torch.Tensor) -> torch.Tensor:
-    """``CausalConv1d.convolve``: the decoding rows by one launch, each chunk by one.
-
-    A kernel is compiled for aligned rows and for others. Which of them a chunk has must not depend on where it begins,
-    so the chunks' rows are always aligned.
-    """
-    decodes = batch.num_decodes
-    parts = []
-    if decodes:
-        slots = batch.decode_state_slots
-        parts.append(conv_step(rows[:decodes], conv_state, slots, layer.weight, layer.bias, layer.activation))
-        if not batch.prefills:
-            return parts[0]
-    if not (_is_aligned(rows) and rows.stride(0) * rows.element_size() % ALIGNMENT == 0):
-        rows = rows.contiguous()
+    """``CausalConv1d.convolve``: the decoding rows by one launch, each chunk by one."""
+    out = torch.empty(rows.shape, dtype=torch.float32, device=rows.device)
+    weights = layer.weight, layer.bias, layer.activation
+    if batch.num_decodes:
+        conv_step(rows, conv_state, batch.decode_state_slots, *weights, out)
     for chunk in batch.prefills:
-        part = rows[chunk.start : chunk.stop]
-        if not _is_aligned(part):
-            part = part.clone()
-        out = torch.empty(part.shape, dtype=torch.float32, device=rows.device)
-        tail = conv_state[chunk.state_slot]
-        is_fresh = chunk.context_len == 0
-        conv_chunk(part, tail, layer.weight, layer.bias, layer.activation, out, fresh=is_fresh)
-        parts.append(out)
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _is_aligned(rows: torch.Tensor) -> bool:
-    return rows.data_ptr() % ALIGNMENT == 0
+        conv_chunk(rows, conv_state, chunk, *weights, out)
+    return out

@@ -7,28 +7,33 @@ warp needs no barrier within a row. Queries and keys come as the convolution lea
 
 State slot 0 is read as zero and never written.
 
-Chunks have any length, which is not what a kernel is compiled anew for: requests would wait.
+Chunks begin anywhere and have any length. Neither may be what a kernel is compiled anew for: requests would wait. So
+the kernel takes whole tensors, whose addresses have the same alignment in each step, and a chunk's place as numbers.
 
-Shape letters: T rows, L rows of a chunk, G key heads, H value heads, P width of a key head, V width of a value head.
+Shape letters: T rows, B decoding sequences, G key heads, H value heads, P width of a key head, V width of a value head.
 
 Reference: ``layers.gated_delta.delta_step`` and ``delta_scan``, ``layers.kimi_delta.channel_delta_scan``.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
+from inference.modelling.forward_batch import PrefillChunk
 from inference.modelling.layers.gated_delta import NORM_EPS
 
 MAX_STATE_VALUES = 2048
 """State values of a program: 64 for each of a warp's 32 threads."""
 
 
-@triton.jit(do_not_specialize=["length"])
+@triton.jit(do_not_specialize=["start", "length", "slot"])
 def _delta(
-    query_ptr, key_ptr, value_ptr, beta_ptr, decay_ptr, state_ptr, slots_ptr, out_ptr, length, scale, eps, qkv_row,
+    query_ptr, key_ptr, value_ptr, beta_ptr, decay_ptr, state_ptr, slots_ptr, out_ptr, start, length, slot, scale, eps,
+    qkv_row,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY_WIDTH: tl.constexpr, WIDTH: tl.constexpr,
     HAS_SLOTS: tl.constexpr, FRESH: tl.constexpr, BY_CHANNEL: tl.constexpr,
     KEY_PADDED: tl.constexpr, TILE: tl.constexpr,
@@ -41,7 +46,7 @@ def _delta(
         slot = tl.load(slots_ptr + sequence)
         owned = in_keys[:, None] & (columns < tl.where(slot != 0, WIDTH, 0))[None, :]
     else:
-        slot = sequence
+        slot = slot.to(tl.int64)
         owned = in_keys[:, None] & inside[None, :]
     cells = state_ptr + ((slot * HEADS + head) * KEY_WIDTH + keys[:, None]) * WIDTH + columns[None, :]
     if FRESH:  # noqa: SIM108
@@ -50,7 +55,7 @@ def _delta(
         state = tl.load(cells, mask=owned, other=0.0)
     of_keys = (head // (HEADS // KEY_HEADS)) * KEY_WIDTH + keys
     for number in range(length):
-        row = sequence * length + number
+        row = start + sequence * length + number
         query = tl.load(query_ptr + row * qkv_row + of_keys, mask=in_keys, other=0.0)
         key = tl.load(key_ptr + row * qkv_row + of_keys, mask=in_keys, other=0.0)
         value = tl.load(value_ptr + row * qkv_row + head * WIDTH + columns, mask=inside, other=0.0)
@@ -68,44 +73,49 @@ def _delta(
     tl.store(cells, state, mask=owned)
 
 
-def delta_rows(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    beta: torch.Tensor,
-    log_decay: torch.Tensor,
-    state: torch.Tensor,
-    slots: torch.Tensor | None,
-    *,
-    num_key_heads: int,
-    fresh: bool = False,
-) -> torch.Tensor:
-    """Advance states by the delta rule: one row of each sequence, or the rows of one sequence.
+@dataclass(frozen=True, slots=True)
+class DeltaRows:
+    """The rows of a step, and where their results go.
 
-    Args:
+    Attributes:
         query, key: (T, G · P) float32, not normalised; parts of the same rows as ``value``, unit stride.
         value: (T, H · V) float32.
         beta: (T, H) float32, contiguous.
         log_decay: (T, H), or (T, H, P): one for each key channel; float32, contiguous.
-        state: (slots, H, P, V) float32, contiguous, with ``slots``; (H, P, V), the sequence's entry, without.
-        slots: (T,) int64: row i belongs to the sequence in slot i. None: all rows belong to one sequence.
+        pool: (slots, H, P, V) float32, contiguous: the layer's states.
         num_key_heads: G, a divisor of H.
-        fresh: The sequence starts here from zero, whatever ``state`` holds; not with ``slots``.
-
-    Returns:
-        (T, H, V) float32.
+        out: (T, H, V) float32, contiguous, written.
     """
-    count, (heads, key_width, width) = query.shape[0], state.shape[-3:]
-    assert query.stride() == key.stride() == value.stride() and query.stride(1) == 1
-    assert slots is None or not fresh
-    out = torch.empty(count, heads, width, dtype=torch.float32, device=query.device)
-    key_padded = triton.next_power_of_2(key_width)
-    tile = max(1, min(triton.next_power_of_2(width), MAX_STATE_VALUES // key_padded))
-    sequences, length = (1, count) if slots is None else (count, 1)
-    _delta[(sequences, heads, triton.cdiv(width, tile))](
-        query, key, value, beta, log_decay, state, state if slots is None else slots, out,
-        length, key_width**-0.5, NORM_EPS, query.stride(0),
-        KEY_HEADS=num_key_heads, HEADS=heads, KEY_WIDTH=key_width, WIDTH=width, HAS_SLOTS=slots is not None,
-        FRESH=fresh, BY_CHANNEL=log_decay.dim() == 3, KEY_PADDED=key_padded, TILE=tile, num_warps=1,
-    )  # fmt: skip
-    return out
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    beta: torch.Tensor
+    log_decay: torch.Tensor
+    pool: torch.Tensor
+    num_key_heads: int
+    out: torch.Tensor
+
+    def decode(self, slots: torch.Tensor) -> None:
+        """The first B rows; row i belongs to the sequence in slot i of ``slots`` (B,) int64."""
+        self._launch(slots.shape[0], slots, start=0, length=1, slot=0, fresh=False)
+
+    def prefill(self, chunk: PrefillChunk) -> None:
+        """The rows of a chunk; a sequence that starts with it starts from zero, whatever its entry holds."""
+        length, fresh = chunk.stop - chunk.start, chunk.context_len == 0
+        self._launch(1, None, start=chunk.start, length=length, slot=chunk.state_slot, fresh=fresh)
+
+    def _launch(
+        self, sequences: int, slots: torch.Tensor | None, *, start: int, length: int, slot: int, fresh: bool
+    ) -> None:
+        query, pool = self.query, self.pool
+        assert query.stride() == self.key.stride() == self.value.stride() and query.stride(1) == 1
+        heads, key_width, width = pool.shape[1:]
+        key_padded = triton.next_power_of_2(key_width)
+        tile = max(1, min(triton.next_power_of_2(width), MAX_STATE_VALUES // key_padded))
+        _delta[(sequences, heads, triton.cdiv(width, tile))](
+            query, self.key, self.value, self.beta, self.log_decay, pool, pool if slots is None else slots, self.out,
+            start, length, slot, key_width**-0.5, NORM_EPS, query.stride(0),
+            KEY_HEADS=self.num_key_heads, HEADS=heads, KEY_WIDTH=key_width, WIDTH=width, HAS_SLOTS=slots is not None,
+            FRESH=fresh, BY_CHANNEL=self.log_decay.dim() == 3, KEY_PADDED=key_padded, TILE=tile, num_warps=1,
+        )  # fmt: skip

@@ -20,7 +20,7 @@ from torch import nn
 from inference.modelling.backends.triton.activations import gated_activation
 from inference.modelling.backends.triton.attention import decode_attention, decode_latent_attention
 from inference.modelling.backends.triton.conv import convolve
-from inference.modelling.backends.triton.delta import delta_rows
+from inference.modelling.backends.triton.delta import DeltaRows
 from inference.modelling.backends.triton.mamba2 import chunk_scan, state_step
 from inference.modelling.backends.triton.moe import Stack, run_experts
 from inference.modelling.backends.triton.norm import add_norm, gated_norm
@@ -270,20 +270,14 @@ def _delta_rule(
     num_key_heads: int, batch: ForwardBatch, pool: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
     """The batch's rows (T, C) of q, k and v through the delta rule, to (T, H, V): decodes, then each chunk."""
-    beta, log_decay = beta.contiguous(), log_decay.contiguous()
+    out = torch.empty(convolved.shape[0], *pool.shape[1::2], dtype=torch.float32, device=convolved.device)
     query, key, value = torch.split(convolved, list(widths), 1)
-
-    def advance(rows: slice, state: torch.Tensor, slots: torch.Tensor | None, *, fresh: bool = False) -> torch.Tensor:
-        inputs = query[rows], key[rows], value[rows], beta[rows], log_decay[rows]
-        return delta_rows(*inputs, state, slots, num_key_heads=num_key_heads, fresh=fresh)
-
-    parts = []
+    rows = DeltaRows(query, key, value, beta.contiguous(), log_decay.contiguous(), pool, num_key_heads, out)
     if batch.num_decodes:
-        parts.append(advance(slice(0, batch.num_decodes), pool, batch.decode_state_slots))
+        rows.decode(batch.decode_state_slots)
     for chunk in batch.prefills:
-        rows = slice(chunk.start, chunk.stop)
-        parts.append(advance(rows, pool[chunk.state_slot], None, fresh=chunk.context_len == 0))
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+        rows.prefill(chunk)
+    return out
 
 
 def _mix_experts(layer: Experts, hidden: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:

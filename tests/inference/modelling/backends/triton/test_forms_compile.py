@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from inference.modelling.backends import backend as kernels
-from inference.modelling.forward_batch import AttentionMetadata
+from inference.modelling.forward_batch import AttentionMetadata, PrefillChunk
 from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layers.coded import PlainStore
 from inference.modelling.quantisation import GGUF_FORMS
@@ -144,8 +144,9 @@ def test_mamba2(compiled, exact):
     channels = heads * width + 2 * groups * size
     rows, slots = torch.zeros(2, channels, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.int64)
     conv_weight, conv_bias = torch.zeros(channels, 1, 4), torch.zeros(channels)
-    xbc = conv_step(rows, torch.zeros(3, channels, 3), slots, conv_weight, conv_bias, "silu")
-    conv_chunk(rows, torch.zeros(channels, 3), conv_weight, conv_bias, "silu", xbc, fresh=False)
+    xbc, tails = torch.zeros(2, channels), torch.zeros(3, channels, 3)
+    conv_step(rows, tails, slots, conv_weight, conv_bias, "silu", xbc)
+    conv_chunk(rows, tails, PrefillChunk(0, 2, 5, 0, 1), conv_weight, conv_bias, "silu", xbc)
     dt, per_head = torch.zeros(2, heads, dtype=torch.bfloat16), torch.zeros(heads)
     state = torch.zeros(1, heads, width, size)
     common = {"num_groups": groups, "dt_min": 0.0, "dt_max": math.inf}
@@ -156,19 +157,20 @@ def test_mamba2(compiled, exact):
 @pytest.mark.parametrize("by_channel", [False, True])
 def test_delta_rule(by_channel, compiled):
     from inference.modelling.backends.triton.conv import conv_chunk, conv_step
-    from inference.modelling.backends.triton.delta import delta_rows
+    from inference.modelling.backends.triton.delta import DeltaRows
 
     key_heads, heads, width = (32, 32, 128) if by_channel else (16, 32, 128)
     widths = [key_heads * width, key_heads * width, heads * width]
     weight, slots = torch.zeros(sum(widths), 1, 4), torch.zeros(2, dtype=torch.int64)
     rows, tails = torch.zeros(2, sum(widths), dtype=torch.bfloat16), torch.zeros(3, sum(widths), 3)
-    convolved = conv_step(rows, tails, slots, weight, None, "silu")
-    conv_chunk(rows, tails[0], weight, None, None, convolved, fresh=True)
-    inputs = (*convolved.split(widths, 1), torch.zeros(2, heads))
+    convolved = torch.zeros(2, sum(widths))
+    conv_step(rows, tails, slots, weight, None, "silu", convolved)
+    conv_chunk(rows, tails, PrefillChunk(0, 2, 0, 0, 1), weight, None, None, convolved)
     log_decay = torch.zeros(2, heads, width) if by_channel else torch.zeros(2, heads)
-    pool = torch.zeros(3, heads, width, width)
-    delta_rows(*inputs, log_decay, pool, slots, num_key_heads=key_heads)
-    delta_rows(*inputs, log_decay, pool[1], None, num_key_heads=key_heads, fresh=False)
+    pool, out = torch.zeros(3, heads, width, width), torch.zeros(2, heads, width)
+    found = DeltaRows(*convolved.split(widths, 1), torch.zeros(2, heads), log_decay, pool, key_heads, out)
+    found.decode(slots)
+    found.prefill(PrefillChunk(0, 2, 5, 0, 1))
 
 
 @on_targets
