@@ -107,6 +107,11 @@ class StatePlan:
     num_spare_slots: int = 0
 
     @property
+    def token_bytes(self) -> int:
+        """Bytes of paged state of one token, all layers."""
+        return self.block_bytes // self.block_size
+
+    @property
     def total_bytes(self) -> int:
         """Bytes that the states take."""
         slots = self.num_state_slots + self.num_snapshot_slots + self.num_spare_slots

@@ -11,7 +11,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -23,7 +23,6 @@ from inference.engine.device import on_device, return_device_memory
 from inference.engine.engine import Engine
 from inference.engine.model_runner import TORCH_DTYPES
 from inference.engine.request import EngineOutput
-from inference.engine.saved_state import SavedState
 from inference.errors import BlazrError, Conflict, GenerationFailed, InvalidRequest
 from inference.host.compute_threads import release_compute_threads
 from inference.host.machine import return_freed_memory
@@ -35,7 +34,7 @@ from inference.llm.sizes import plan_states
 from inference.llm.state_file import PromptState, identity_of, read_state_file, write_state_file
 from inference.llm.state_header import StateIdentity, StateSizes
 from inference.llm.text_output import TextOutput
-from inference.llm.text_request import PreparedRequest, RequestPreparer
+from inference.llm.text_request import PreparedRequest, Prompt, RequestPreparer
 from inference.modelling.backends.backend import pack_weights
 from inference.modelling.layers.linear import network_bytes
 from inference.modelling.spec import ModelSpec
@@ -80,7 +79,7 @@ class LLM:
         self._weights_bytes = weights_bytes
         self._identify = identify
         self._identity: StateIdentity | None = None
-        self._saved: dict[str, SavedState] = {}
+        self._saved_prompts: dict[str, Prompt] = {}
         self._max_model_len = plan.max_model_len
         self._outputs: dict[str, tuple[TextOutput | PooledOutput, list[str]]] = {}
         self._grammars = GrammarCompiler(tokenizer, options.grammar_limits)
@@ -165,6 +164,8 @@ class LLM:
             InvalidRequest: The request can't be served as it is.
             Unavailable: The checkpoint's own text programs are overloaded.
         """
+        if "saves_state" in message:
+            self.state_identity()  # may read all weights, for which the engine's thread must not wait
         return self._preparer.prepare(message)
 
     def prepare_after(self, state: PromptState, message: GenerateMessage) -> PreparedRequest:
@@ -183,6 +184,10 @@ class LLM:
             self._identity = self._identify()
         return self._identity
 
+    def state_bytes(self, num_tokens: int) -> int:
+        """Bytes of the saved state of a prompt of ``num_tokens``."""
+        return self.plan.slot_bytes + num_tokens * (self.plan.token_bytes + 8)
+
     def read_state(self, path: Path) -> PromptState:
         """Read a state that ``write_state`` has written.
 
@@ -190,7 +195,7 @@ class LLM:
             InvalidRequest: The file is no whole saved state, or another model's.
         """
         plan = self.plan
-        sizes = StateSizes(plan.block_bytes // plan.block_size, plan.slot_bytes, plan.max_model_len)
+        sizes = StateSizes(plan.token_bytes, plan.slot_bytes, plan.max_model_len)
         return read_state_file(path, self.state_identity(), sizes)
 
     def write_state(self, state: PromptState, path: Path, *, model: str = "") -> int:
@@ -242,6 +247,8 @@ class LLM:
             self._forget(added)
             raise
         self._outputs[request_id] = (output, added)
+        if prepared.saved_prompt is not None:
+            self._saved_prompts[request_id] = prepared.saved_prompt
         self._events += output.begin()
         self._forget_if_done(request_id)
 
@@ -298,10 +305,13 @@ class LLM:
         if found is None:  # the last word of a choice that was ended here
             return []
         request_id, number, text_output = found
-        if output.saved_state is not None:
-            self._saved[request_id] = output.saved_state
         try:
             events = text_output.accept(number, output)
+            if output.saved_state is not None:
+                prompt = self._saved_prompts[request_id]
+                events[-1]["state"] = PromptState(
+                    prompt.token_ids, output.saved_state, self.state_identity(), int(time.time()), prompt.conversation
+                )
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
@@ -319,6 +329,7 @@ class LLM:
         if output.is_done:
             self._forget(choices)
             del self._outputs[request_id]
+            self._saved_prompts.pop(request_id, None)
 
     def _forget(self, choices: Sequence[str]) -> None:
         for choice in choices:
@@ -345,7 +356,7 @@ class LLM:
         Args:
             prompt: Text, token ids, or chat messages.
             params: Sampling parameters.
-            state: State to go on from. A text or token ids follow its tokens; messages begin with them.
+            state: State to go on from. A text or token ids follow its tokens, messages its messages.
             message_options: Further members of ``GenerateMessage`` (echo, …) or of its prompt (parse_special, …).
 
         Yields:
@@ -376,17 +387,10 @@ class LLM:
         Raises:
             BlazrError: The prompt can't be read, or has fewer than two tokens.
         """
-        options = {"add_generation_prompt": False, **prompt_options}
+        options = {"add_generation_prompt": False, "saves_state": {}, **prompt_options}
         message = _local_message(prompt, SamplingParams(max_tokens=0, temperature=0.0), options)
         prepared = self._prepare_local(message, state)
-        choice = prepared.choices[0]
-        token_ids = choice.prompt_token_ids
-        if len(token_ids) < 2:
-            raise InvalidRequest("the prompt has 1 token, a state needs at least 2; give a longer one.", param="prompt")
-        if state is not None and token_ids == state.token_ids:
-            return state
-        choice = replace(choice, prompt_token_ids=token_ids[:-1], returns_state=True)
-        num_left = len(token_ids) - (0 if state is None else len(state.token_ids))
+        num_left = len(prepared.choices[0].prompt_token_ids) - (0 if state is None else len(state.state.token_ids))
         num_read = 0
 
         def report() -> None:
@@ -395,12 +399,15 @@ class LLM:
             if progress is not None:
                 progress(min(1.0, num_read / num_left))
 
-        for event in self._run(replace(prepared, choices=(choice,)), report):
+        for event in self._run(prepared, report):
             if event["type"] == "error":
                 raise BlazrError.from_dict(event["error"])
+            saved: PromptState | None = event.get("state")
+        if saved is None:
+            raise GenerationFailed("the prompt was read, but its state wasn't returned; try again.")
         if progress is not None:
             progress(1.0)  # what the prefix cache had wasn't read
-        return PromptState(token_ids, self._saved.pop(prepared.request_id), self.state_identity(), int(time.time()))
+        return saved
 
     def _prepare_local(self, message: GenerateMessage, state: PromptState | None) -> PreparedRequest:
         return self.prepare(message) if state is None else self.prepare_after(state, message)

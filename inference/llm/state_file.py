@@ -12,16 +12,19 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
+import orjson
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from inference.engine.prefix_cache.model_key import file_digest
 from inference.engine.prefix_cache.state_access import Payload
 from inference.engine.saved_state import SavedState
-from inference.errors import InvalidRequest, StorageFull
+from inference.errors import InvalidRequest, RequestTooLarge, StorageFull
 from inference.host.cache_folder import cache_folder
+from inference.host.client_json import parse_json
 from inference.host.units import format_bytes
 from inference.llm.options import LLMOptions
 from inference.llm.state_header import (
@@ -37,13 +40,14 @@ from inference.modelling.families.config import TensorInfo
 from inference.modelling.layer_parts import Dtype
 from inference.modelling.quantisation import REVISION
 from inference.modelling.spec import ModelSpec
+from inference.values.messages import PromptMessage
 
 _READ_BYTES = 16 << 20
 MIN_MEMO_BYTES = 256 << 20
 """Digests of more weights than this are kept in the user's cache folder; fewer are read within a second."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class PromptState:
     """The state of a prompt, from which any number of generations go on.
 
@@ -55,18 +59,25 @@ class PromptState:
         state: State after all of them but the last.
         identity: The model that it belongs to.
         created: Unix time.
+        conversation: Members ``messages`` and ``template_kwargs`` of the prompt; None: it was a text or token ids.
     """
 
     token_ids: tuple[int, ...]
     state: SavedState
     identity: StateIdentity
     created: int
+    conversation: PromptMessage | None = None
 
     @property
     def digest(self) -> str:
-        """Digest of tokens and state."""
+        """Digest of tokens, state and conversation."""
         last = self.token_ids[-1].to_bytes(8, "little", signed=True)
-        return hashlib.sha256(self.state.digest + last).hexdigest()
+        return hashlib.sha256(self.state.digest + last + _conversation_bytes(self.conversation)).hexdigest()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the state and its tokens."""
+        return self.state.size_bytes + 8 * len(self.token_ids)
 
 
 def identity_of(spec: ModelSpec, weight_files: Sequence[Path], dtype: Dtype, options: LLMOptions) -> StateIdentity:
@@ -110,6 +121,8 @@ def write_state_file(path: Path, prompt: PromptState, model: str = "") -> int:
     for name, part in (("blocks", prompt.state.blocks), ("slot", prompt.state.slot)):
         if part.size:
             tensors[name] = part
+    if prompt.conversation is not None:
+        tensors["conversation"] = np.frombuffer(_conversation_bytes(prompt.conversation), np.uint8)
     work: Path | None = None
     try:
         work = Path(tempfile.mkdtemp(prefix=".state-", dir=path.parent))  # only its owner can enter it
@@ -127,7 +140,7 @@ def write_state_file(path: Path, prompt: PromptState, model: str = "") -> int:
             raise InvalidRequest(
                 f"{str(path)[:200]!r} can't be written: {error.strerror}; choose another place.", param="output"
             ) from None
-        needed = format_bytes(prompt.state.size_bytes + 8 * len(prompt.token_ids))
+        needed = format_bytes(prompt.num_bytes)
         raise StorageFull(
             f"the state of {needed} can't be written to {str(path)[:200]!r} ({str(error)[:120]}); free some room or "
             "choose another directory.",
@@ -186,10 +199,28 @@ def _prompt_state(header: StateHeader, parts: dict[str, Payload], name: str) -> 
     token_ids = tuple(parts["token_ids"].view("<i8").tolist())
     nothing = np.empty(0, np.uint8)
     state = SavedState(token_ids[:-1], parts.get("blocks", nothing), parts.get("slot", nothing))
-    prompt = PromptState(token_ids, state, header.identity, header.created)
+    conversation = _read_conversation(parts["conversation"], name) if "conversation" in parts else None
+    prompt = PromptState(token_ids, state, header.identity, header.created, conversation)
     if prompt.digest != header.digest:
         raise InvalidRequest(f"{name} is damaged (its checksum differs); save the state again.", param="state")
     return prompt
+
+
+def _conversation_bytes(conversation: PromptMessage | None) -> bytes:
+    return b"" if conversation is None else orjson.dumps(conversation, option=orjson.OPT_SORT_KEYS)
+
+
+def _read_conversation(content: Payload, name: str) -> PromptMessage:
+    """Parse the messages of a file, whose form is the only thing that is checked: a request may hold any messages."""
+    try:
+        found = parse_json(content.tobytes())
+        messages, kwargs = found["messages"], found.get("template_kwargs", {})
+        is_sound = found.keys() <= {"messages", "template_kwargs"} and isinstance(kwargs, dict)
+        if is_sound and isinstance(messages, list) and all(isinstance(item, dict) for item in messages):
+            return cast("PromptMessage", found)
+    except (InvalidRequest, RequestTooLarge, TypeError, KeyError, AttributeError):
+        pass
+    raise InvalidRequest(f"{name} holds messages that can't be read; save the state again.", param="state")
 
 
 def _read(descriptor: int, info: TensorInfo, name: str) -> Payload:

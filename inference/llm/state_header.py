@@ -1,8 +1,9 @@
 """StateHeader: what the header of a saved state's file says, read with bounds and without torch.
 
-A saved state is one safetensors file with the tensors ``token_ids`` (I64), ``blocks`` (U8, paged state) and ``slot``
-(U8, recurrent state; either is left out if the model has none). The header's metadata has the members of
-``StateIdentity`` and of ``StateHeader``, as strings. Nothing here trusts the file.
+A saved state is one safetensors file with the tensors ``token_ids`` (I64), ``blocks`` (U8, paged state), ``slot``
+(U8, recurrent state; either is left out if the model has none) and ``conversation`` (U8, JSON; only after messages).
+The header's metadata has the members of ``StateIdentity`` and of ``StateHeader``, as strings.
+Nothing here trusts the file.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ FORMAT = "blazr-state"
 VERSION = "1"
 MAX_TOKENS = 1 << 28
 MAX_MODEL_CHARS = 200
+MAX_CONVERSATION_BYTES = 16 << 20
 _TOKEN_BYTES = 8
 _SHA256 = r"[0-9a-f]{64}"
 _PATTERNS = {
@@ -139,7 +141,7 @@ class StateHeader:
         blocks_bytes, slot_bytes: Bytes of paged and of recurrent state.
         created: Unix time of the save.
         model: Name of the model, for people.
-        digest: Digest of tokens and state.
+        digest: Digest of tokens, state and conversation.
         tensors: Places of the tensors in the file.
     """
 
@@ -151,6 +153,11 @@ class StateHeader:
     model: str
     digest: str
     tensors: Mapping[str, TensorInfo]
+
+    @property
+    def has_conversation(self) -> bool:
+        """Whether it was saved after messages, so that messages can follow."""
+        return "conversation" in self.tensors
 
     @property
     def created_at(self) -> datetime:
@@ -233,8 +240,10 @@ def header_of(descriptor: int, name: str) -> StateHeader:
     if len(model) > MAX_MODEL_CHARS or not model.isprintable():
         raise _refused(name, "has a header whose model is no printable name")
     sizes = {found: _size_of(info, found, name) for found, info in tensors.items()}
-    if "token_ids" not in sizes or not sizes.keys() <= {"token_ids", "blocks", "slot"}:
-        raise _refused(name, "must have the tensors token_ids, blocks and slot, and no others")
+    if "token_ids" not in sizes or not sizes.keys() <= {"token_ids", "blocks", "slot", "conversation"}:
+        raise _refused(name, "must have the tensors token_ids, blocks, slot and conversation, and no others")
+    if sizes.get("conversation", 0) > MAX_CONVERSATION_BYTES:
+        raise _refused(name, f"has messages of {sizes['conversation']:,} bytes; {MAX_CONVERSATION_BYTES:,} are allowed")
     num_tokens = sizes["token_ids"] // _TOKEN_BYTES
     if not 2 <= num_tokens <= MAX_TOKENS:
         raise _refused(name, f"has {num_tokens} tokens; 2 to {MAX_TOKENS:,} are allowed")

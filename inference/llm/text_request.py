@@ -8,11 +8,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import orjson
+
 from inference.engine.pooling import POOLINGS, Pooling
 from inference.engine.request import EngineRequest
 from inference.errors import InvalidRequest, PromptTooLong, UnsupportedFeature
 from inference.llm.pooled_output import PooledOutput
 from inference.llm.state_file import PromptState
+from inference.llm.state_header import MAX_CONVERSATION_BYTES
 from inference.llm.text_output import TextOutput
 from inference.text.grammars.compiler import GrammarCompiler
 from inference.text.grammars.constraint import GrammarConstraint
@@ -38,19 +41,27 @@ class PreparedRequest:
         request_id: The client's; each choice has an id of its own towards the engine.
         choices: One engine request per choice, or per input of a request for vectors.
         output: Makes the events; has taken in what an earlier attempt delivered.
+        saved_prompt: The prompt after which the state is wanted; None: text or vectors are.
     """
 
     request_id: str
     choices: tuple[EngineRequest, ...]
     output: TextOutput | PooledOutput
+    saved_prompt: Prompt | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the model is to continue. ``text`` is as the client wrote it (or the template), None for token ids."""
+    """What the model is to continue.
+
+    Attributes:
+        text: As the client wrote it (or the template); None for token ids.
+        conversation: The messages that it was rendered from, a saved state's included; None: from none.
+    """
 
     token_ids: tuple[int, ...]
     text: str | None
+    conversation: PromptMessage | None = None
 
 
 class RequestPreparer:
@@ -82,8 +93,8 @@ class RequestPreparer:
         """Check a message and tokenise its prompt.
 
         Args:
-            state: State to go on from. A text or token ids follow its tokens, and may be empty; messages are a whole
-                conversation, which begins with them.
+            state: State to go on from. A text or token ids follow its tokens, and may be empty; messages follow its
+                messages.
 
         Raises:
             InvalidRequest: What the message asks for can't be done; see the subclasses.
@@ -93,13 +104,11 @@ class RequestPreparer:
             if state is not None:
                 raise InvalidRequest("a vector can't go on from a saved state; leave the state out.", param="state")
             return self._prepare_pooling(message, received_at)
-        params = SamplingParams.from_dict(message["params"])
-        if params.stop and not self._tokenizer.has_text:
-            raise UnsupportedFeature(
-                "this checkpoint has no known tokenizer, so stop strings can't be found; use stop_token_ids.",
-                param="stop",
-            )
+        params = self._sampling_params(message)
         prompt = self._read_prompt(message["prompt"], state)
+        is_saved = "saves_state" in message
+        if is_saved:
+            _check_saved(prompt, params, state)
         self._check_length(len(prompt.token_ids), params, "messages" if "messages" in message["prompt"] else "prompt")
         prior = _prior_outputs(message, params.n)
         if any(prior):
@@ -112,12 +121,15 @@ class RequestPreparer:
             params = replace(params, grammar_after=None)
         constraints = self._constraints(params, prior, visible_ids)
         breakers = self._dry_breakers(params)
+        # A state is that before its last token, which is computed again when a request goes on from it.
+        computed = prompt.token_ids[:-1] if is_saved else prompt.token_ids
         choices = tuple(
             replace(
-                self._choice(message, number, prompt.token_ids, params, prior[number]),
+                self._choice(message, number, computed, params, prior[number]),
                 constraint=constraints[number],
                 dry_breakers=breakers,
                 saved_state=None if state is None else state.state,
+                returns_state=is_saved,
             )
             for number in range(params.n)
         )
@@ -135,7 +147,16 @@ class RequestPreparer:
             prior=prior,
             received_at=received_at,
         )
-        return PreparedRequest(message["request_id"], choices, output)
+        return PreparedRequest(message["request_id"], choices, output, prompt if is_saved else None)
+
+    def _sampling_params(self, message: GenerateMessage) -> SamplingParams:
+        params = SamplingParams.from_dict(message["params"])
+        if params.stop and not self._tokenizer.has_text:
+            raise UnsupportedFeature(
+                "this checkpoint has no known tokenizer, so stop strings can't be found; use stop_token_ids.",
+                param="stop",
+            )
+        return params
 
     def _prepare_pooling(self, message: GenerateMessage, received_at: float) -> PreparedRequest:
         pooling = message.get("pooling") or self._pooling
@@ -256,7 +277,9 @@ class RequestPreparer:
                 f"a prompt is exactly one of text, token_ids and messages, got {' and '.join(given) or 'none'}.",
                 param="prompt",
             )
-        if state is not None and "messages" not in prompt:
+        if state is not None:
+            # Whoever wrote the file chose its tokens.
+            self._tokenizer.check_token_ids(state.token_ids, param="state")
             found = self._read_continuation(prompt, state)
         elif "token_ids" in prompt:
             found = Prompt(self._tokenizer.check_token_ids(prompt["token_ids"]), None)
@@ -270,13 +293,13 @@ class RequestPreparer:
         return found
 
     def _read_continuation(self, prompt: PromptMessage, state: PromptState) -> Prompt:
-        """Read what follows a saved state's tokens; nothing may follow them."""
+        """Read what follows a saved state's tokens or messages; nothing need follow its tokens."""
+        if "messages" in prompt:
+            return self._read_messages(_following_messages(prompt, state))
         if "suffix" in prompt:
             raise InvalidRequest(
                 "suffix fills a gap, which can't begin in a saved state; leave one of them out.", param="suffix"
             )
-        # Whoever wrote the file chose its tokens.
-        self._tokenizer.check_token_ids(state.token_ids, param="state")
         if "token_ids" in prompt:
             following = Prompt(self._tokenizer.check_token_ids(prompt["token_ids"]), None)
         else:
@@ -346,7 +369,10 @@ class RequestPreparer:
         self._tokenizer.check_length([text for text, _ in pieces], self._max_model_len, "messages")
         # Templates write the beginning-of-sequence token themselves.
         token_ids = self._tokenizer.encode_pieces(pieces)
-        return Prompt(tuple(token_ids), "".join(text for text, _ in pieces))
+        conversation: PromptMessage = {"messages": prompt["messages"]}
+        if prompt.get("template_kwargs"):
+            conversation["template_kwargs"] = prompt["template_kwargs"]
+        return Prompt(tuple(token_ids), "".join(text for text, _ in pieces), conversation)
 
     def _prompt_text(self, prompt: Prompt, params: SamplingParams) -> str:
         if prompt.text is not None:
@@ -357,6 +383,40 @@ class RequestPreparer:
         least = 1 if params.max_tokens is None else params.max_tokens
         if num_prompt + least > self._max_model_len:
             raise PromptTooLong.of(self._max_model_len, num_prompt, params.max_tokens, noun=noun)
+
+
+def _check_saved(prompt: Prompt, params: SamplingParams, state: PromptState | None) -> None:
+    """Refuse a prompt after which no state can be saved."""
+    if params.n != 1:
+        raise InvalidRequest(f"n is {params.n}; a prompt has one state, set it to 1.", param="n")
+    if len(prompt.token_ids) < 2:
+        raise InvalidRequest("the prompt has 1 token, a state needs at least 2; give a longer one.", param="prompt")
+    if state is not None and prompt.token_ids == state.token_ids:
+        raise InvalidRequest("nothing follows the state, so there is nothing to save; give a text.", param="prompt")
+    if prompt.conversation is not None:
+        size = len(orjson.dumps(prompt.conversation))
+        if size > MAX_CONVERSATION_BYTES:
+            raise InvalidRequest(
+                f"the messages have {size:,} bytes of JSON, a state keeps at most {MAX_CONVERSATION_BYTES:,}; save the "
+                "state of a text or of fewer messages.",
+                param="messages",
+            )
+
+
+def _following_messages(prompt: PromptMessage, state: PromptState) -> PromptMessage:
+    """The state's conversation with the messages of ``prompt`` behind its own."""
+    if state.conversation is None:
+        raise InvalidRequest(
+            "the state was saved after a text, which messages can't follow; send a prompt (/v1/completions), or save "
+            "the state of messages.",
+            param="messages",
+        )
+    kwargs = {**state.conversation.get("template_kwargs", {}), **prompt.get("template_kwargs", {})}
+    return {
+        **prompt,
+        "messages": [*state.conversation["messages"], *prompt["messages"]],
+        "template_kwargs": kwargs,
+    }
 
 
 def _prior_outputs(message: GenerateMessage, num_choices: int) -> list[tuple[int, ...]]:

@@ -8,7 +8,7 @@ exactly one of them is terminal (``done`` or ``error``).
     start    prompt accepted by the engine: prompt_tokens [, prompt_token_ids, prompt_logprobs, in_reasoning]
     delta    text and tokens of one choice: choice, text, token_ids [, logprobs], [finish_reason, stop_reason];
              or the pooled vector of one input: choice (the input's number), embedding, finish_reason
-    done     usage; the request is complete
+    done     usage; the request is complete. In the worker's process also state, if one was wanted
     error    BlazrError.to_dict(); the request failed
 
 Standard library only.
@@ -61,6 +61,19 @@ class GenerateMessage(TypedDict):
     keep_alive_s: NotRequired[float]  # how long the model stays without a request from here on; -1: for ever
     traceparent: NotRequired[str]  # W3C trace context of the generation, when it is traced
     pooling: NotRequired[str | None]  # vectors are wanted, not text; None: pooled as the model is set
+    state: NotRequired[str]  # SHA-256 of the saved state's file from which the request goes on
+    saves_state: NotRequired[StateOrder]  # the state after the prompt is wanted, not text
+
+
+class StateOrder(TypedDict):
+    """Under which name a state is stored, and for how long."""
+
+    name: str
+    tenant: str
+    model: str  # served name, for people
+    is_pinned: bool
+    expires_s: int | None  # None: the server's default
+    replaces: bool  # takes the place of a state of that name; otherwise that is an error
 
 
 class LogprobEntry(TypedDict):
@@ -107,4 +120,5 @@ class GenerationEvent(TypedDict):
     stop_reason: NotRequired[str | int | None]
     embedding: NotRequired[str]  # float32, little-endian, Base64
     usage: NotRequired[UsageEvent]
+    state: NotRequired[Any]  # PromptState of inference.llm.state_file; taken off before the event leaves the process
     error: NotRequired[dict[str, Any]]

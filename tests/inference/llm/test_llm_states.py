@@ -71,17 +71,33 @@ def test_a_state_is_taken_further(llm, cold):
     second = llm.save_state("hello", state=first)
     assert second.token_ids[: len(first.token_ids)] == first.token_ids
     assert ask(llm, "", second)[0] == ask(cold, second.token_ids)[0]
-    assert llm.save_state("", state=first) is first
+    with pytest.raises(InvalidRequest, match="nothing follows the state, so there is nothing to save"):
+        llm.save_state("", state=first)
 
 
-def test_a_conversation_begins_with_its_state(llm, cold):
-    system = [{"role": "system", "content": "the quick brown fox"}]
-    state = llm.save_state(system)
-    messages = [*system, {"role": "user", "content": "hello"}]
-    tokens, usage = ask(llm, messages, state)
-    assert tokens == ask(cold, messages)[0] and usage["cached_tokens"] >= len(state.token_ids) - 1
+def test_messages_follow_the_messages_of_a_state(llm, cold, tmp_path):
+    system, question = ({"role": "system", "content": "the quick brown fox"}, {"role": "user", "content": "hello"})
+    llm.write_state(llm.save_state([system]), tmp_path / "a.state")
+    state = llm.read_state(tmp_path / "a.state")
+    tokens, usage = ask(llm, [question], state)
+    assert tokens == ask(cold, [system, question])[0] and usage["cached_tokens"] >= len(state.token_ids) - 1
+    answered = llm.save_state([question, {"role": "assistant", "content": "wörld"}], state=state)
+    assert [item["role"] for item in answered.conversation["messages"]] == ["system", "user", "assistant"]
+    assert ask(llm, [question], answered)[0] == ask(cold, [*answered.conversation["messages"], question])[0]
+    assert ask(llm, "hello", answered)[1]["cached_tokens"] >= len(answered.token_ids) - 1, "a text may follow, too"
+
+
+def test_messages_that_can_not_follow(llm, monkeypatch):
+    question = {"role": "user", "content": "hello"}
+    with pytest.raises(InvalidRequest, match="saved after a text, which messages can't follow"):
+        ask(llm, [question], llm.save_state(TEXT))
+    state = llm.save_state([question])
+    other = replace(state, conversation={"messages": [{"role": "user", "content": "another beginning"}]})
     with pytest.raises(InvalidRequest, match=r"doesn't begin with the .* tokens of the saved state"):
-        ask(llm, [{"role": "user", "content": "hello"}], state)
+        ask(llm, [question], other)
+    monkeypatch.setattr("inference.llm.text_request.MAX_CONVERSATION_BYTES", 40)
+    with pytest.raises(InvalidRequest, match="the messages have 48 bytes of JSON, a state keeps at most 40"):
+        llm.save_state([question])
 
 
 @pytest.mark.parametrize(

@@ -188,3 +188,23 @@ def test_every_cut_and_every_changed_byte_is_found(tmp_path, state, identity):
         path.write_bytes(content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :])
         with pytest.raises(InvalidRequest, match=r"a\.state is damaged \(its checksum differs\)"):
             read_state_file(path, identity, SIZES)
+
+
+def test_messages_are_kept(tmp_path, state, identity):
+    path, conversation = tmp_path / "a.state", {"messages": [{"role": "user", "content": "ö"}], "template_kwargs": {}}
+    write_state_file(path, replace(state, conversation=conversation))
+    assert read_state_file(path, identity, SIZES).conversation == conversation
+    assert read_state_header(path).has_conversation and state.digest != read_state_header(path).digest
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["[]", '{"messages": 1}', '{"messages": [1]}', '{"messages": [], "x": 1}', '{"messages": [], "template_kwargs": 1}',
+     "{", "[" * 1000, '{"messages": [' + "[]," * 600_000 + "[]]}"],
+    ids=lambda content: content[:44],
+)  # fmt: skip
+def test_messages_that_nobody_can_read(tmp_path, state, identity, monkeypatch, content):
+    monkeypatch.setattr("inference.llm.state_file._conversation_bytes", lambda _: content.encode())
+    write_state_file(tmp_path / "a.state", replace(state, conversation={}))
+    with pytest.raises(InvalidRequest, match=r"^a\.state holds messages that can't be read; save the state again\.$"):
+        read_state_file(tmp_path / "a.state", identity, SIZES)

@@ -58,7 +58,7 @@ def test_a_header_is_read(tmp_path):
         (header_with(created="٣"), "a header whose created"),
         (header_with(model="\x1b[2J"), "a header whose model is no printable name"),
         (header_with(model="m" * 201), "a header whose model is no printable name"),
-        (header_with(tensors={"slot": ("U8", [4], 4)}), "must have the tensors token_ids, blocks and slot"),
+        (header_with(tensors={"slot": ("U8", [4], 4)}), "must have the tensors token_ids, blocks, slot and"),
         (header_with(tensors={"token_ids": ("I64", [2], 16), "more": ("U8", [1], 1)}), "and no others"),
         (header_with(tensors={"token_ids": ("I64", [1], 8)}), "has 1 tokens; 2 to"),
         (header_with(tensors={"token_ids": ("I64", [2, 1], 16)}), "the tensor token_ids as I64 [2, 1], not as a row"),
