@@ -23,6 +23,7 @@ LARGE_ROUTES = frozenset(
         "api:apply-template",
         "api:infill",
         "api:jobs",
+        "api:states",
         "api:ollama-generate",
         "api:ollama-chat",
         "api:ollama-embed",
@@ -30,7 +31,7 @@ LARGE_ROUTES = frozenset(
     }
 )
 """Routes whose body holds prompts; ``BLAZR_MAX_BODY_BYTES`` limits it."""
-FILE_ROUTE = "api:files"
+FILE_ROUTES = frozenset({"api:files", "api:state-content"})
 """Uploads of files of the API, streamed to the disk; ``BLAZR_MAX_FILE_BYTES`` limits them."""
 PIECE_ROUTE = "registry-upload-piece"
 """Pieces of a model's upload."""

@@ -33,6 +33,7 @@ from inference.api.platform.lifecycle_views import (
     RequestsView,
 )
 from inference.api.platform.probe_views import HealthView, LivezView, MetricsView, ReadyzView
+from inference.api.platform.state_views import StateContentView, StatesView, StateView
 from inference.api.platform.tokenize_views import ApplyTemplateView, DetokenizeView, TokenizerInfoView, TokenizeView
 from inference.api.platform.usage_views import UsageView
 from inference.api.responses.views import (
@@ -83,6 +84,9 @@ urlpatterns = [
     path("v1/files", FilesView.as_view(), name="files"),
     path("v1/files/<str:file_id>", FileView.as_view(), name="file"),
     path("v1/files/<str:file_id>/content", FileContentView.as_view(), name="file-content"),
+    path("v1/states", StatesView.as_view(), name="states"),
+    path("v1/states/<str:name>", StateView.as_view(), name="state"),
+    path("v1/states/<str:name>/content", StateContentView.as_view(), name="state-content"),
     path("v1/batches", BatchesView.as_view(), name="batches"),
     path("v1/batches/schedules", SchedulesView.as_view(), name="batch-schedules"),
     path("v1/batches/schedules/<str:schedule_id>", ScheduleView.as_view(), name="batch-schedule"),

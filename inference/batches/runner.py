@@ -56,10 +56,11 @@ from inference.jobs.claim_runner import (
 )
 from inference.jobs.claims import MAX_ATTEMPTS
 from inference.serving.served_models import plan_for_model, served_model_read
+from inference.states.services import plan_with_state
 from inference.values.limits import estimate_tokens
 from inference.values.messages import GenerationEvent
 from inference.values.output_builder import OutputBuilder
-from inference.values.plan import JOB_PRIORITY
+from inference.values.plan import JOB_PRIORITY, GenerationPlan
 from inference.values.principal import LOCAL, UNAUTHENTICATED
 from inference.values.served_model import ServedModel
 
@@ -332,7 +333,7 @@ class BatchRunner(ClaimRunner):
                 model = request.plan.model
                 if model not in served:
                     served[model] = served_model_read(model)
-                request = request.resolved(partial(plan_for_model, model=served[model]))
+                request = request.resolved(partial(_resolve, model=served[model], tenant=line.batch.tenant))
                 if not self._limits.admit(line.batch.tenant, line.request_id, tokens=estimate_tokens(request.plan)):
                     self._queue_again(line.batch.tenant)
                     continue
@@ -412,3 +413,7 @@ class BatchRunner(ClaimRunner):
 def _release(lines: Sequence[ClaimedLine], *, delay_s: float = 0.0) -> None:
     last = {line.claim for line in lines if line.attempt >= MAX_ATTEMPTS}
     lines_release(claims=[line.claim for line in lines], last=last, delay_s=delay_s)
+
+
+def _resolve(plan: GenerationPlan, *, model: ServedModel, tenant: str) -> GenerationPlan:
+    return plan_with_state(plan_for_model(plan, model), tenant)

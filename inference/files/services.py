@@ -98,6 +98,15 @@ def _check_quotas(tenant: str, size_bytes: int) -> None:
             f"{MAX_BYTES_PER_TENANT:,} bytes for all of them. Delete files first (DELETE /v1/files/{{id}}).",
             param="file",
         )
+    check_server_bytes(size_bytes)
+
+
+def check_server_bytes(size_bytes: int) -> None:
+    """Refuse a file for which the files of all callers leave no room.
+
+    Raises:
+        StorageFull: They would have too many bytes.
+    """
     used = StoredFile.objects.aggregate(size=Sum("size_bytes"))["size"] or 0
     if used + size_bytes > MAX_BYTES:
         raise StorageFull(
@@ -175,7 +184,7 @@ def file_delete(*, file_id: str, principal: Principal) -> str:
         NotFound: There is no such file, or it belongs to another tenant.
     """
     row = file_get(file_id=file_id, principal=principal)
-    _remove(StoredFile.objects.filter(pk=row.pk))
+    files_remove(StoredFile.objects.filter(pk=row.pk))
     return row.file_id
 
 
@@ -187,7 +196,7 @@ def files_sweep() -> int:
     validated = Batch.objects.filter(state=BatchState.VALIDATING, ended_at=None).values("input_file_id")
     expired = StoredFile.objects.filter(expires_at__lte=timezone.now()).exclude(file_id__in=validated)
     keys = list(expired.values_list("pk", flat=True)[:1000])
-    return _remove(StoredFile.objects.filter(pk__in=keys)) if keys else 0
+    return files_remove(StoredFile.objects.filter(pk__in=keys)) if keys else 0
 
 
 def stray_files_sweep() -> int:
@@ -200,15 +209,16 @@ def _named_digests(digests: Collection[str]) -> set[str]:
     return set(rows) & set(digests) if digests else set()
 
 
-def _remove(rows: QuerySet[StoredFile]) -> int:
+def files_remove(rows: QuerySet[StoredFile]) -> int:
+    """Delete rows, and the bytes that no other row has; returns the number of rows. Don't hold ``store_lock``."""
     with file_store.store_lock():
         digests = set(rows.values_list("sha256", flat=True))
         with transaction.atomic():
-            removed, _ = rows.delete()
+            _, removed = rows.delete()
         for sha256 in digests:
             if not StoredFile.objects.filter(sha256=sha256).exists():
                 file_store.remove(sha256)
-    return removed
+    return removed.get(StoredFile._meta.label, 0)
 
 
 def expiry_seconds(values: dict[str, Any] | None, *, param: str) -> int | None:

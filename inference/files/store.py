@@ -68,6 +68,12 @@ class FileWriter:
             self._file = self._path.open("xb")
             try_lock(self._file.fileno())  # until it is closed
 
+    @property
+    def path(self) -> Path:
+        """Where the unfinished file is; flush it before it is read."""
+        self._file.flush()
+        return self._path
+
     def write(self, piece: bytes) -> None:
         """Append ``piece``.
 

@@ -27,6 +27,7 @@ from inference.jobs.selectors import chunks_end, job_get, num_open
 from inference.models import GenerationJob, JobState
 from inference.records.job_usage import jobs_charge
 from inference.serving.served_models import plan_for_model, served_model_read
+from inference.states.services import plan_with_state
 from inference.values.plan import GenerationPlan
 from inference.values.request_key import RequestKey
 from inference.values.served_model import ServedModel
@@ -182,7 +183,7 @@ def _new_row(
         principal.check_options(priority=plan.priority, keep_alive_s=plan.keep_alive_s)
         if plan.model not in models:
             models[plan.model] = served_model_read(plan.model)
-        resolved = plan_for_model(plan, models[plan.model])
+        resolved = plan_with_state(plan_for_model(plan, models[plan.model]), principal.tenant)
         if request.idempotency_key is not None and "\0" in request.idempotency_key:
             raise InvalidRequest("idempotency_key must not hold U+0000.", param="idempotency_key")
         stored = orjson.dumps(resolved.with_seed().to_dict())

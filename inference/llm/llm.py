@@ -31,7 +31,7 @@ from inference.llm.loading import TextLoading, engine_config, open_disk, prepare
 from inference.llm.options import LLMOptions
 from inference.llm.pooled_output import PooledOutput
 from inference.llm.sizes import plan_states
-from inference.llm.state_file import PromptState, identity_of, read_state_file, write_state_file
+from inference.llm.state_file import PromptState, identity_of, read_state_file, state_content, write_state_file
 from inference.llm.state_header import StateIdentity, StateSizes
 from inference.llm.text_output import TextOutput
 from inference.llm.text_request import PreparedRequest, Prompt, RequestPreparer
@@ -197,6 +197,10 @@ class LLM:
         plan = self.plan
         sizes = StateSizes(plan.token_bytes, plan.slot_bytes, plan.max_model_len)
         return read_state_file(path, self.state_identity(), sizes)
+
+    def state_content(self, state: PromptState, *, model: str) -> bytes:
+        """The file of a state, as ``write_state`` writes it."""
+        return state_content(state, model)
 
     def write_state(self, state: PromptState, path: Path, *, model: str = "") -> int:
         """Write a state to a file; returns its size in bytes.

@@ -17,7 +17,7 @@ from typing import cast
 import numpy as np
 import orjson
 from safetensors import SafetensorError
-from safetensors.numpy import save_file
+from safetensors.numpy import save, save_file
 
 from inference.engine.prefix_cache.model_key import file_digest
 from inference.engine.prefix_cache.state_access import Payload
@@ -117,17 +117,11 @@ def write_state_file(path: Path, prompt: PromptState, model: str = "") -> int:
         StorageFull: The disk has no room.
     """
     check_target(path)
-    tensors: dict[str, np.ndarray] = {"token_ids": np.array(prompt.token_ids, np.int64)}
-    for name, part in (("blocks", prompt.state.blocks), ("slot", prompt.state.slot)):
-        if part.size:
-            tensors[name] = part
-    if prompt.conversation is not None:
-        tensors["conversation"] = np.frombuffer(_conversation_bytes(prompt.conversation), np.uint8)
     work: Path | None = None
     try:
         work = Path(tempfile.mkdtemp(prefix=".state-", dir=path.parent))  # only its owner can enter it
         partial = work / "state"
-        save_file(tensors, partial, metadata_of(prompt.identity, prompt.created, model, prompt.digest))
+        save_file(_tensors(prompt), partial, _metadata(prompt, model))
         partial.chmod(0o600)  # the file has the prompt in it
         with partial.open("rb") as file:
             os.fsync(file.fileno())
@@ -149,6 +143,25 @@ def write_state_file(path: Path, prompt: PromptState, model: str = "") -> int:
     finally:
         if work is not None:
             shutil.rmtree(work, ignore_errors=True)
+
+
+def state_content(prompt: PromptState, model: str = "") -> bytes:
+    """Return what ``write_state_file`` writes."""
+    return save(_tensors(prompt), _metadata(prompt, model))
+
+
+def _metadata(prompt: PromptState, model: str) -> dict[str, str]:
+    return metadata_of(prompt.identity, prompt.created, model, prompt.digest)
+
+
+def _tensors(prompt: PromptState) -> dict[str, np.ndarray]:
+    tensors: dict[str, np.ndarray] = {"token_ids": np.array(prompt.token_ids, np.int64)}
+    for name, part in (("blocks", prompt.state.blocks), ("slot", prompt.state.slot)):
+        if part.size:
+            tensors[name] = part
+    if prompt.conversation is not None:
+        tensors["conversation"] = np.frombuffer(_conversation_bytes(prompt.conversation), np.uint8)
+    return tensors
 
 
 def check_target(path: Path) -> None:

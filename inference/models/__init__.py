@@ -1,4 +1,4 @@
-"""Database rows: API keys, usage, jobs, stored responses, files and batches."""
+"""Database rows: API keys, usage, jobs, stored responses, files, states and batches."""
 
 from inference.models.batches import (
     TERMINAL_BATCH_STATES,
@@ -14,6 +14,7 @@ from inference.models.files import StoredFile
 from inference.models.jobs import TERMINAL_JOB_STATES, GenerationJob, JobChunk, JobState
 from inference.models.keys import ApiKey, default_scopes
 from inference.models.responses import StoredResponse
+from inference.models.states import StoredState
 from inference.models.usage import UsageDay, UsageRecord
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "LineState",
     "StoredFile",
     "StoredResponse",
+    "StoredState",
     "UsageDay",
     "UsageRecord",
     "WebhookDelivery",

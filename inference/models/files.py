@@ -14,7 +14,9 @@ class StoredFile(models.Model):
     file_id = models.CharField(max_length=40, unique=True)
     tenant = models.CharField(max_length=64)
     filename = models.CharField(max_length=255)
-    purpose = models.CharField(max_length=32, help_text="batch: uploaded; batch_output: written by a batch.")
+    purpose = models.CharField(
+        max_length=32, help_text="batch: uploaded; batch_output: written by a batch; state: a saved state."
+    )
     size_bytes = models.PositiveBigIntegerField()
     sha256 = models.CharField(max_length=64)
     request_key = models.CharField(max_length=64, null=True, blank=True)  # noqa: DJ001 (null: no key; unique)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from channels.db import database_sync_to_async
 from django.conf import settings
 
 from inference.access.admission import FREE, Admission, admit
@@ -27,6 +28,7 @@ from inference.serving.accounting import Accounting
 from inference.serving.full_queues import full_queues
 from inference.serving.grammar_checks import grammar_checks
 from inference.serving.served_models import plan_for_model, served_model_get
+from inference.states.services import plan_with_state
 from inference.transport.control import cancel_generation
 from inference.transport.hub import get_hub
 from inference.transport.open_requests import NoPlace
@@ -395,6 +397,8 @@ async def generation_start(
     full_queues().check(plan.model, principal, endpoint=api_name.name)
     served = await served_model_get(name=plan.model)
     plan = plan_for_model(plan, served)
+    if plan.state is not None:
+        plan = await database_sync_to_async(plan_with_state)(plan, principal.tenant)
     admission = await admit(principal, tokens=estimate_tokens(plan))
     if plan.params.grammar is not None:
         # After the limits of the key: a refused request must cost no compilation.

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypedDict
 
+from inference.errors import UnsupportedFeature
 from inference.values.chat_options import ChatOptions
-from inference.values.messages import GenerateMessage, PromptMessage
+from inference.values.messages import GenerateMessage, PromptMessage, StateOrder
 from inference.values.output_format import REASONING_TAGS, OutputFormat
 from inference.values.sampling_params import SamplingParams
 
@@ -54,6 +55,8 @@ class GenerationPlan:
         embedding: Set when pooled vectors are wanted; then the prompts are groups of inputs.
         chat: What a chat request says about tools and thinking.
         output: How to read the text, once the model is known; None: it is all content.
+        state: Name of the saved state to go on from; ``state_file``: digest of its file, once it is looked up.
+        saves_state: The state after the prompt is stored so, in place of an output.
     """
 
     endpoint: Endpoint
@@ -73,6 +76,9 @@ class GenerationPlan:
     embedding: EmbeddingOptions | None = None
     chat: ChatOptions | None = None
     output: OutputFormat | None = None
+    state: str | None = None
+    state_file: str | None = None
+    saves_state: StateOrder | None = None
 
     @property
     def num_choices(self) -> int:
@@ -168,11 +174,20 @@ class GenerationPlan:
             message["cache_salt"] = f"{tenant}\n{self.cache_salt or ''}"
         if self.keep_alive_s is not None:
             message["keep_alive_s"] = self.keep_alive_s
-        if self.embedding is not None:
-            message["pooling"] = self.embedding["pooling"]
         if delivered is not None:
             message["delivered"] = delivered
+        self._add_results(message)
         return message
+
+    def _add_results(self, message: GenerateMessage) -> None:
+        if self.embedding is not None:
+            message["pooling"] = self.embedding["pooling"]
+        if self.state_file is not None:
+            message["state"] = self.state_file
+        elif self.state is not None:
+            raise UnsupportedFeature("state names a state of a server, and there is none here.", param="state")
+        if self.saves_state is not None:
+            message["saves_state"] = self.saves_state
 
 
 def _wrapped(seed: int) -> int:

@@ -22,7 +22,7 @@ Scope = Literal["generate", "models", "files", "lifecycle", "priority", "metrics
 SCOPES: dict[str, str] = {
     "generate": "completions, chat, responses, embeddings, tokens: whatever a model computes",
     "models": "list models and look at them",
-    "files": "files, batches and jobs",
+    "files": "files, saved states, batches and jobs",
     "lifecycle": "load, unload and pin models, also by keep_alive",
     "priority": "a priority below 0, which goes ahead of other requests",
     "metrics": "read /metrics",
@@ -44,6 +44,7 @@ _RULES: tuple[tuple[str, str, Scope | None], ...] = (
     ("*", "/v1/files", "files"),
     ("*", "/v1/uploads", "files"),
     ("*", "/v1/batches", "files"),
+    ("*", "/v1/states", "files"),
     ("*", "/api/jobs", "files"),
     ("*", "/api/files", "files"),
     ("*", "/api/batches", "files"),

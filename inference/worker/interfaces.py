@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from inference.engine.loop import LoopOwner
@@ -25,6 +26,22 @@ class ServedLLM(LoopOwner[Any, GenerationEvent], Protocol):
 
     def prepare(self, message: GenerateMessage, /) -> Any:
         """Apply the template, tokenise and check; thread-safe. The result has the ``request_id``."""
+        ...
+
+    def prepare_after(self, state: Any, message: GenerateMessage, /) -> Any:
+        """Do the same for a request that goes on from a saved state."""
+        ...
+
+    def read_state(self, path: Path, /) -> Any:
+        """Read a saved state of this model."""
+        ...
+
+    def state_bytes(self, num_tokens: int, /) -> int:
+        """Return the bytes of the saved state of so many tokens."""
+        ...
+
+    def state_content(self, state: Any, /, *, model: str) -> bytes:
+        """Return the file of a saved state."""
         ...
 
     def total_bytes(self) -> int:

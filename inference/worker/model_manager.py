@@ -26,6 +26,7 @@ from inference.worker.interfaces import LoadPlan, OnAlone, OnEvents, Presence, S
 from inference.worker.loader import ModelLoader
 from inference.worker.resident import ActiveRequest, Resident
 from inference.worker.resident_models import ResidentModels
+from inference.worker.saved_states import SavedStates
 from inference.worker.start_queue import StartQueue
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class ModelManager:
         self._on_dead = on_dead
         self._residents = ResidentModels(presence, budget_bytes=budget_bytes, min_residence_s=min_residence_s)
         self._starts = StartQueue(self._prepare)
+        self._states = SavedStates()
         self._loader = ModelLoader(
             self._residents,
             presence,
@@ -196,6 +198,7 @@ class ModelManager:
             engine.loop.stop(drain=False, timeout_s=5)
             engine.llm.close()
         self._starts.stop()
+        self._states.stop()
         return unfinished
 
     @property
@@ -233,7 +236,7 @@ class ModelManager:
         if engine is None:
             return  # the request was cancelled
         try:
-            engine.loop.submit(engine.llm.prepare(request.message))
+            engine.loop.submit(self._states.prepare(engine.llm, request.message))
         except BlazrError as error:
             self._fail(request, error)
         except Exception:
@@ -256,7 +259,16 @@ class ModelManager:
         )
 
     def _pass_on(self, resident: Resident, events: list[GenerationEvent]) -> None:
-        """Pass on the events of one step, in one call per callable; runs in the engine's thread."""
+        """Pass on the events of one step, in one call per callable; runs in the engine's thread.
+
+        The last event of a request that saves a state follows when the state is stored, from the thread that stores it.
+        """
+        for event in [event for event in events if "state" in event]:
+            events.remove(event)
+            request = self._residents.find_request(event["request_id"])
+            engine = None if request is None else self._residents.engine_of(request)
+            if request is not None and engine is not None:
+                self._states.store(engine.llm, request.message, event, lambda stored: self._pass_on(resident, [stored]))
         for on_events, group in self._residents.record_events(resident, events).items():
             for event in group:
                 if event["type"] in ("done", "error"):

@@ -45,4 +45,4 @@ def _names(resolver: URLResolver, namespace: str = "") -> set[str]:
 
 
 def test_the_table_names_routes_that_exist():
-    assert {*routes.LARGE_ROUTES, routes.FILE_ROUTE, routes.PIECE_ROUTE} <= _names(get_resolver())
+    assert {*routes.LARGE_ROUTES, *routes.FILE_ROUTES, routes.PIECE_ROUTE} <= _names(get_resolver())

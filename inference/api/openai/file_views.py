@@ -155,14 +155,15 @@ class FileContentView(ApiView):
                 raise NotFound(f"The content of {row.file_id} is gone.", param="file_id") from None
 
         file, size_bytes = await sync_to_async(find)()
-        response = StreamingHttpResponse(_pieces(file), content_type="application/octet-stream")
+        response = StreamingHttpResponse(file_pieces(file), content_type="application/octet-stream")
         response["Content-Length"] = str(size_bytes)
         response["X-Content-Type-Options"] = "nosniff"
         response["Content-Disposition"] = f'attachment; filename="{file_id}.jsonl"'
         return response
 
 
-async def _pieces(file: IO[bytes]) -> AsyncIterator[bytes]:
+async def file_pieces(file: IO[bytes]) -> AsyncIterator[bytes]:
+    """Read a file piece by piece, off the event loop, and close it."""
     try:
         while piece := await sync_to_async(file.read)(READ_BYTES):
             yield piece

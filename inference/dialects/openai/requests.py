@@ -87,6 +87,7 @@ class GenerationSerializer(GrammarFieldsMixin, SamplingFieldsMixin, StrictSerial
     return_tokens_as_token_ids = optional_boolean("Log-probabilities name tokens token_id:N. Default: false.")
 
     keep_alive = KeepAliveField()
+    state = optional(StrictCharField, "Name of a saved state (POST /v1/states); the prompt follows it.", max_length=64)
 
     def plan(self, body: object) -> GenerationPlan:
         """Validate ``body`` and return its plan.
@@ -128,6 +129,7 @@ class GenerationSerializer(GrammarFieldsMixin, SamplingFieldsMixin, StrictSerial
             keep=self._keep(values),
             chat=self._chat(values),
             keep_alive_s=values.get("keep_alive"),
+            state=values.get("state"),
         )
 
     def _chat(self, values: dict[str, Any]) -> ChatOptions | None:

@@ -51,6 +51,7 @@ DECLARED: dict[str, tuple[frozenset[str], dict[str, Any]]] = {
     "/detokenize": (COMPUTES, {"model": "tiny", "tokens": [1]}),
     "/apply-template": (COMPUTES, CHAT),
     "/infill": (COMPUTES, {"model": "tiny", "input_prefix": "a", "input_suffix": "b"}),
+    "/v1/states": (COMPUTES, {"name": "a", **TEXT}),
     "/api/jobs": (STORES, {"endpoint": "chat", "body": CHAT}),
     "/v1/batches": (STORES, {"endpoint": "/v1/completions", "completion_window": "24h"}),
     "/api/batches": (STORES, {"endpoint": "/v1/completions", "completion_window": "24h"}),
@@ -63,6 +64,7 @@ DECLARED: dict[str, tuple[frozenset[str], dict[str, Any]]] = {
     **{
         path: (COMPUTES, {})
         for path in (
+            "/v1/states/<str:name>", "/v1/states/<str:name>/content",
             "/v1/files", "/v1/batches/schedules", "/v1/keys", "/api/show", "/api/pull", "/api/copy",
             "/v1/models/<str:model_id>/load", "/v1/models/<str:model_id>/unload", "/v1/models/<str:model_id>/pin",
             "/v1/models/<str:model_id>/promote", "/v1/models/<str:model_id>/rollback",

@@ -40,6 +40,9 @@ NEEDED: dict[str, str] = {
     "files": """
         GET /v1/files               POST /v1/files
         GET /v1/files/<str:file_id> DELETE /v1/files/<str:file_id>
+        GET /v1/states              POST /v1/states           GET /v1/states/<str:name>
+        POST /v1/states/<str:name>  DELETE /v1/states/<str:name>
+        GET /v1/states/<str:name>/content                     POST /v1/states/<str:name>/content
         GET /v1/files/<str:file_id>/content                   GET /api/files/<str:file_id>/content
         GET /v1/batches             POST /v1/batches          GET /v1/batches/<str:batch_id>
         POST /v1/batches/<str:batch_id>/cancel

@@ -27,9 +27,12 @@ from blazr_site.asgi import application
 from inference.access.api_keys import api_key_create, api_key_revoke, principal_of_tenant
 from inference.batches.schedules import schedule_create
 from inference.dialects.openai.requests import plan_from_body
+from inference.files.store import FileWriter
 from inference.jobs.services import JobRequest, jobs_submit
 from inference.models import ApiKey, StoredResponse, UsageDay
+from inference.states.services import StateFacts, state_create
 from inference.transport import questions as worker_questions
+from inference.values.messages import StateOrder
 from inference.values.principal import DEFAULT_SCOPES, LOCAL, principal_set
 from models_registry.aliases import alias_promote
 from models_registry.models import Quantisation, Upload, UploadFile
@@ -88,9 +91,13 @@ def objects(db, data_dir, tmp_path) -> dict[str, Any]:
         source=checkpoint, source_name="tiny", served_model_name="smaller", max_kl=1.0, active_at=timezone.now()
     )
     UsageDay.objects.create(day=timezone.now().date(), tenant=owner.tenant, model="tiny")
+    writer = FileWriter()
+    writer.write(b"state")
+    order = StateOrder(name="mine", tenant=owner.tenant, model="tiny", is_pinned=False, expires_s=None, replaces=False)
+    state_create(writer=writer, facts=StateFacts("tiny", "a" * 64, 2, has_conversation=False), order=order)
     return {
         "checkpoint_id": checkpoint.pk, "model_id": "alias", "fact": "vocab_size", "upload_id": upload.pk, "number": 0,
-        "file_id": batch.input_file_id, "batch_id": batch.batch_id, "schedule_id": schedule.schedule_id,
+        "name": "mine", "file_id": batch.input_file_id, "batch_id": batch.batch_id, "schedule_id": schedule.schedule_id,
         "job_id": job.job_id, "response_id": response.response_id, "key_id": row.prefix, "request_id": "cmpl-1",
         "rest": "nowhere", "path": "registry/app.css", "object_id": 1, "content_type_id": 1, "id": 1, "url": "nowhere",
         "app_label": "inference", "owner": key, "quantisation_id": quantisation.pk,

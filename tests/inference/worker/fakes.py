@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from inference.errors import BlazrError, EngineDead, InvalidRequest
@@ -38,6 +39,18 @@ class FakeLLM:
         if message["prompt"].get("text") == "break":
             raise RuntimeError("broken")
         return Prepared(message["request_id"], message)
+
+    def prepare_after(self, state: Any, message: GenerateMessage) -> Prepared:
+        return self.prepare(message)
+
+    def read_state(self, path: Path) -> Any:
+        return path.read_bytes()
+
+    def state_bytes(self, num_tokens: int) -> int:
+        return 8 * num_tokens
+
+    def state_content(self, state: Any, *, model: str) -> bytes:
+        return f"{model}: {state}".encode()
 
     def add(self, prepared: Prepared) -> None:
         message = prepared.message

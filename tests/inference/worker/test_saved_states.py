@@ -1,0 +1,87 @@
+"""States in the worker: read once for all requests that share one, bounded, and stored off the engine's thread."""
+
+from __future__ import annotations
+
+import gc
+from types import SimpleNamespace
+
+import pytest
+
+from inference.errors import InvalidRequest, Unavailable
+from inference.worker import saved_states
+from inference.worker.saved_states import SavedStates
+
+
+class State:
+    def __init__(self, num_bytes):
+        self.num_bytes = num_bytes
+
+
+class FakeLLM:
+    """Counts what is read."""
+
+    def __init__(self):
+        self.num_read = 0
+
+    def prepare(self, message):
+        return SimpleNamespace(state=None, saved_prompt=SimpleNamespace(token_ids=[1] * message.get("tokens", 2)))
+
+    def prepare_after(self, state, message):
+        return SimpleNamespace(**{**vars(self.prepare(message)), "state": state})
+
+    def read_state(self, path):
+        self.num_read += 1
+        return State(path.stat().st_size)
+
+    def state_bytes(self, num_tokens):
+        return 10 * num_tokens
+
+
+@pytest.fixture
+def llm(settings, tmp_path, monkeypatch):
+    settings.BLAZR_FILES_DIR = tmp_path
+    monkeypatch.setattr(saved_states, "MAX_STATE_BYTES", 100)
+    for name, size in (("a", 60), ("b", 60), ("c", 40)):
+        (tmp_path / name).write_bytes(b"x" * size)
+    return FakeLLM()
+
+
+def test_requests_share_a_state_and_free_it(llm):
+    kept = SavedStates()
+    first, second = (kept.prepare(llm, {"state": "a"}) for _ in range(2))
+    assert first.state is second.state and llm.num_read == 1
+    with pytest.raises(Unavailable, match=r"the states of running requests take 60 B, and 60 B more would exceed"):
+        kept.prepare(llm, {"state": "b"})
+    other = kept.prepare(llm, {"state": "c"})
+    assert other.state.num_bytes == 40
+    del first, second
+    gc.collect()
+    assert kept.prepare(llm, {"state": "b"}).state.num_bytes == 60
+    kept.stop()
+
+
+def test_states_that_can_not_be_read_or_saved(llm):
+    kept = SavedStates()
+    with pytest.raises(InvalidRequest, match="the state was deleted meanwhile; save it again"):
+        kept.prepare(llm, {"state": "gone"})
+    with pytest.raises(InvalidRequest, match=r"the state of 11 tokens of this model takes 110 B, at most 100 B"):
+        kept.prepare(llm, {"saves_state": {}, "tokens": 11})
+    assert kept.prepare(llm, {"saves_state": {}, "tokens": 10}).state is None
+    kept.stop()
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_state_that_can_not_be_stored_is_an_error_of_its_request(llm, monkeypatch, is_broken):
+    kept, found = SavedStates(), []
+
+    def content(state, *, model):
+        raise RuntimeError("broken") if is_broken else InvalidRequest("no room")
+
+    llm.state_content = content
+    event = {"request_id": "r", "attempt": 1, "index": 3, "type": "done", "usage": {}, "state": State(1)}
+    kept.store(llm, {"request_id": "r", "saves_state": {"model": "demo"}}, event, found.append)
+    kept.stop()
+    (last,) = found
+    assert (last["request_id"], last["attempt"], last["index"], last["type"]) == ("r", 1, 3, "error")
+    words = "could not be stored because of an internal error" if is_broken else "no room"
+    assert words in last["error"]["message"] and "state" not in last
