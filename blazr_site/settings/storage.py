@@ -45,12 +45,6 @@ BLAZR_MAX_FILE_BYTES: int = read.required_size_bytes(
     low=1 << 10,
     help="Largest file that POST /v1/files takes, and largest uploaded state.",
 )
-BLAZR_STATES_BYTES: int = read.required_size_bytes(
-    "BLAZR_STATES_BYTES",
-    4 << 30,
-    low=1 << 20,
-    help="Most bytes of one caller's saved states; those that aren't pinned make room for new ones.",
-)
 
 SECRET_KEY_FILE = "secret_key"  # noqa: S105 - a file's name
 DATABASE_FILE = "db.sqlite3"

@@ -19,7 +19,6 @@ from django.utils import timezone
 from inference.errors import Conflict, InvalidRequest, NotFound, QueueFull, RequestTooLarge
 from inference.files.services import check_server_bytes, file_store_row, files_remove
 from inference.files.store import FileWriter, store_lock
-from inference.host.fault_points import fault_point
 from inference.host.units import format_bytes
 from inference.models import StoredFile, StoredState
 from inference.models.readable_rows import readable_rows
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
 
 PURPOSE = "state"
 MAX_STATES_PER_TENANT = 1000
+MAX_BYTES_PER_TENANT = 4 << 30
+"""Bytes of all states of a tenant; those that aren't pinned make room for new ones."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _TOUCH_S = 60.0
 """Seconds within which a further use isn't recorded."""
@@ -123,7 +124,6 @@ def state_create(*, writer: FileWriter, facts: StateFacts, order: StateOrder, re
                 if earlier is not None:
                     superfluous.append(earlier.file_id)
                 row, _ = StoredState.objects.update_or_create(tenant=tenant, name=name, defaults=values)
-            fault_point("state.stored")
     finally:
         writer.discard()
     files_remove(StoredFile.objects.filter(pk__in=superfluous))
@@ -139,7 +139,7 @@ def _superfluous(tenant: str, size_bytes: int, earlier: StoredState | None) -> l
         raise QueueFull(
             f"{MAX_STATES_PER_TENANT} states are saved already; delete some first.", param="name", retry_after_s=60
         )
-    limit = settings.BLAZR_STATES_BYTES
+    limit = MAX_BYTES_PER_TENANT
     sizes = list(others.order_by("last_used_at", "pk").values_list("file_id", "is_pinned", "file__size_bytes"))
     used = sum(size for _, _, size in sizes)
     removed: list[int] = []
@@ -152,7 +152,7 @@ def _superfluous(tenant: str, size_bytes: int, earlier: StoredState | None) -> l
     if used + size_bytes > limit:
         raise RequestTooLarge(
             f"The state has {format_bytes(size_bytes)} and your pinned states have {format_bytes(used)}; the limit is "
-            f"{format_bytes(limit)} (BLAZR_STATES_BYTES). Delete some, or unpin them.",
+            f"{format_bytes(limit)}. Delete some, or unpin them.",
             param="name",
         )
     return removed

@@ -143,6 +143,7 @@ FIELDS = {
     "api:detokenize": ({"model": "nothing"}, "tokens"),
     "api:apply-template": ({"model": "nothing"}, "messages"),
     "api:infill": ({"model": "nothing", "input_suffix": ""}, "input_prefix"),
+    "api:states": ({"name": "a", "model": "nothing"}, "prompt"),
     "api:jobs": ({"endpoint": "chat"}, "body"),
     "api:ollama-generate": ({"model": "nothing"}, "prompt"),
     "api:ollama-chat": ({"model": "nothing"}, "messages"),

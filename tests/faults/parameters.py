@@ -20,6 +20,7 @@ from inference.api.platform.infill import InfillRequestSerializer
 from inference.api.platform.job_serializers import JobSubmissionSerializer
 from inference.api.platform.key_views import KeyRequestSerializer
 from inference.api.platform.lifecycle_views import PinRequestSerializer
+from inference.api.platform.state_serializers import StateChangeSerializer, StateCreateSerializer
 from inference.api.platform.tokenize_serializers import (
     ApplyTemplateRequestSerializer,
     DetokenizeRequestSerializer,
@@ -84,6 +85,8 @@ TARGETS = (
     Target("/detokenize", DetokenizeRequestSerializer, MODEL | {"tokens": [1]}),
     Target("/apply-template", ApplyTemplateRequestSerializer, CHAT),
     Target("/infill", InfillRequestSerializer, MODEL | {"input_prefix": "a", "input_suffix": "b"}),
+    Target("/v1/states", StateCreateSerializer, PROMPT | {"name": "a"}),
+    Target("/v1/states/a", StateChangeSerializer, {"pinned": True}),
     Target("/api/jobs", JobSubmissionSerializer, {"jobs": [{"endpoint": "completion", "body": PROMPT}]}),
     Target("/api/jobs", CompletionRequestSerializer, {"endpoint": "completion", "body": PROMPT}, "body"),
     Target("/api/jobs", ChatRequestSerializer, {"endpoint": "chat", "body": CHAT}, "body"),

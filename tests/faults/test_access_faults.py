@@ -69,7 +69,7 @@ def bearer(**rules: Any) -> dict[str, str]:
 def test_ids_can_be_neither_guessed_nor_used_by_others(objects, settings):  # noqa: F811
     settings.BLAZR_API_KEY_REQUIRED = True
     found = {
-        "file": StoredFile.objects.get().file_id,
+        "file": StoredFile.objects.exclude(purpose="state").get().file_id,
         "batch": Batch.objects.get().batch_id,
         "schedule": BatchSchedule.objects.get().schedule_id,
         "job": str(GenerationJob.objects.get().job_id),

@@ -53,7 +53,7 @@ class StateSerializer(serializers.Serializer[None]):
     """A saved state."""
 
     id = serializers.CharField()
-    object = serializers.ChoiceField(choices=("state",))
+    object = serializers.CharField(help_text="state")
     name = serializers.CharField()
     model = serializers.CharField(help_text="Served name of the model that it was saved with.")
     weights = serializers.CharField(help_text="SHA-256 of the model's weights; others can't go on from it.")
@@ -69,7 +69,7 @@ class StateSerializer(serializers.Serializer[None]):
 class StateListSerializer(serializers.Serializer[None]):
     """A page of states."""
 
-    object = serializers.ChoiceField(choices=("list",))
+    object = serializers.CharField(help_text="list")
     data = StateSerializer(many=True)  # type: ignore[assignment]
     first_id = serializers.CharField(allow_null=True)
     last_id = serializers.CharField(allow_null=True)
@@ -80,5 +80,5 @@ class StateDeletedSerializer(serializers.Serializer[None]):
     """A state that was deleted."""
 
     id = serializers.CharField()
-    object = serializers.ChoiceField(choices=("state",))
+    object = serializers.CharField(help_text="state")
     deleted = serializers.BooleanField()

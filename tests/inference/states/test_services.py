@@ -22,9 +22,9 @@ FACTS = states.StateFacts("demo", "a" * 64, 7, has_conversation=False)
 
 
 @pytest.fixture(autouse=True)
-def store(settings, tmp_path):
+def store(settings, tmp_path, monkeypatch):
     settings.BLAZR_FILES_DIR = tmp_path / "files"
-    settings.BLAZR_STATES_BYTES = 100
+    monkeypatch.setattr(states, "MAX_BYTES_PER_TENANT", 100)
     return tmp_path / "files"
 
 
