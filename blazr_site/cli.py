@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parsed = _parser().parse_args(arguments)
     try:
-        set_up(parsed, COMMANDS[parsed.command].needs)
+        set_up(parsed, COMMANDS[parsed.command].needs_of(parsed))
         code: int = import_module(f"blazr_site.commands.{parsed.command}").run(parsed)
         return code
     except BlazrError as error:

@@ -6,7 +6,7 @@ The module imports little, so that ``blazr --help`` is fast; a command's module 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -67,12 +67,18 @@ class Command:
     Attributes:
         help: Purpose of the command.
         add_arguments: Adds the options to a parser. An option of a variable has the variable as destination.
-        needs: See ``Needs``.
+        needs: See ``Needs``; a mapping: of each action, "nothing" for actions that aren't in it.
     """
 
     help: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
-    needs: Needs = "nothing"
+    needs: Needs | Mapping[str, Needs] = "nothing"
+
+    def needs_of(self, arguments: argparse.Namespace) -> Needs:
+        """Return what a command line needs."""
+        if isinstance(self.needs, str):
+            return self.needs
+        return self.needs.get(arguments.action, "nothing")
 
 
 def add_site_arguments(parser: argparse.ArgumentParser) -> None:
@@ -174,6 +180,24 @@ def _state(parser: argparse.ArgumentParser) -> None:
     show = actions.add_parser("show", help="show what a file holds")
     show.add_argument("file", metavar="FILE", help="a file of 'blazr state save'")
     show.add_argument("--json", action="store_true", help="print everything as JSON")
+    listing = actions.add_parser("list", help="list the states that a server keeps, of all keys")
+    listing.add_argument("--key", metavar="PREFIX", help="of one key only, by its public part; local: without a key")
+    listing.add_argument("--json", action="store_true", help="print everything as JSON")
+    load = actions.add_parser(
+        "load",
+        help="give a server a state under a name",
+        description="Copies a file of 'blazr state save' into the data directory of a server, running or not. Requests "
+        "with state: NAME go on from it.",
+    )
+    load.add_argument("file", metavar="FILE", help="a file of 'blazr state save', or one downloaded from a server")
+    load.add_argument("--name", required=True, help="name that requests use")
+    load.add_argument(
+        "--key", default="local", metavar="PREFIX", help="key that owns it, by its public part (callers without a key)"
+    )
+    load.add_argument("--pin", action="store_true", help="it neither expires nor makes room for others")
+    load.add_argument("--replace", action="store_true", help="in place of a state of that name")
+    for action in (listing, load):
+        add_site_arguments(action)
 
 
 def _batch(parser: argparse.ArgumentParser) -> None:
@@ -305,7 +329,11 @@ COMMANDS = {
     ),
     "config": Command("show the settings in force and where each comes from", add_config_arguments, "settings"),
     "generate": Command("continue a prompt in the terminal", _generate),
-    "state": Command("save the state after a text, to go on from it without reading the text again", _state),
+    "state": Command(
+        "save the state after a text, to go on from it without reading the text again",
+        _state,
+        {"list": "database", "load": "database"},
+    ),
     "batch": Command("run a file of requests in this terminal", _batch, "applications"),
     "info": Command("show what a checkpoint is: layers, sizes, dtype, detected facts with evidence", _info),
     "quality": Command("show what quantisation costs: perplexity and changed predictions", _quality),

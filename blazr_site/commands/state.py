@@ -1,4 +1,4 @@
-"""Run ``blazr state``: save the state after a text, and show what a file of one holds."""
+"""Run ``blazr state``: save the state after a text, show what a file of one holds, list and load a server's states."""
 
 from __future__ import annotations
 
@@ -25,8 +25,15 @@ MAX_TEXT_BYTES = 64 << 20
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run ``save`` or ``show``."""
-    return save(arguments) if arguments.action == "save" else show(arguments)
+    """Run the action."""
+    if arguments.action == "save":
+        return save(arguments)
+    if arguments.action == "show":
+        return show(arguments)
+    # It imports Django's models, which only these actions set up.
+    from blazr_site.commands.server_states import list_states, load_state
+
+    return list_states(arguments) if arguments.action == "list" else load_state(arguments)
 
 
 def save(arguments: argparse.Namespace) -> int:

@@ -162,10 +162,14 @@ def _is_expired(row: StoredState) -> bool:
     return row.file.expires_at is not None and row.file.expires_at <= timezone.now()
 
 
+def unexpired_states() -> QuerySet[StoredState]:
+    """Return the states of all tenants, without expired ones that aren't swept yet."""
+    return StoredState.objects.select_related("file").exclude(file__expires_at__lte=timezone.now())
+
+
 def states_of(tenant: str) -> QuerySet[StoredState]:
-    """Return the states of a tenant, without expired ones that aren't swept yet."""
-    rows = StoredState.objects.filter(tenant=tenant).select_related("file")
-    return rows.exclude(file__expires_at__lte=timezone.now())
+    """Return the unexpired states of a tenant."""
+    return unexpired_states().filter(tenant=tenant)
 
 
 def state_get(*, name: str, tenant: str, param: str = "name") -> StoredState:
