@@ -31,12 +31,22 @@ class ErrorSerializer(serializers.Serializer[Any]):
     error = ErrorBodySerializer()
 
 
+class KeptPrefixSerializer(serializers.Serializer[Any]):
+    """The first tokens of the prompt whose state stays in the prefix cache."""
+
+    tokens = serializers.IntegerField(min_value=1)
+    seconds = serializers.IntegerField(min_value=1, help_text="How long, unless running requests need the memory.")
+
+
 class PromptTokensDetailsSerializer(serializers.Serializer[Any]):
     """Parts of the prompt."""
 
     cached_tokens = serializers.IntegerField(min_value=0)
     cache_miss_reason = serializers.CharField(
         required=False, help_text="Why not all of the prompt but its last token was in the prefix cache."
+    )
+    kept_prefixes = KeptPrefixSerializer(
+        many=True, required=False, help_text="Only if the messages have cache_control marks."
     )
 
 

@@ -325,6 +325,8 @@ class Engine:
             state, cached, tokens = request.state, request.cached, request.token_ids
             assert state is not None and cached is not None
             self._prefix_cache.advance(cached, state.index, state.slot, tokens, request.num_computed_tokens)
+            if len(cached.kept) > len(request.kept_prefixes):
+                request.kept_prefixes = tuple(cached.kept)
         if reason is FinishReason.LENGTH and request.source.returns_state:
             reason = self._read_state(request)
         if reason is not None:
@@ -401,6 +403,7 @@ class Engine:
             list(new_token_ids),
             num_cached_tokens=request.num_cached_tokens or 0,
             cache_miss_reason=request.cache_miss_reason,
+            kept_prefixes=request.kept_prefixes,
         )
         if request.has_all_prompt_logprobs:
             output.prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None

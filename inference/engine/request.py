@@ -40,6 +40,19 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheBreakpoint:
+    """A position of a prompt up to which its state is to be kept.
+
+    Attributes:
+        position: Number of tokens before it; fewer than all, because the last one is always computed.
+        seconds: How long, unless running requests need the memory.
+    """
+
+    position: int
+    seconds: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One sequence to continue.
 
@@ -58,6 +71,7 @@ class EngineRequest:
         saved_state: State of the first tokens of the prompt, after which the request goes on. None: there is none.
         returns_state: Return the state after the prompt; requires ``max_tokens`` 0.
         caller: Name of the caller, which shares the prefill tokens of a step with other callers of its priority.
+        cache_breakpoints: Positions of the prompt at which the prefix cache keeps its state, ascending.
     """
 
     request_id: str
@@ -73,6 +87,7 @@ class EngineRequest:
     saved_state: SavedState | None = None
     returns_state: bool = False
     caller: str = ""
+    cache_breakpoints: tuple[CacheBreakpoint, ...] = ()
 
 
 @dataclass(slots=True)
@@ -92,6 +107,7 @@ class EngineOutput:
             found, or the request was not admitted yet.
         pooled: (h,), in the last output of a completed request with ``pooling``.
         saved_state: In the last output of a completed request with ``returns_state``.
+        kept_prefixes: The prefixes of ``cache_breakpoints`` that the prefix cache keeps so far.
     """
 
     request_id: str
@@ -105,3 +121,4 @@ class EngineOutput:
     cache_miss_reason: str | None = None
     pooled: Float32Array | None = None
     saved_state: SavedState | None = None
+    kept_prefixes: tuple[CacheBreakpoint, ...] = ()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from inference.engine.pooling import Pooler
 from inference.engine.prefix_cache.cache import CachedSequence
 from inference.engine.prefix_cache.lookup import Fetched
-from inference.engine.request import EngineRequest, FinishReason, TokenLogprobs
+from inference.engine.request import CacheBreakpoint, EngineRequest, FinishReason, TokenLogprobs
 from inference.engine.sampling.sampling_state import SamplingState
 from inference.engine.saved_state import SavedState
 from inference.engine.state_manager import SequenceState
@@ -38,6 +38,7 @@ class Request:
         fetched: State that was read from disk for the request.
         num_cached_tokens: Prompt tokens found in the prefix cache at the first admission; None before.
         cache_miss_reason: Why no more tokens were found (a ``MissReason``).
+        kept_prefixes: The prefixes of ``cache_breakpoints`` that the prefix cache keeps.
         returned_state: The state after the prompt, for a request with ``returns_state``, once it is computed.
         pooler: Pooler of the prompt's rows; None: the request generates tokens.
     """
@@ -60,6 +61,7 @@ class Request:
     fetched: Fetched | None = None
     num_cached_tokens: int | None = None
     cache_miss_reason: str | None = None
+    kept_prefixes: tuple[CacheBreakpoint, ...] = ()
     returned_state: SavedState | None = None
     pooler: Pooler | None = field(init=False, default=None)
 

@@ -252,7 +252,15 @@ class Scheduler:
         """Allocate a request's state and fill in its cached prefix."""
         state = request.state = self._states.allocate()
         tokens = request.token_ids
-        request.cached = self._cache.begin(match, request.namespace, state.index, state.slot, tokens, request.fetched)
+        request.cached = self._cache.begin(
+            match,
+            request.namespace,
+            state.index,
+            state.slot,
+            tokens,
+            request.fetched,
+            breakpoints=request.source.cache_breakpoints,
+        )
         extended = self._states.extend(state, len(tokens))
         assert extended
         request.fetched = None

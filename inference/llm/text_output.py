@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inference.engine.request import EngineOutput, FinishReason, TokenLogprobs
+from inference.engine.request import CacheBreakpoint, EngineOutput, FinishReason, TokenLogprobs
 from inference.errors import BlazrError, GenerationFailed
 from inference.text.tokenisation.detokenizer import Detokenizer
 from inference.text.tokenisation.tokenizer import Tokenizer
 from inference.text.tool_calls.reasoning import ReasoningCounter, ReasoningSection
-from inference.values.messages import GenerationEvent, LogprobEntry
+from inference.values.messages import GenerationEvent, KeptPrefix, LogprobEntry
 from inference.values.sampling_params import SamplingParams
 
 LOWEST_LOGPROB = -9999.0
@@ -50,6 +50,7 @@ class TextOutput:
         prior: Token ids per choice that the client has.
         reasoning: How thinking is marked; None: tokens of thinking aren't counted.
         received_at: ``time.monotonic()`` when the request came; durations count from there.
+        has_marks: Whether the usage says which prefixes are kept.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class TextOutput:
         prior: Sequence[Sequence[int]],
         received_at: float,
         reasoning: ReasoningSection | None = None,
+        has_marks: bool = False,
     ) -> None:
         self._request_id = request_id
         self._attempt = attempt
@@ -79,6 +81,8 @@ class TextOutput:
         self._first_token_at: float | None = None
         self._cached_tokens = 0
         self._cache_miss_reason: str | None = None
+        self._has_marks = has_marks
+        self._kept_prefixes: tuple[CacheBreakpoint, ...] = ()
         self._next_index = 0
         self._is_started = False
         self._is_plain = False  # no more than text and tokens is wanted, and it has begun
@@ -171,6 +175,7 @@ class TextOutput:
         events: list[GenerationEvent] = []
         if number == 0:  # the others find what it has computed
             self._cached_tokens, self._cache_miss_reason = output.num_cached_tokens, output.cache_miss_reason
+            self._kept_prefixes = output.kept_prefixes
         if output.prompt_logprobs is not None:
             events += self._start(output.prompt_logprobs)
         text, count = self._take(choice, output)
@@ -288,6 +293,9 @@ class TextOutput:
             "logprob": max(logprob, LOWEST_LOGPROB),
         }
 
+    def _kept(self) -> list[KeptPrefix]:
+        return [{"tokens": item.position, "seconds": item.seconds} for item in self._kept_prefixes]
+
     def _usage(self) -> dict[str, Any]:
         now = time.monotonic()
         first = now if self._first_token_at is None else self._first_token_at
@@ -298,6 +306,7 @@ class TextOutput:
             **({"reasoning_tokens": sum(thinking)} if thinking else {}),
             "cached_tokens": self._cached_tokens,
             "cache_miss_reason": self._cache_miss_reason,
+            **({"kept_prefixes": self._kept()} if self._has_marks else {}),
             "queue_s": self._added_at - self._received_at,
             "ttft_s": first - self._received_at,
             "duration_s": now - self._received_at,

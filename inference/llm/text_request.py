@@ -7,11 +7,12 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import orjson
 
 from inference.engine.pooling import POOLINGS, Pooling
-from inference.engine.request import EngineRequest
+from inference.engine.request import CacheBreakpoint, EngineRequest
 from inference.errors import InvalidRequest, PromptTooLong, UnsupportedFeature
 from inference.llm.pooled_output import PooledOutput
 from inference.llm.state_file import PromptState
@@ -26,6 +27,7 @@ from inference.text.tokenisation.sequence_breakers import TextBreakers
 from inference.text.tokenisation.stop_strings import StopStrings
 from inference.text.tokenisation.tokenizer import Tokenizer
 from inference.text.tool_calls.reasoning import ReasoningSection, ends_in_section
+from inference.values.cache_control import marks_of, without_marks
 from inference.values.messages import GenerateMessage, PromptMessage
 from inference.values.sampling_params import SEED_RANGE, SamplingParams
 
@@ -57,11 +59,13 @@ class Prompt:
     Attributes:
         text: As the client wrote it (or the template); None for token ids.
         conversation: The messages that it was rendered from, a saved state's included; None: from none.
+        breakpoints: Where the messages' marks are, ascending; None: they have none.
     """
 
     token_ids: tuple[int, ...]
     text: str | None
     conversation: PromptMessage | None = None
+    breakpoints: tuple[CacheBreakpoint, ...] | None = None
 
 
 class RequestPreparer:
@@ -106,8 +110,7 @@ class RequestPreparer:
             return self._prepare_pooling(message, received_at)
         params = self._sampling_params(message)
         prompt = self._read_prompt(message["prompt"], state)
-        is_saved = "saves_state" in message
-        if is_saved:
+        if is_saved := "saves_state" in message:
             _check_saved(prompt, params, state)
         self._check_length(len(prompt.token_ids), params, "messages" if "messages" in message["prompt"] else "prompt")
         prior = _prior_outputs(message, params.n)
@@ -130,6 +133,7 @@ class RequestPreparer:
                 dry_breakers=breakers,
                 saved_state=None if state is None else state.state,
                 returns_state=is_saved,
+                cache_breakpoints=prompt.breakpoints or (),
             )
             for number in range(params.n)
         )
@@ -146,6 +150,7 @@ class RequestPreparer:
             reasoning=reasoning,
             prior=prior,
             received_at=received_at,
+            has_marks=prompt.breakpoints is not None,
         )
         return PreparedRequest(message["request_id"], choices, output, prompt if is_saved else None)
 
@@ -360,19 +365,35 @@ class RequestPreparer:
                 param="messages",
             )
         continued = prompt.get("continue_final_message", False)
-        pieces = self._template.render(
-            prompt["messages"],
-            add_generation_prompt=prompt.get("add_generation_prompt", not continued),
-            continue_final_message=continued,
-            template_kwargs=prompt.get("template_kwargs"),
-        )
+        options: dict[str, Any] = {
+            "add_generation_prompt": prompt.get("add_generation_prompt", not continued),
+            "continue_final_message": continued,
+            "template_kwargs": prompt.get("template_kwargs"),
+        }
+        pieces = self._template.render(prompt["messages"], **options)
         self._tokenizer.check_length([text for text, _ in pieces], self._max_model_len, "messages")
         # Templates write the beginning-of-sequence token themselves.
         token_ids = self._tokenizer.encode_pieces(pieces)
-        conversation: PromptMessage = {"messages": prompt["messages"]}
+        conversation: PromptMessage = {"messages": without_marks(prompt["messages"])}
         if prompt.get("template_kwargs"):
             conversation["template_kwargs"] = prompt["template_kwargs"]
-        return Prompt(tuple(token_ids), "".join(text for text, _ in pieces), conversation)
+        breakpoints = self._breakpoints(prompt, options, token_ids)
+        return Prompt(tuple(token_ids), "".join(text for text, _ in pieces), conversation, breakpoints)
+
+    def _breakpoints(
+        self, prompt: PromptMessage, options: dict[str, Any], token_ids: Sequence[int]
+    ) -> tuple[CacheBreakpoint, ...] | None:
+        """Return the positions of a conversation's marks: so far the prompt is what stands before the mark."""
+        marks = marks_of(prompt["messages"], prompt.get("keep_tools_s"))
+        if not marks:
+            return None
+        assert self._template is not None
+        seconds: dict[int, int] = {}
+        for mark, pieces in self._template.render_until(prompt["messages"], marks, **options):
+            position = min(_num_equal(token_ids, self._tokenizer.encode_pieces(pieces)), len(token_ids) - 1)
+            if position:
+                seconds[position] = max(mark.seconds, seconds.get(position, 0))
+        return tuple(CacheBreakpoint(position, seconds[position]) for position in sorted(seconds))
 
     def _prompt_text(self, prompt: Prompt, params: SamplingParams) -> str:
         if prompt.text is not None:
@@ -383,6 +404,14 @@ class RequestPreparer:
         least = 1 if params.max_tokens is None else params.max_tokens
         if num_prompt + least > self._max_model_len:
             raise PromptTooLong.of(self._max_model_len, num_prompt, params.max_tokens, noun=noun)
+
+
+def _num_equal(left: Sequence[int], right: Sequence[int]) -> int:
+    """Return how many first items agree."""
+    for number, (one, other) in enumerate(zip(left, right, strict=False)):
+        if one != other:
+            return number
+    return min(len(left), len(right))
 
 
 def _check_saved(prompt: Prompt, params: SamplingParams, state: PromptState | None) -> None:

@@ -31,6 +31,7 @@ class PromptMessage(TypedDict, total=False):
     template_kwargs: dict[str, Any]  # tools, documents, enable_thinking, …
     add_generation_prompt: bool  # default true
     continue_final_message: bool
+    keep_tools_s: int  # with messages: keep the state before the first message that isn't the system's, in seconds
     add_special_tokens: bool  # text prompts: put BOS; default true
     parse_special: bool  # text prompts: control tokens written in the text become tokens; default false
 
@@ -86,6 +87,13 @@ class LogprobEntry(TypedDict):
     top: list[dict[str, Any]]  # the same members without ``top``
 
 
+class KeptPrefix(TypedDict):
+    """The first tokens of a prompt whose state stays in the prefix cache, and for how many seconds."""
+
+    tokens: int
+    seconds: int
+
+
 class UsageEvent(TypedDict):
     """Token counts and durations of one request."""
 
@@ -94,6 +102,7 @@ class UsageEvent(TypedDict):
     reasoning_tokens: NotRequired[int]  # of the completion tokens; only with reasoning_tags
     cached_tokens: int
     cache_miss_reason: NotRequired[str | None]  # why not all of the prompt but its last token was cached
+    kept_prefixes: NotRequired[list[KeptPrefix]]  # only of a prompt with marks (cache_control)
     queue_s: float
     ttft_s: float
     duration_s: float

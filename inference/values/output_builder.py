@@ -119,7 +119,10 @@ class OutputBuilder:
         reasons = [item.usage.get("cache_miss_reason") for item in self.prompts if item.usage is not None]
         first = next((reason for reason in reasons if reason), None)
         why = {"cache_miss_reason": first} if first else {}
-        return {"cached_tokens": self.cached_tokens, **why}
+        usages = [item.usage for item in self.prompts if item.usage is not None]
+        kept = [prefix for usage in usages for prefix in usage.get("kept_prefixes", ())]
+        marked = {"kept_prefixes": kept} if any("kept_prefixes" in usage for usage in usages) else {}
+        return {"cached_tokens": self.cached_tokens, **why, **marked}
 
     @property
     def cached_tokens(self) -> int:

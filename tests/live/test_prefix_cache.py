@@ -95,3 +95,30 @@ def test_off(plain_server):
         assert details(plain_server.complete(prompt=SYSTEM)) | {"prompt_tokens": 0} == {
             "prompt_tokens": 0, "cached_tokens": 0, "cache_miss_reason": "disabled",
         }  # fmt: skip
+
+
+def test_marked_messages_are_kept_and_read_again(tmp_path):
+    server = LiveServer(tmp_path / "data", "--cpu")
+    mark = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    system = {"role": "system", "content": [{"type": "text", "text": SYSTEM, **mark}]}
+
+    def chat(question: str) -> dict:
+        body = {"model": "demo", "max_tokens": 2, "messages": [system, {"role": "user", "content": question}]}
+        return details(httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60))
+
+    try:
+        server.wait_ready()
+        first = chat("What is a list?")
+        (kept,) = first["kept_prefixes"]
+        assert first["cached_tokens"] == 0 and kept["seconds"] == 3600
+        assert 0 < kept["tokens"] < first["prompt_tokens"]
+        # Without the mark the second question would have found nothing: it parts before the first snapshot.
+        second = chat("Name a tuple.")
+        assert second["cached_tokens"] >= kept["tokens"] and second["kept_prefixes"] == [kept]
+        body = {"model": "demo", "max_tokens": 2, "messages": [{"role": "user", "content": "Hi"}]}
+        body["system"] = [{"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral"}}]
+        usage = httpx.post(f"{server.url}/v1/messages", json=body, timeout=60).json()["usage"]
+        assert usage["cache_read_input_tokens"] >= kept["tokens"]
+        assert usage["cache_creation"]["ephemeral_1h_input_tokens"] == 0
+    finally:
+        server.stop()

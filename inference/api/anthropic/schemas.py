@@ -25,11 +25,22 @@ class MessageErrorSerializer(serializers.Serializer[Any]):
     error = MessageErrorBodySerializer()
 
 
+class CacheCreationSerializer(serializers.Serializer[Any]):
+    """Tokens that are kept, by the duration that their mark asks for."""
+
+    ephemeral_5m_input_tokens = serializers.IntegerField(min_value=0)
+    ephemeral_1h_input_tokens = serializers.IntegerField(min_value=0)
+
+
 class MessageUsageSerializer(serializers.Serializer[Any]):
-    """Token counts; the whole input is input_tokens and cache_read_input_tokens together."""
+    """Token counts; the whole input is input_tokens, cache_read_ and cache_creation_input_tokens together."""
 
     input_tokens = serializers.IntegerField(min_value=0)
     cache_read_input_tokens = serializers.IntegerField(min_value=0)
+    cache_creation_input_tokens = serializers.IntegerField(
+        min_value=0, help_text="Tokens behind those, up to the last cache_control mark, whose state is kept."
+    )
+    cache_creation = CacheCreationSerializer(required=False)
     output_tokens = serializers.IntegerField(min_value=0)
 
 

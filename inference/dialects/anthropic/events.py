@@ -13,6 +13,7 @@ import orjson
 
 from inference.dialects.chat_bridge import CallPiece, EndPiece, Piece, ReasoningPiece
 from inference.errors import BlazrError
+from inference.values.cache_control import TTL_SECONDS
 
 Event = dict[str, Any]
 
@@ -49,7 +50,12 @@ class MessageEvents:
 
     def started(self, *, prompt_tokens: int) -> list[Event]:
         """Return the events of the start; the number of cached tokens follows at the end."""
-        usage = {"input_tokens": prompt_tokens, "cache_read_input_tokens": 0, "output_tokens": 0}
+        usage = {
+            "input_tokens": prompt_tokens,
+            "cache_read_input_tokens": 0,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": 0,
+        }
         return [
             {"type": "message_start", "message": self.message | {"content": [], "usage": usage}},
             {"type": "ping"},
@@ -136,11 +142,23 @@ class MessageEvents:
 
 
 def message_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert chat completions' usage to Anthropic's, which counts cached tokens apart from the other input."""
-    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    """Convert chat completions' usage to Anthropic's, which counts three parts of the input.
+
+    They are the tokens read from the cache; those behind them up to the last mark that is kept; and the rest. The
+    second part is also counted by the marks' durations, each token by the first mark behind it.
+    """
+    details = usage["prompt_tokens_details"]
+    cached = written = details["cached_tokens"]
+    by_seconds = dict.fromkeys(TTL_SECONDS.values(), 0)
+    for prefix in details.get("kept_prefixes", ()):
+        if prefix["tokens"] > written:
+            by_seconds[prefix["seconds"]] += prefix["tokens"] - written
+            written = prefix["tokens"]
     return {
-        "input_tokens": usage["prompt_tokens"] - cached,
+        "input_tokens": usage["prompt_tokens"] - written,
         "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": written - cached,
+        "cache_creation": {f"ephemeral_{ttl}_input_tokens": by_seconds[s] for ttl, s in TTL_SECONDS.items()},
         "output_tokens": usage["completion_tokens"],
     }
 

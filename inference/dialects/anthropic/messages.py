@@ -1,8 +1,8 @@
 """Translate Anthropic's messages into chat messages.
 
 Shapes: https://docs.anthropic.com/en/api/messages. Text blocks are joined. A ``tool_use`` block becomes a tool call of
-the assistant's message, a ``tool_result`` block becomes a message of the role tool. ``cache_control`` is a hint, as
-prefixes are always cached; it is accepted wherever Anthropic's API accepts it.
+the assistant's message, a ``tool_result`` block becomes a message of the role tool. ``cache_control`` is taken wherever
+Anthropic's API takes it, and becomes a mark of the chat message or its text part (``inference.values.cache_control``).
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from inference.dialects.members import check_members, string_member, text_content, unsupported
+from inference.dialects.members import check_members, string_member, unsupported
 from inference.dialects.openai.message_fields import MAX_CONTENT_PARTS, MAX_MESSAGES
 from inference.errors import InvalidRequest, UnsupportedFeature, shown
+from inference.values.cache_control import seconds_of
 
 _ROLES = ("user", "assistant", "system")
 
@@ -59,7 +60,7 @@ def _message(where: str, message: Any) -> list[dict[str, Any]]:
 def _user(where: str, blocks: list[Any]) -> list[dict[str, Any]]:
     """Return a user's messages: tool results first, one message each, in the order that Anthropic's API requires."""
     found: list[dict[str, Any]] = []
-    texts: list[str] = []
+    texts: list[dict[str, Any]] = []
     for number, block in enumerate(blocks):
         place = f"{where}.{number}"
         kind = _kind(place, block)
@@ -72,7 +73,7 @@ def _user(where: str, blocks: list[Any]) -> list[dict[str, Any]]:
         else:
             raise _unknown(place, kind, ("text", "tool_result"))
     if texts or not found:
-        found.append({"role": "user", "content": text_content(texts)})
+        found.append({"role": "user", "content": _content(texts)})
     return found
 
 
@@ -80,16 +81,18 @@ def _tool_result(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
     _only(where, block, {"type", "tool_use_id", "content", "is_error", "cache_control"})
     content = block.get("content")
     text = "" if content is None else _text(f"{where}.content", content)
+    mark = _mark(block)
     if block.get("is_error", False) is True:
         # Chat templates have no flag for a failed call, so the text says it.
         text = f"Error: {text}" if isinstance(text, str) else [{"type": "text", "text": "Error:"}, *text]
-    return {"role": "tool", "tool_call_id": string_member(where, block, "tool_use_id"), "content": text}
+    return {"role": "tool", "tool_call_id": string_member(where, block, "tool_use_id"), "content": text, **mark}
 
 
 def _assistant(where: str, blocks: list[Any]) -> list[dict[str, Any]]:
-    texts: list[str] = []
+    texts: list[dict[str, Any]] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
+    mark: dict[str, Any] = {}
     for number, block in enumerate(blocks):
         place = f"{where}.{number}"
         kind = _kind(place, block)
@@ -104,12 +107,13 @@ def _assistant(where: str, blocks: list[Any]) -> list[dict[str, Any]]:
             arguments = json.dumps(block["input"], ensure_ascii=False)
             function = {"name": string_member(place, block, "name"), "arguments": arguments}
             calls.append({"id": string_member(place, block, "id"), "type": "function", "function": function})
+            mark = _mark(block) or mark
         elif kind == "thinking":
             _only(place, block, {"type", "thinking", "signature"})
             thoughts.append(string_member(place, block, "thinking"))
         else:
             raise _unknown(place, kind, ("text", "tool_use", "thinking"))
-    message: dict[str, Any] = {"role": "assistant", "content": text_content(texts) if texts or not calls else None}
+    message: dict[str, Any] = {"role": "assistant", "content": _content(texts) if texts or not calls else None, **mark}
     if calls:
         message["tool_calls"] = calls
     if thoughts:
@@ -129,7 +133,7 @@ def _blocks(where: str, content: Any) -> list[Any]:
     return content
 
 
-def _text(where: str, content: Any) -> str | list[dict[str, str]]:
+def _text(where: str, content: Any) -> str | list[dict[str, Any]]:
     """A string or blocks of text."""
     if isinstance(content, str):
         return content
@@ -140,14 +144,25 @@ def _text(where: str, content: Any) -> str | list[dict[str, str]]:
         if kind != "text":
             raise _unknown(place, kind, ("text",))
         texts.append(_text_of(place, block))
-    return text_content(texts)
+    return _content(texts)
 
 
-def _text_of(where: str, block: Mapping[str, Any]) -> str:
+def _content(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """One text without a mark as it is, otherwise text parts."""
+    return parts[0]["text"] if len(parts) == 1 and "cache_control" not in parts[0] else parts
+
+
+def _text_of(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
     _only(where, block, {"type", "text", "cache_control", "citations"})
     if block.get("citations"):
         raise unsupported(f"{where}.citations")
-    return string_member(where, block, "text")
+    return {"type": "text", "text": string_member(where, block, "text"), **_mark(block)}
+
+
+def _mark(block: Mapping[str, Any]) -> dict[str, Any]:
+    """A checked block's mark, as chat messages and their parts have it."""
+    mark = block.get("cache_control")
+    return {} if mark is None else {"cache_control": mark}
 
 
 def _kind(where: str, block: Any) -> str:
@@ -165,8 +180,5 @@ def _unknown(where: str, kind: str, known: Iterable[str]) -> InvalidRequest:
 def _only(where: str, value: Mapping[str, Any], known: set[str]) -> None:
     check_members(where, value, known)
     control = value.get("cache_control")
-    if control is not None and (not isinstance(control, dict) or control.get("type") != "ephemeral"):
-        raise InvalidRequest(
-            f"{where}.cache_control is {shown(control)}, it must be {{'type': 'ephemeral'}}.",
-            param=f"{where}.cache_control",
-        )
+    if control is not None:
+        seconds_of(control, f"{where}.cache_control")

@@ -26,6 +26,7 @@ from inference.dialects.refusals import Refused
 from inference.dialects.strict_serializer import StrictSerializer
 from inference.errors import InvalidRequest, UnsupportedFeature, shown
 from inference.values import sampling_params as limits
+from inference.values.cache_control import seconds_of
 from inference.values.plan import GenerationPlan
 
 REFUSED_IN_MESSAGES: Mapping[str, Refused] = {
@@ -102,7 +103,7 @@ class CountTokensRequestSerializer(StrictSerializer):
     tool_choice = optional(JSONObjectField, "type: auto, any, tool (with name), none.")
     thinking = optional(JSONObjectField, "type: adaptive or disabled, for templates with enable_thinking.")
     output_config = optional(JSONObjectField, "format (json_schema), effort.")
-    cache_control = optional(JSONObjectField, "A hint.")
+    cache_control = optional(JSONObjectField, "type: ephemeral, ttl: 5m or 1h. A mark at the end of the last message.")
 
     def chat_body(self, body: object) -> dict[str, Any]:
         """Return the chat body for ``body``, without sampling parameters.
@@ -114,6 +115,10 @@ class CountTokensRequestSerializer(StrictSerializer):
 
     def _chat_body(self, values: Mapping[str, Any]) -> dict[str, Any]:
         messages = chat_messages(values.get("system"), values["messages"])
+        mark = values.get("cache_control")
+        if mark is not None:
+            seconds_of(mark, "cache_control")
+            messages[-1].setdefault("cache_control", mark)
         chat: dict[str, Any] = {"model": values["model"], "messages": messages}
         if messages[-1]["role"] == "assistant":
             # A last message of the assistant is a prefill: the output continues its text.
@@ -191,7 +196,10 @@ def _tools(tools: Any) -> dict[str, Any]:
             )
         function = {"name": tool.get("name"), "parameters": tool["input_schema"]}
         function |= {name: tool[name] for name in ("description", "strict") if tool.get(name) is not None}
-        found.append({"type": "function", "function": function})
+        mark = tool.get("cache_control")
+        if mark is not None:
+            seconds_of(mark, f"{where}.cache_control")
+        found.append({"type": "function", "function": function} | ({} if mark is None else {"cache_control": mark}))
     return {"tools": found}
 
 

@@ -14,6 +14,7 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from inference.dialects.fields import RequestField
+from inference.dialects.openai.message_fields import checked_mark
 from inference.errors import InvalidRequest, shown
 from inference.values.chat_options import ChatOptions, ReasoningEffort
 
@@ -73,7 +74,7 @@ def _tool(where: str, item: Any) -> dict[str, Any]:
         raise serializers.ValidationError(
             f"{where} is of the type {shown(item.get('type'))}; only 'function' is supported."
         )
-    _check_members(where, item, ("type", "function"))
+    _check_members(where, item, ("type", "function", "cache_control"))
     function = item.get("function")
     if not isinstance(function, dict):
         raise serializers.ValidationError(f"{where}: function must be an object, got {shown(function)}.")
@@ -105,7 +106,9 @@ def _tool(where: str, item: Any) -> dict[str, Any]:
         if not isinstance(strict, bool):
             raise serializers.ValidationError(f"{where}: strict must be true or false, got {shown(strict)}.")
         checked["strict"] = strict
-    return {"type": "function", "function": checked}
+    mark = item.get("cache_control")
+    marked = {} if mark is None else {"cache_control": checked_mark(where, mark)}
+    return {"type": "function", "function": checked, **marked}
 
 
 def _check_members(where: str, item: Mapping[str, Any], known: tuple[str, ...]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from inference.errors import InvalidRequest, UnsupportedFeature
+from inference.values.cache_control import check_marks, seconds_of
 from inference.values.messages import PromptMessage
 
 MAX_TEMPLATE_KWARGS_BYTES = 1 << 20
@@ -49,6 +50,11 @@ def chat_prompt(values: Mapping[str, Any]) -> PromptMessage:
         # The template writes its own begin-of-sequence token; only an explicit true adds another.
         "add_special_tokens": values.get("add_special_tokens", False),
     }
+    marks = [tool["cache_control"] for tool in values.get("tools") or () if "cache_control" in tool]
+    keep_tools_s = max((seconds_of(mark, "tools") for mark in marks), default=None)
+    if keep_tools_s is not None:
+        prompt["keep_tools_s"] = keep_tools_s
+    check_marks(values["messages"], keep_tools_s)
     kwargs = values.get("chat_template_kwargs")
     if kwargs:
         size = len(orjson.dumps(kwargs, option=orjson.OPT_NON_STR_KEYS))

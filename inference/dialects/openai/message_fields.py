@@ -9,7 +9,8 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from inference.dialects.fields import RequestField
-from inference.errors import shown
+from inference.errors import InvalidRequest, shown
+from inference.values.cache_control import TTL_SECONDS, seconds_of
 
 MAX_MESSAGES = 4096
 MAX_CONTENT_PARTS = 256
@@ -18,6 +19,19 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 # Clients copy these members from an earlier response into the next request; empty ones have no meaning.
 _EMPTY_MESSAGE_MEMBERS = frozenset({"refusal", "audio", "function_call", "annotations"})
 _FUNCTION_MEMBERS = frozenset({"name", "arguments"})
+
+
+def checked_mark(where: str, value: Any) -> dict[str, Any]:
+    """Return a ``cache_control``.
+
+    Raises:
+        ValidationError: It has another form.
+    """
+    try:
+        seconds_of(value, "cache_control")
+    except InvalidRequest as error:
+        raise serializers.ValidationError(f"{where}: {error.message}") from None
+    return dict(value)
 
 
 @extend_schema_field(
@@ -42,6 +56,7 @@ _FUNCTION_MEMBERS = frozenset({"name", "arguments"})
                                 "properties": {
                                     "type": {"type": "string", "enum": ["text"]},
                                     "text": {"type": "string"},
+                                    "cache_control": {"type": "object"},
                                 },
                                 "additionalProperties": False,
                             },
@@ -69,6 +84,13 @@ _FUNCTION_MEMBERS = frozenset({"name", "arguments"})
                     },
                 },
                 "tool_call_id": {"type": "string"},
+                "cache_control": {
+                    "type": "object",
+                    "properties": {
+                        "type": {"type": "string", "enum": ["ephemeral"]},
+                        "ttl": {"type": "string", "enum": list(TTL_SECONDS)},
+                    },
+                },
             },
         },
     }
@@ -113,6 +135,9 @@ class MessagesField(RequestField):
                 if role != "assistant" or not isinstance(value, str):
                     raise serializers.ValidationError(f"{where}: {name} is a string of the role assistant.")
                 message["reasoning_content"] = value
+            elif name == "cache_control":
+                if value is not None:
+                    message[name] = checked_mark(where, value)
             elif name in _EMPTY_MESSAGE_MEMBERS:
                 if value:
                     raise serializers.ValidationError(f"{where}: {name} is not supported; remove it.")
@@ -127,23 +152,27 @@ class MessagesField(RequestField):
         return message
 
     @staticmethod
-    def _content(where: str, value: Any) -> str | list[dict[str, str]] | None:
+    def _content(where: str, value: Any) -> str | list[dict[str, Any]] | None:
         if value is None or isinstance(value, str):
             return value
         if not isinstance(value, list) or len(value) > MAX_CONTENT_PARTS:
             raise serializers.ValidationError(
                 f"{where}: content must be a string or a list of at most {MAX_CONTENT_PARTS} text parts."
             )
-        parts: list[dict[str, str]] = []
+        parts: list[dict[str, Any]] = []
         for part in value:
             kind = part.get("type") if isinstance(part, Mapping) else None
             if kind != "text":
                 raise serializers.ValidationError(
                     f"{where}: content parts of type {shown(kind)} are not supported, only 'text'."
                 )
-            if set(part) != {"type", "text"} or not isinstance(part["text"], str):
-                raise serializers.ValidationError(f"{where}: a text part has the members type and text (a string).")
-            parts.append({"type": "text", "text": part["text"]})
+            if set(part) - {"cache_control"} != {"type", "text"} or not isinstance(part["text"], str):
+                raise serializers.ValidationError(
+                    f"{where}: a text part has the members type, text (a string) and perhaps cache_control."
+                )
+            mark = part.get("cache_control")
+            marked = {} if mark is None else {"cache_control": checked_mark(where, mark)}
+            parts.append({"type": "text", "text": part["text"], **marked})
         return parts
 
     @staticmethod

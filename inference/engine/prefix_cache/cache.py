@@ -11,6 +11,7 @@ blocks before it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -24,7 +25,8 @@ from inference.engine.prefix_cache.saving import DiskIndex
 from inference.engine.prefix_cache.snapshots import SnapshotStore
 from inference.engine.prefix_cache.state_access import StateAccess
 from inference.engine.prefix_cache.stats import MissReason, PrefixCacheStats, PrefixCounts
-from inference.engine.prefix_cache.tree import Node, PrefixTree
+from inference.engine.prefix_cache.tree import Node, PrefixTree, Snapshot
+from inference.engine.request import CacheBreakpoint
 from inference.engine.saved_state import SavedState, write_state
 from inference.engine.state.kv_cache_manager import KVCacheManager
 from inference.modelling.spec import ModelSpec
@@ -48,6 +50,8 @@ class CachedSequence:
         stops: Positions at which prefill stops for a snapshot, ascending.
         last_snapshot: Position of the sequence's latest snapshot.
         marked: Nodes of the sequence's snapshots, which may not be in ``path``.
+        breakpoints: Positions that are still to be reached and kept, ascending.
+        kept: The breakpoints whose prefix is kept.
     """
 
     digest: bytes
@@ -58,6 +62,8 @@ class CachedSequence:
     stops: list[int] = field(default_factory=list)
     last_snapshot: int = 0
     marked: dict[Node, None] = field(default_factory=dict)
+    breakpoints: list[CacheBreakpoint] = field(default_factory=list)
+    kept: list[CacheBreakpoint] = field(default_factory=list)
 
 
 class PrefixCache:
@@ -153,15 +159,25 @@ class PrefixCache:
     # --- while it runs -------------------------------------------------------------------------
 
     def begin(
-        self, match: Match, digest: bytes, index: int, slot: int, tokens: Sequence[int], fetched: Fetched | None
+        self,
+        match: Match,
+        digest: bytes,
+        index: int,
+        slot: int,
+        tokens: Sequence[int],
+        fetched: Fetched | None,
+        *,
+        breakpoints: Sequence[CacheBreakpoint] = (),
     ) -> CachedSequence:
         """Put the found state into a sequence's blocks and slot; the caller allocates the other blocks.
 
         Args:
             index: Row of the block tables, without blocks; the pool must have enough free blocks.
             tokens: All known tokens of the sequence.
+            breakpoints: Positions at which the state is to be kept, ascending.
         """
         width = self._width
+        self._kv.pool.end_keeping(time.monotonic())
         full, rest = divmod(match.num_tokens, width)
         sequence = CachedSequence(
             digest, start=match.num_tokens, junction=match.num_known, last_snapshot=match.num_tokens
@@ -174,9 +190,12 @@ class PrefixCache:
             self._tree.acquire(node)
             sequence.path.append(node)
         if self._fixed and self.is_enabled:
-            sequence.stops = snapshot_positions(
+            stops = snapshot_positions(
                 match.num_tokens, len(tokens), match.num_known, num_slots=self._snapshots.num_slots
             )
+            positions = {item.position for item in breakpoints if match.num_tokens < item.position < len(tokens)}
+            sequence.stops = sorted(positions.union(stops))
+        sequence.breakpoints = list(breakpoints) if self.is_enabled else []
         return sequence
 
     def restore(self, sequence: CachedSequence, index: int, slot: int, state: SavedState) -> None:
@@ -234,6 +253,8 @@ class PrefixCache:
             self._snapshots.add(node, offset, slot, give=False, is_junction=is_junction)
             sequence.last_snapshot = num_computed
             sequence.marked[node] = None
+        while sequence.breakpoints and sequence.breakpoints[0].position <= num_computed:
+            self._keep(sequence, sequence.breakpoints.pop(0))
 
     def save(self, sequence: CachedSequence) -> None:
         """Write the state that a sequence has computed to disk, if there is a disk tier."""
@@ -321,6 +342,40 @@ class PrefixCache:
             num_disk_corrupt=0 if disk is None else disk.num_corrupt,
             num_disk_removed=0 if disk is None else disk.num_removed,
         )
+
+    # --- breakpoints ---------------------------------------------------------------------------
+
+    def _keep(self, sequence: CachedSequence, item: CacheBreakpoint) -> None:
+        """Keep the state of a computed prefix: its whole blocks, or all of it with the snapshot at its end.
+
+        Nothing is kept if there is no snapshot at the position, or if more than half of the blocks or of the slots for
+        snapshots would be kept.
+        """
+        pool, until = self._kv.pool, time.monotonic() + item.seconds
+        count, rest = divmod(item.position, self._width)
+        nodes, snapshot = sequence.path[:count], None
+        if self._fixed:
+            snapshot = self._snapshot_at(sequence, count, rest)
+            if snapshot is None:
+                return
+            nodes = nodes if rest == 0 else [*nodes, snapshot.node]
+            rest = 0
+        blocks = [node.block for node in nodes if node.block]
+        if not nodes or pool.num_kept + pool.num_not_kept(blocks) > pool.num_blocks // 2:
+            return
+        if snapshot is not None and not self._snapshots.keep(snapshot, until):
+            return
+        pool.keep(blocks, until)
+        sequence.kept.append(CacheBreakpoint(item.position - rest, item.seconds))
+
+    def _snapshot_at(self, sequence: CachedSequence, count: int, rest: int) -> Snapshot | None:
+        """Return the snapshot ``rest`` tokens behind the sequence's first ``count`` nodes."""
+        if rest == 0:
+            return sequence.path[count - 1].snapshots.get(self._width) if count else None
+        for node in (*sequence.path[count : count + 1], sequence.tail, *sequence.marked):
+            if node is not None and node.start == count * self._width and rest in node.snapshots:
+                return node.snapshots[rest]
+        return None
 
     # --- reuse ---------------------------------------------------------------------------------
 

@@ -6,10 +6,13 @@ evicted: to host memory if there is a budget for it, otherwise for good.
 The value follows GreedyDual (https://www.usenix.org/conference/usits-97/cost-aware-www-proxy-caching-algorithms): the
 clock plus the number of tokens to compute again from the previous snapshot, which is added once more at each use. The
 clock is the value of the last evicted snapshot, so that the clock overtakes unused snapshots of any value. All
-snapshots of a model have the same size, so value per byte needs no division.
+snapshots of a model have the same size, so value per byte needs no division. Snapshots that are kept until a time are
+evicted after all others.
 """
 
 from __future__ import annotations
+
+import time
 
 from inference.engine.prefix_cache.state_access import StateAccess
 from inference.engine.prefix_cache.tree import Node, PrefixTree, Snapshot
@@ -103,6 +106,21 @@ class SnapshotStore:
         else:
             self._access.copy_slot(snapshot.slot, slot)
 
+    def keep(self, snapshot: Snapshot, until: float) -> bool:
+        """Evict a snapshot after all others until a time; at most half of the slots are kept so.
+
+        Returns:
+            Whether it is kept.
+        """
+        now = time.monotonic()
+        if not snapshot.slot:
+            return False  # in host memory, which has an order of its own
+        num_kept = sum(other.kept_until > now for other in self._in_slots if other is not snapshot)
+        if num_kept >= self.num_slots // 2:
+            return False
+        snapshot.kept_until = max(until, snapshot.kept_until)
+        return True
+
     def drop(self, snapshot: Snapshot) -> None:
         """Remove a snapshot and free its slot."""
         node = snapshot.node
@@ -119,7 +137,8 @@ class SnapshotStore:
     def _allocate_slot(self) -> int:
         """Return a slot without a snapshot, after an eviction if needed; 0 if the store has no slots."""
         if not self._free and self._in_slots:
-            victim = min(self._in_slots, key=_value)
+            now = time.monotonic()
+            victim = min(self._in_slots, key=lambda snapshot: (snapshot.kept_until > now, snapshot.value))
             self._clock = max(self._clock, victim.value)
             self.num_evicted += 1
             if self._max_on_host:

@@ -109,6 +109,7 @@ class Snapshot:
         payload: The state in host memory; None: it is in a slot.
         expected_gain: Tokens that a use of the snapshot saves.
         value: Order of eviction, the lowest first.
+        kept_until: Time until which all others are evicted first.
     """
 
     node: Node
@@ -117,6 +118,7 @@ class Snapshot:
     expected_gain: int
     value: float
     payload: Payload | None = None
+    kept_until: float = 0.0
 
     @property
     def position(self) -> int:

@@ -1,7 +1,8 @@
 """BlockPool: allocate block numbers of paged state, and count the users of shared blocks.
 
 A block is in one of three states: free; used by one or more sequences; or idle: unused, but kept by the prefix cache.
-When no block is free, idle blocks are allocated, the least recently freed first; so idle blocks count as free.
+When no block is free, idle blocks are allocated, the least recently freed first; so idle blocks count as free. Blocks
+that are kept until a time come after all others.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ class BlockPool:
         self._num_users = [0] * num_blocks
         self._is_cached = bytearray(num_blocks)
         self._idle: OrderedDict[int, None] = OrderedDict()
+        self._idle_kept: OrderedDict[int, None] = OrderedDict()
+        self._kept_until: dict[int, float] = {}
 
     @property
     def num_free(self) -> int:
         """Number of blocks that can be allocated, idle ones included."""
-        return len(self._free) + len(self._idle)
+        return len(self._free) + self.num_idle
 
     @property
     def num_used(self) -> int:
@@ -43,7 +46,12 @@ class BlockPool:
     @property
     def num_idle(self) -> int:
         """Number of unused blocks that the prefix cache keeps."""
-        return len(self._idle)
+        return len(self._idle) + len(self._idle_kept)
+
+    @property
+    def num_kept(self) -> int:
+        """Number of blocks that are kept until a time."""
+        return len(self._kept_until)
 
     def is_used(self, block: int) -> bool:
         """Whether a sequence uses the block."""
@@ -63,8 +71,9 @@ class BlockPool:
         del self._free[len(self._free) - len(taken) :]
         taken.reverse()
         while len(taken) < count:
-            block, _ = self._idle.popitem(last=False)
+            block, _ = (self._idle or self._idle_kept).popitem(last=False)
             self._is_cached[block] = 0
+            self._kept_until.pop(block, None)
             self.num_evicted += 1
             self.on_evict(block)
             taken.append(block)
@@ -75,7 +84,7 @@ class BlockPool:
     def share(self, block: int) -> None:
         """Add a user to a used or idle block."""
         if self._num_users[block] == 0:
-            del self._idle[block]
+            del self._idle_with(block)[block]
         self._num_users[block] += 1
 
     def free(self, blocks: Iterable[int]) -> None:
@@ -85,7 +94,7 @@ class BlockPool:
             self._num_users[block] -= 1
             if self._num_users[block] == 0:
                 if self._is_cached[block]:
-                    self._idle[block] = None
+                    self._idle_with(block)[block] = None
                 else:
                     self._free.append(block)
 
@@ -95,8 +104,32 @@ class BlockPool:
         self._is_cached[block] = 1
 
     def forget(self, block: int) -> None:
-        """Undo ``remember``."""
+        """Undo ``remember`` and ``keep``."""
         self._is_cached[block] = 0
-        if block in self._idle:
-            del self._idle[block]
+        if self._idle_with(block).pop(block, 0) is None:
             self._free.append(block)
+        self._kept_until.pop(block, None)
+
+    def keep(self, blocks: Iterable[int], until: float) -> None:
+        """Allocate these remembered blocks after all other idle ones until a time, or a later one that was set."""
+        for block in blocks:
+            is_idle = self._idle.pop(block, 0) is None
+            self._kept_until[block] = max(until, self._kept_until.get(block, until))
+            if is_idle:
+                self._idle_kept[block] = None
+
+    def num_not_kept(self, blocks: Iterable[int]) -> int:
+        """Return how many of the blocks aren't kept."""
+        return sum(block not in self._kept_until for block in blocks)
+
+    def end_keeping(self, now: float) -> None:
+        """Let the blocks whose time is over be idle as others, freed just now."""
+        for block in [block for block, until in self._kept_until.items() if until <= now]:
+            is_idle = self._idle_kept.pop(block, 0) is None
+            del self._kept_until[block]
+            if is_idle:
+                self._idle[block] = None
+
+    def _idle_with(self, block: int) -> OrderedDict[int, None]:
+        """The idle blocks among which a block belongs when nobody uses it."""
+        return self._idle_kept if block in self._kept_until else self._idle

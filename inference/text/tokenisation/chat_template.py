@@ -7,6 +7,7 @@ else; afterwards the text is cut at the markers, and what stood between them is 
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from inference.errors import InvalidChatTemplate, InvalidRequest, PromptTooLong,
 from inference.text.tokenisation.control_tokens import ControlTokens
 from inference.text.tokenisation.sandbox import Sandbox, SandboxFailure
 from inference.text.tokenisation.text import check_text
+from inference.values.cache_control import CacheMark, without_marks
 from inference.values.tokenizer_spec import MAX_TEMPLATE_CHARS
 
 MAX_MESSAGES = 20_000
@@ -65,6 +67,8 @@ class ChatTemplate:
     ) -> list[Piece]:
         """The prompt, as pieces to encode one after the other.
 
+        Marks (``inference.values.cache_control``) are left out: templates don't see them.
+
         Args:
             messages: OpenAI's shape; lists of text parts are joined.
             add_generation_prompt: End with the beginning of an answer.
@@ -88,7 +92,7 @@ class ChatTemplate:
                 param="continue_final_message",
             )
         values: dict[str, Any] = {"messages": read_messages(messages), **read_kwargs(template_kwargs or {})}
-        start, end, cut = self._free_markers(values)
+        start, end, cut = self._free_markers(values, 3)
         if self._control:
             values = _map_strings(values, lambda text: self._marked(text, start, end))
         if continue_final_message:
@@ -113,6 +117,29 @@ class ChatTemplate:
                 )
             text = text.replace(cut, "")
         return self._split(text, start, end)
+
+    def render_until(
+        self, messages: Sequence[Mapping[str, Any]], marks: Sequence[CacheMark], **options: Any
+    ) -> list[tuple[CacheMark, list[Piece]]]:
+        """Return the part of the prompt before each mark that the template prints.
+
+        The conversation is rendered once more with a character of its own at each mark. A template may treat a text
+        with such a character otherwise, so a part may differ from the prompt's beginning: compare them.
+
+        Args:
+            messages, options: As ``render`` takes them.
+        """
+        places = self._free_markers({"messages": messages, "options": options}, len(marks))
+        pieces = self.render(_with_places(messages, marks, places), **options)
+        others = str.maketrans("", "", "".join(places))
+        found: list[tuple[CacheMark, list[Piece]]] = []
+        for mark, place in zip(marks, places, strict=True):
+            number = next((number for number, (text, _) in enumerate(pieces) if place in text), None)
+            if number is not None:
+                text, counts = pieces[number]
+                before = [*pieces[:number], (text.partition(place)[0], counts)]
+                found.append((mark, _joined((text.translate(others), counts) for text, counts in before)))
+        return found
 
     def warm_up(self) -> None:
         """Start the child now, so that the first request need not wait for it.
@@ -148,11 +175,11 @@ class ChatTemplate:
         except SandboxFailure as failure:
             raise InvalidChatTemplate(f"the chat template failed: {failure.reason()}.", param="messages") from None
 
-    def _free_markers(self, values: Mapping[str, Any]) -> tuple[str, str, str]:
-        """Three characters that neither the request nor the template has."""
+    def _free_markers(self, values: Mapping[str, Any], count: int) -> list[str]:
+        """Characters that neither the request nor the template has."""
         taken = set(self._source).union(*_strings(values), *self._special_tokens.values())
         free = (chr(code) for code in _MARKERS if chr(code) not in taken)
-        return next(free), next(free), next(free)
+        return list(itertools.islice(free, count))
 
     def _marked(self, text: str, start: str, end: str) -> str:
         """The text with each control token in it between the two marks."""
@@ -195,12 +222,37 @@ def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
     return [_read_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
 
 
+def _with_places(
+    messages: Sequence[Mapping[str, Any]], marks: Sequence[CacheMark], places: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Copies of messages with a character at each mark, before white space at a text's end, which templates strip."""
+    found = [dict(message) for message in without_marks(messages)]
+    for mark, place in zip(marks, places, strict=True):
+        message = found[mark.message]
+        content = message.get("content") or ""
+        if isinstance(content, str):
+            message["content"] = place + content if mark.part == -1 else _before_space(content, place)
+            continue
+        number = len(content) - 1 if mark.part is None else max(mark.part, 0)
+        text = content[number] if isinstance(content[number], str) else content[number]["text"]
+        marked = place + text if mark.part == -1 else _before_space(text, place)
+        message["content"] = [*content[:number], marked, *content[number + 1 :]]
+    return found
+
+
+def _before_space(text: str, place: str) -> str:
+    bare = text.rstrip()
+    return bare + place + text[len(bare) :]
+
+
 def _read_message(message: Any, where: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise InvalidRequest(f"{where} must be an object.", param=where)
     if not isinstance(message.get("role"), str) or not message["role"]:
         raise InvalidRequest(f"{where}.role must be a non-empty string.", param=f"{where}.role")
-    checked: dict[str, Any] = _check_value(dict(message), where)
+    checked: dict[str, Any] = _check_value(
+        {name: value for name, value in message.items() if name != "cache_control"}, where
+    )
     content = checked.get("content")
     if isinstance(content, list):
         checked["content"] = "\n".join(

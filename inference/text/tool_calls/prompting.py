@@ -80,6 +80,8 @@ def in_hermes_form(
                 changed[-1]["content"] += "\n" + content
             else:
                 changed.append({"role": "user", "content": content})
+            if "cache_control" in message:
+                changed[-1]["cache_control"] = message["cache_control"]
         elif message.get("tool_calls"):
             parts = [text_of(message)] if text_of(message) else []
             parts += [_call_text(call, tags) for call in message["tool_calls"]]

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from inference.access.api_keys import api_key_create
+from inference.dialects.anthropic.events import message_usage
 from tests.inference.api.scripted_worker import Reply, say
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -48,8 +49,8 @@ def test_blocks_become_messages(claude, worker):
         ],
     )  # fmt: skip
     assert worker.messages[-1]["prompt"]["messages"] == [
-        {"role": "system", "content": "Rules."},
-        {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
+        {"role": "system", "content": [{"type": "text", "text": "Rules.", **hint}]},
+        {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two", **hint}]},
         {"role": "assistant", "content": "three", "reasoning_content": "hm"},
         {"role": "user", "content": "four"},
     ]
@@ -152,3 +153,36 @@ def test_stop_sequences_reach_the_end(claude, worker):
 def test_max_tokens(claude, worker):
     worker.script = say("Hel", finish_reason="length")
     assert claude.messages.create(**BODY).stop_reason == "max_tokens"
+
+
+def test_marks_of_tools_calls_results_and_the_whole_reach_the_worker(claude, worker):
+    mark, hour = {"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}
+    claude.messages.create(
+        model="tiny",
+        max_tokens=9,
+        tools=[{"name": "look", "input_schema": {"type": "object"}, "cache_control": hour}],
+        messages=[
+            {"role": "user", "content": "one"},
+            {"role": "assistant", "content": [
+                {"type": "tool_use", "id": "c1", "name": "look", "input": {}, "cache_control": mark}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "two"}]},
+        ],
+        extra_body={"cache_control": mark},
+    )  # fmt: skip
+    prompt = worker.messages[-1]["prompt"]
+    assert prompt["keep_tools_s"] == 3600
+    assert [message.get("cache_control") for message in prompt["messages"]][-3:] == [None, mark, mark]
+    assert "cache_control" not in str(prompt.get("template_kwargs"))
+
+
+def test_usage_says_what_is_kept_and_for_how_long():
+    details = {"cached_tokens": 10, "kept_prefixes": [{"tokens": 8, "seconds": 300}, {"tokens": 30, "seconds": 3600}]}
+    details["kept_prefixes"].append({"tokens": 35, "seconds": 300})
+    usage = message_usage({"prompt_tokens": 50, "completion_tokens": 2, "prompt_tokens_details": details})
+    assert usage == {
+        "input_tokens": 15,
+        "cache_read_input_tokens": 10,
+        "cache_creation_input_tokens": 25,
+        "cache_creation": {"ephemeral_5m_input_tokens": 5, "ephemeral_1h_input_tokens": 20},
+        "output_tokens": 2,
+    }

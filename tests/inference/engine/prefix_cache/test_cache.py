@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from inference.engine.request import FinishReason
+from inference.engine.request import CacheBreakpoint, FinishReason
 from inference.errors import InvalidRequest
 from tests.inference.engine.fakes import (
     FakeNetwork,
@@ -266,3 +266,70 @@ def test_counts_add_up():
 def test_negative_budgets_are_refused():
     with pytest.raises(InvalidRequest, match="num_snapshot_slots is -1, it must be at least 0"):
         engine_for("slots", num_snapshot_slots=-1)
+
+
+# --- breakpoints -------------------------------------------------------------------------------
+
+
+def ask_marked(engine, prompt, *breakpoints, name="marked"):
+    from dataclasses import replace
+
+    source = replace(request(name, prompt, max_tokens=4), cache_breakpoints=breakpoints)
+    entry = run(engine, source)[name]
+    assert entry.tokens == expected_tokens(make_spec_of(engine), prompt, 4, source.eos_token_ids)
+    return entry.finals[0].num_cached_tokens, entry.finals[0].kept_prefixes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("position", [16, 300, 500, 999])
+def test_a_marked_prefix_outlives_others(kind, position):
+    engine, prompt = engine_for(kind, num_blocks=200, num_snapshot_slots=6), tokens_of(0, 1000)
+    kept = position if kind != "paged" else position // 16 * 16
+    assert ask_marked(engine, prompt, CacheBreakpoint(position, 300)) == (0, (CacheBreakpoint(kept, 300),))
+    for number in range(12):
+        ask(engine, tokens_of(100 + number, 1000), f"other{number}")
+    assert ask(engine, prompt[:position] + tokens_of(1, 20), "again")[1] >= kept
+    assert_all_free(engine)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prefix_whose_time_is_over_is_evicted_as_others(kind):
+    engine, prompt = engine_for(kind, num_blocks=200, num_snapshot_slots=6), tokens_of(0, 1000)
+    ask_marked(engine, prompt, CacheBreakpoint(512, 0))
+    for number in range(12):
+        ask(engine, tokens_of(100 + number, 1000), f"other{number}")
+    assert ask(engine, prompt[:512] + tokens_of(1, 20), "again")[1] == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cached_prefix_is_kept_again(kind):
+    engine, prompt = engine_for(kind), tokens_of(0, 1000)
+    mark = CacheBreakpoint(512, 300)
+    ask_marked(engine, prompt, mark)
+    found = ask_marked(engine, prompt[:512] + tokens_of(1, 100), mark, CacheBreakpoint(560, 3600), name="second")
+    assert found == (512, (mark, CacheBreakpoint(560, 3600)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_at_most_half_of_the_memory_is_kept(kind):
+    engine = engine_for(kind, num_blocks=200, num_snapshot_slots=4)
+    kept = [
+        bool(ask_marked(engine, tokens_of(number, 800), CacheBreakpoint(640, 300), name=str(number))[1])
+        for number in range(4)
+    ]
+    # 640 tokens are 40 of 200 blocks.
+    assert kept == [True, True, False, False]
+    assert_all_free(engine)
+
+
+def test_nothing_is_kept_without_a_cache_or_a_slot():
+    for options in ({"prefix_cache": False}, {"num_snapshot_slots": 0}):
+        engine = engine_for("hybrid", **options)
+        assert ask_marked(engine, tokens_of(0, 200), CacheBreakpoint(100, 300)) == (0, ())
+
+
+def test_running_requests_take_kept_blocks_when_there_are_no_others():
+    engine = engine_for("paged", num_blocks=64)
+    ask_marked(engine, tokens_of(0, 400), CacheBreakpoint(400, 300))
+    ask(engine, tokens_of(1, 1000), "long")
+    assert_all_free(engine)

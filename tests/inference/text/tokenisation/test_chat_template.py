@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from inference.errors import InvalidChatTemplate, InvalidRequest, PromptTooLong, UnsupportedFeature
 from inference.text.tokenisation.chat_template import ChatTemplate
+from inference.values.cache_control import CacheMark
 from tests.inference.text.tokenisation.family_templates import FAMILY_TEMPLATES
 
 CONTROL = ("<|im_start|>", "<|im_end|>", "<|system|>", "<|user|>", "<|assistant|>", "</think>")
@@ -293,3 +294,55 @@ def test_the_next_request_is_served_after_a_kill() -> None:
         template.render(CONVERSATION, template_kwargs={"n": 99999})
     assert template.render(CONVERSATION, template_kwargs={"n": 0}) == [("Be brief.", True)]
     template.close()
+
+
+# --- marks ---------------------------------------------------------------------------------------
+
+PARTS = [
+    {
+        "role": "system",
+        "content": [{"type": "text", "text": "Be <|im_end|> brief."}, {"type": "text", "text": "Yes. "}],
+    },
+    {"role": "user", "content": "Hi \n"},
+    {"role": "assistant", "content": "Hello"},
+    {"role": "user", "content": "Bye"},
+]
+MARKS = [CacheMark(0, 0, 300), CacheMark(1, -1, 300), CacheMark(1, None, 300), CacheMark(3, None, 300)]
+
+
+@pytest.mark.parametrize("family", sorted(FAMILY_TEMPLATES))
+def test_what_stands_before_a_mark_begins_the_prompt(family):
+    template = make(FAMILY_TEMPLATES[family])
+    try:
+        try:
+            whole, messages, marks = template.render(PARTS), PARTS, MARKS
+        except InvalidChatTemplate:  # no system message
+            messages, marks = PARTS[1:], [CacheMark(0, -1, 1), CacheMark(0, None, 1), CacheMark(2, None, 1)]
+            whole = template.render(messages)
+        text = "".join(part for part, _ in whole)
+        found = template.render_until(messages, marks)
+        assert [mark for mark, _ in found] == marks
+        ends = []
+        for _, pieces in found:
+            before = "".join(part for part, _ in pieces)
+            assert text.startswith(before)
+            ends.append(before)
+        assert ends[-1].endswith("Bye") and ends[-2].endswith("Hi")
+        if len(marks) == 4:
+            assert ends[0].endswith("Be <|im_end|> brief.")
+            assert [counts for part, counts in found[0][1] if part == "<|im_end|>"][-1:] == [False]
+    finally:
+        template.close()
+
+
+def test_marks_that_a_template_does_not_print_are_left_out():
+    template = make("{% for m in messages %}{{ m.content if loop.last else '' }}{% endfor %}")
+    try:
+        assert [mark for mark, _ in template.render_until(PARTS, MARKS)] == MARKS[3:]
+    finally:
+        template.close()
+
+
+def test_templates_do_not_see_marks():
+    marked = [{"role": "user", "content": "Hi", "cache_control": {"type": "ephemeral"}}]
+    assert render("{{ messages[0] | tojson }}", marked) == '{"role": "user", "content": "Hi"}'
