@@ -6,9 +6,7 @@ import argparse
 import json
 import math
 import sys
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from blazr_site.commands.loading import choose_device, inspect_model
 from blazr_site.commands.models import progress_bar, stderr
@@ -16,6 +14,7 @@ from blazr_site.commands.quality import text_tokens
 from blazr_site.commands.tables import output_console, table
 from inference.errors import InvalidRequest
 from inference.llm.memory_span.picture import draw, reach, tokens
+from inference.llm.memory_span.report import as_json
 from inference.llm.memory_span.spans import MAX_TOKENS, MixerSpan, measure_spans
 from inference.llm.options import LLMOptions
 
@@ -49,21 +48,6 @@ def run(arguments: argparse.Namespace) -> int:
     stderr.print(f"[dim]{len(token_ids)} tokens of {source}[/]", highlight=False)
     _print(spans)
     return 0
-
-
-def as_json(spans: list[MixerSpan], source: str, num_tokens: int) -> dict[str, Any]:
-    """Return the figures as JSON has them: a half-life without end is null, beside ``decays: false``."""
-    return {"text": source, "tokens": num_tokens, "mixers": [_mixer(span) for span in spans]}
-
-
-def _mixer(span: MixerSpan) -> dict[str, Any]:
-    heads = []
-    for head in span.heads:
-        values = {name: value for name, value in asdict(head).items() if value is not None}
-        if head.half_life is not None:
-            values["decays"] = math.isfinite(head.half_life)
-        heads.append({name: value if math.isfinite(value) else None for name, value in values.items()})
-    return {"layer": span.layer, "kind": span.kind, "window": span.window, "heads": heads}
 
 
 def _write(path: Path, content: str) -> None:

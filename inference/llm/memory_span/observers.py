@@ -1,23 +1,24 @@
 """Watch the layers of a plain network: which decays they compute, and how far their attention reaches.
 
-A layer computes its decays, and the attention of a chunk, in methods with names. ``Observers`` puts a recording method
-in front of each of them, and takes it away again. Layers that share one block of weights are told apart by the layer
-that runs.
+A layer computes its recurrence, its decays, and the attention of a chunk, in methods with names. ``Observers`` puts a
+recording method in front of each of them, and takes it away again. A recurrence is computed piece by piece, as the
+engine computes a long prompt, so that its state can be read between the pieces. Layers that share one block of weights
+are told apart by the layer that runs.
 
-Shape letters: T rows, H heads, C channels of a head with decays of their own, P head width.
+Shape letters: T rows, H heads, C channels of a head with decays of their own, P head width, N pieces of the text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MethodType, TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import nn
 
-from inference.modelling.forward_batch import PrefillChunk
+from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
 from inference.modelling.layers.attention import Attention
 from inference.modelling.layers.gated_delta import GatedDelta
 from inference.modelling.layers.kimi_delta import KimiDelta
@@ -32,6 +33,8 @@ from inference.modelling.network import HybridForCausalLM
 
 ROW_BLOCK = 128
 """Rows whose attention weights are there at once: 128 · 4,096 columns · 32 heads in float32 are 64 MiB."""
+MAX_NORMS = 32
+"""Positions of a text at which a state's norm is taken."""
 
 
 @dataclass(slots=True)
@@ -40,13 +43,15 @@ class Recording:
 
     Attributes:
         module: The mixer.
-        log_decays: (T, H, C) logarithms of the decays; T is 1 where they don't depend on the input.
+        log_decays: (T, H, C) logarithms of the decays; one row for each piece where they don't depend on the input.
+        state_norms: (N, H) Euclidean norms of the heads' states after each piece of the text.
         distances: (H,) mean distance in tokens from a row to the rows that it attends to.
         sink_shares: (H,) mean weight that goes to the sink instead of to tokens; None: there is no sink.
     """
 
     module: nn.Module
     log_decays: torch.Tensor | None = None
+    state_norms: torch.Tensor | None = None
     distances: torch.Tensor | None = None
     sink_shares: torch.Tensor | None = None
 
@@ -72,17 +77,32 @@ def _of_rg_lru(layer: RGLRU, log_decays: torch.Tensor) -> torch.Tensor:
     return log_decays.view(log_decays.shape[0], layer.spec.num_blocks, -1)
 
 
-DECAYS: Mapping[type[nn.Module], tuple[str, Callable[[Any, Any], torch.Tensor]]] = {
-    Mamba1Mixer: ("step_sizes", _of_mamba1),
-    Mamba2Mixer: ("gates", _second_of_heads),
-    Mamba3Mixer: ("log_decays", _of_heads),
-    GatedDelta: ("gates", _second_of_heads),
-    KimiDelta: ("log_decays", _of_kimi_delta),
-    LightningAttention: ("log_decays", _of_heads),
-    RGLRU: ("log_decays", _of_rg_lru),
-    MLSTM: ("gate_values", _second_of_heads),
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """How a type of recurrent layer is watched.
+
+    Attributes:
+        method: The method that computes the decays.
+        shaped: Makes (T, H, C) of the layer and the method's result.
+        state: Name of the state tensor that the decays apply to.
+    """
+
+    method: str
+    shaped: Callable[[Any, Any], torch.Tensor]
+    state: str
+
+
+RECURRENCES: Mapping[type[nn.Module], Recurrence] = {
+    Mamba1Mixer: Recurrence("step_sizes", _of_mamba1, "ssm_state"),
+    Mamba2Mixer: Recurrence("gates", _second_of_heads, "ssm_state"),
+    Mamba3Mixer: Recurrence("log_decays", _of_heads, "ssm_state"),
+    GatedDelta: Recurrence("gates", _second_of_heads, "delta_state"),
+    KimiDelta: Recurrence("log_decays", _of_kimi_delta, "delta_state"),
+    LightningAttention: Recurrence("log_decays", _of_heads, "linear_state"),
+    RGLRU: Recurrence("log_decays", _of_rg_lru, "lru_state"),
+    MLSTM: Recurrence("gate_values", _second_of_heads, "memory_state"),
 }
-"""Layer type to the method that computes its decays, and to what makes (T, H, C) of the method's result."""
+"""By layer type. The method is called within ``mix``, whose last arguments are the batch and the layer's state."""
 
 
 @dataclass(slots=True)
@@ -105,8 +125,11 @@ class Observers:
     def __enter__(self) -> Self:
         self.recordings = [[] for _ in self.network.layers]
         for module in self.network.modules():
-            if (found := DECAYS.get(type(module))) is not None:
-                self._wrap(module, found[0], self._decays(found[1]))
+            if (found := RECURRENCES.get(type(module))) is not None:
+                self._replace(
+                    module, "mix", self._in_pieces(cast("Callable[..., torch.Tensor]", module.mix), found.state)
+                )
+                self._wrap(module, found.method, self._decays(found.shaped))
             elif isinstance(module, Attention | MultiHeadLatentAttention):
                 self._wrap(module, "attend_chunk", self._attention)
         return self
@@ -125,7 +148,10 @@ class Observers:
             record(layer, result, *args)
             return result
 
-        setattr(module, name, MethodType(recorded, module))
+        self._replace(module, name, recorded)
+
+    def _replace(self, module: nn.Module, name: str, method: Callable[..., Any]) -> None:
+        setattr(module, name, MethodType(method, module))
         self._undo.append(lambda: delattr(module, name))
 
     def _recording(self, module: nn.Module) -> Recording:
@@ -133,9 +159,24 @@ class Observers:
         self.recordings[self.layer].append(recording)
         return recording
 
+    def _in_pieces(self, mix: Callable[..., torch.Tensor], state_name: str) -> Callable[..., torch.Tensor]:
+        def mix_in_pieces(layer: nn.Module, *args: Any) -> torch.Tensor:
+            *rows, batch, state = args
+            recording = self._recording(layer)
+            mixed, decays, norms = [], [], []
+            for piece, part in _pieces(batch):
+                mixed.append(mix(*(values[piece] for values in rows), part, state))
+                assert recording.log_decays is not None
+                decays.append(recording.log_decays)
+                norms.append(_head_norms(state, state_name, part, recording.log_decays.shape[1]))
+            recording.log_decays, recording.state_norms = torch.cat(decays), torch.stack(norms).cpu()
+            return torch.cat(mixed)
+
+        return mix_in_pieces
+
     def _decays(self, shaped: Callable[[Any, Any], torch.Tensor]) -> Callable[..., None]:
         def record(layer: nn.Module, result: Any, *args: Any) -> None:
-            self._recording(layer).log_decays = shaped(layer, result).float().cpu()
+            self.recordings[self.layer][-1].log_decays = shaped(layer, result).float().cpu()
 
         return record
 
@@ -153,6 +194,40 @@ class Observers:
             query, key, scale=layer.spec.scale, window=window, softcap=softcap, sinks=sinks, slopes=slopes
         )
         recording.sink_shares = None if sinks is None else shares
+
+
+def norm_positions(num_tokens: int) -> list[int]:
+    """Tokens that were read at each taking of the norms: evenly spaced, the last one after the whole text."""
+    count = min(MAX_NORMS, num_tokens)
+    return [num_tokens * number // count for number in range(1, count + 1)]
+
+
+def _pieces(batch: ForwardBatch) -> Iterator[tuple[slice, ForwardBatch]]:
+    """The rows of each piece of a batch with one whole text, and the piece as a batch."""
+    (chunk,) = batch.prefills
+    first = 0
+    for stop in norm_positions(batch.num_tokens):
+        rows = slice(first, stop)
+        part = PrefillChunk(0, stop - first, first, chunk.sequence, chunk.state_slot)
+        yield (
+            rows,
+            replace(
+                batch,
+                input_ids=batch.input_ids[rows],
+                positions=batch.positions[rows],
+                slot_mapping=batch.slot_mapping[rows],
+                prefills=(part,),
+                shared={},
+            ),
+        )
+        first = stop
+
+
+def _head_norms(state: LayerState, name: str, batch: ForwardBatch, num_heads: int) -> torch.Tensor:
+    """(H,) Euclidean norms of the heads' parts of a sequence's state."""
+    entry = state[name][batch.prefills[0].state_slot]
+    norms: torch.Tensor = entry.float().reshape(num_heads, -1).norm(dim=1)
+    return norms
 
 
 def attended_distances(

@@ -1,7 +1,9 @@
-"""Draw spans as SVG: a row for each mixer, a cell for each head, the darker the further back it reaches.
+"""Draw spans as SVG: how far back heads reach, and below it the norms of their states over the text.
 
-Colours follow the reader's light or dark scheme. The numbers stand in each cell's title, which browsers show on hover
-and screen readers read.
+The first panel has a row for each mixer and a cell for each head, the darker the further back it reaches. The second
+has a row for each recurrent mixer: the median of its heads' norms as a line, from the least to the most as an area.
+Colours follow the reader's light or dark scheme. The numbers stand in titles, which browsers show on hover and screen
+readers read.
 """
 
 from __future__ import annotations
@@ -14,15 +16,19 @@ from inference.llm.memory_span.spans import HeadSpan, MixerSpan
 
 ROW, CELL_GAP, LABEL_WIDTH, STRIP_WIDTH, RIGHT = 22, 1, 170, 560, 150
 TOP, BOTTOM = 64, 46
+NORM_TOP, NORM_ROW, NORM_BOTTOM = 52, 44, 30
 STEPS = 8
 """Shades between a reach of one token and of the whole text or more."""
 STYLE = """
   .page { fill: #ffffff } .words, .small { fill: #1f2328 } .muted { fill: #59636e }
   text { font-family: system-ui, sans-serif; font-size: 13px; font-variant-numeric: tabular-nums }
   .small { font-size: 11px } .title { font-size: 15px; font-weight: 600 }
+  .band { fill: #0969da; fill-opacity: .22 } .line { fill: none; stroke: #0969da; stroke-width: 1.5 }
+  .base { stroke: #59636e; stroke-opacity: .5 } .middle { text-anchor: middle } .end { text-anchor: end }
   .recurrent { fill: #0969da } .attention { fill: #bc4c00 } .convolution { fill: #59636e }
   @media (prefers-color-scheme: dark) {
     .page { fill: #0d1117 } .words, .small { fill: #e6edf3 } .muted { fill: #9198a1 }
+    .band { fill: #4493f8 } .line { stroke: #4493f8 } .base { stroke: #9198a1 }
     .recurrent { fill: #4493f8 } .attention { fill: #f0883e } .convolution { fill: #9198a1 }
   }
 """
@@ -36,7 +42,9 @@ def draw(spans: Sequence[MixerSpan], *, model: str, num_tokens: int) -> str:
         model: Name for the headline; any text.
         num_tokens: Length of the text that was read.
     """
-    width, height = LABEL_WIDTH + STRIP_WIDTH + RIGHT, TOP + ROW * len(spans) + BOTTOM
+    with_norms = [span for span in spans if any(head.state_norms for head in span.heads)]
+    width, reach_height = LABEL_WIDTH + STRIP_WIDTH + RIGHT, TOP + ROW * len(spans) + BOTTOM
+    height = reach_height + (NORM_TOP + NORM_ROW * len(with_norms) + NORM_BOTTOM if with_norms else 0)
     title = f"How far back {model} reaches"
     subtitle = f"over a text of {num_tokens:,} tokens; a cell for each head"
     parts = [
@@ -44,7 +52,7 @@ def draw(spans: Sequence[MixerSpan], *, model: str, num_tokens: int) -> str:
         'aria-labelledby="title desc">',
         f'<title id="title">{_text(title)}</title>',
         '<desc id="desc">Half-lives of recurrent heads and mean attended distances of attention heads in tokens, '
-        "by layer.</desc>",
+        "by layer; norms of the recurrent states over the text.</desc>",
         f"<style>{STYLE}</style>",
         f'<rect class="page" width="{width}" height="{height}"/>',
         f'<text class="words title" x="12" y="24">{_text(title)}</text>',
@@ -53,7 +61,10 @@ def draw(spans: Sequence[MixerSpan], *, model: str, num_tokens: int) -> str:
     ]
     for number, span in enumerate(spans):
         parts += _row(span, TOP + ROW * number, num_tokens)
-    parts += [*_legend(height - 22, num_tokens), "</svg>"]
+    parts += _legend(reach_height - 22, num_tokens)
+    if with_norms:
+        parts += _norms(with_norms, reach_height, num_tokens)
+    parts.append("</svg>")
     return "\n".join(parts) + "\n"
 
 
@@ -90,6 +101,75 @@ def _legend(y: int, num_tokens: int) -> list[str]:
             )
         parts.append(f'<text class="small" x="{x + STEPS * 14 + 8}" y="{y}">{words}: 1 to {num_tokens:,} tokens</text>')
     return parts
+
+
+def _norms(spans: Sequence[MixerSpan], y: int, num_tokens: int) -> list[str]:
+    """The second panel."""
+    bottom = y + NORM_TOP + NORM_ROW * len(spans)
+    right = LABEL_WIDTH + STRIP_WIDTH
+    parts = [
+        f'<text class="words title" x="12" y="{y + 18}">Norm of the state over the text</text>',
+        f'<text class="muted" x="12" y="{y + 38}">the heads\' median, between their least and most; '
+        "each row from 0 to its own most</text>",
+        f'<text class="muted" x="{right + 12}" y="{y + 38}">at the end, most</text>',
+    ]
+    for number, span in enumerate(spans):
+        parts += _norm_row(span, y + NORM_TOP + NORM_ROW * number, num_tokens)
+    parts += [
+        f'<text class="small" x="{LABEL_WIDTH}" y="{bottom + 18}">0</text>',
+        f'<text class="small middle" x="{(LABEL_WIDTH + right) / 2:g}" y="{bottom + 18}">tokens read</text>',
+        f'<text class="small end" x="{right}" y="{bottom + 18}">{num_tokens:,}</text>',
+    ]
+    return parts
+
+
+def _norm_row(span: MixerSpan, y: int, num_tokens: int) -> list[str]:
+    columns = norms_by_position(span)
+    finite = [value for column in columns for value in column if math.isfinite(value)]
+    most = max(finite, default=0.0)
+    base, top = y + NORM_ROW - 6, y + 4
+
+    def across(number: int) -> str:
+        share = (number + 1) / len(columns)
+        return f"{LABEL_WIDTH + STRIP_WIDTH * share:.1f}"
+
+    def up(value: float) -> str:
+        share = min(1.0, value / most) if most and math.isfinite(value) else float(not math.isfinite(value))
+        return f"{base - (base - top) * share:.1f}"
+
+    places = [across(number) for number in range(len(columns))]
+    lows, middles, highs = ([up(value) for value in values] for values in zip(*columns, strict=True))
+    start = f"{LABEL_WIDTH},{base}"  # an empty state
+    band = " ".join(
+        [
+            start,
+            *map(",".join, zip(places, highs, strict=True)),
+            *map(",".join, zip(places[::-1], lows[::-1], strict=True)),
+        ]
+    )
+    line = " ".join([start, *map(",".join, zip(places, middles, strict=True))])
+    last = f"{columns[-1][1]:.3g}, {most:.3g}"
+    words = f"layer {span.layer}, state norm after {num_tokens:,} tokens: {columns[-1][1]:.3g}, most {most:.3g}"
+    return [
+        "<g>",
+        f"<title>{_text(words)}</title>",
+        f'<text class="words" x="12" y="{y + 26}">{span.layer} {_text(span.kind)}</text>',
+        f'<line class="base" x1="{LABEL_WIDTH}" x2="{LABEL_WIDTH + STRIP_WIDTH}" y1="{base}" y2="{base}"/>',
+        f'<polygon class="band" points="{band}"/>',
+        f'<polyline class="line" points="{line}"/>',
+        f'<text class="words" x="{LABEL_WIDTH + STRIP_WIDTH + 12}" y="{y + 26}">{last}</text>',
+        "</g>",
+    ]
+
+
+def norms_by_position(span: MixerSpan) -> list[tuple[float, float, float]]:
+    """Least, median and most of the heads' norms at each position."""
+    heads = [head.state_norms for head in span.heads if head.state_norms]
+    found = []
+    for column in zip(*heads, strict=True):
+        values = sorted(column)
+        found.append((values[0], values[len(values) // 2], values[-1]))
+    return found
 
 
 def reach(head: HeadSpan) -> float:

@@ -26,15 +26,12 @@ from inference.llm.memory_span.observers import Observers, Recording
 from inference.llm.options import LLMOptions
 from inference.llm.quality import WindowRunner
 from inference.modelling.backends.backend import Backend
-from inference.modelling.forward_batch import LayerState
 from inference.modelling.layers.short_conv import ShortConv
 from inference.modelling.spec import ModelSpec
 from inference.modelling.weights.loader import load_network
 
 MAX_TOKENS = 4096
 """Longest text that is read: attention weights and decays of all rows are looked at."""
-STATES = ("ssm_state", "delta_state", "linear_state", "lru_state", "memory_state")
-"""Names of the tensors that decays apply to."""
 LEAST_DECAY = 1e-9
 """A decay per token below this counts as none: half of the state would last for 700 million tokens."""
 
@@ -49,6 +46,7 @@ class HeadSpan:
         half_life: Median over tokens and channels; infinite where nothing decays; None: no recurrent head.
         half_life_low, half_life_high: Tenth and ninetieth percentile.
         state_norm: Euclidean norm of the head's state after the text; None: no recurrent head.
+        state_norms: The same at each of ``norm_positions``; the last one is ``state_norm``.
         distance: Mean distance to the tokens attended to; None: no attention.
         sink_share: Mean attention weight on the head's sink; None: no sink.
     """
@@ -57,6 +55,7 @@ class HeadSpan:
     half_life_low: float | None = None
     half_life_high: float | None = None
     state_norm: float | None = None
+    state_norms: tuple[float, ...] | None = None
     distance: float | None = None
     sink_share: float | None = None
 
@@ -128,20 +127,17 @@ def observe_spans(
                 )
             observers.layer = number
             layer(stream, batch, state)
-            found += _spans_of_layer(number, layer, observers.recordings[number], state)
+            found += _spans_of_layer(number, layer, observers.recordings[number])
     report(1.0, "done")
     return found
 
 
-def _spans_of_layer(
-    number: int, layer: nn.Module, recordings: Sequence[Recording], layer_state: LayerState
-) -> list[MixerSpan]:
+def _spans_of_layer(number: int, layer: nn.Module, recordings: Sequence[Recording]) -> list[MixerSpan]:
     found = []
     for recording in recordings:
         spec: Any = recording.module.spec
-        if recording.log_decays is not None:
-            name = next(name for name in STATES if name in layer_state)
-            found.append(MixerSpan(number, spec.kind, _recurrent_heads(recording.log_decays, layer_state[name][1])))
+        if recording.log_decays is not None and recording.state_norms is not None:
+            found.append(MixerSpan(number, spec.kind, _recurrent_heads(recording.log_decays, recording.state_norms)))
         else:
             window = getattr(spec, "sliding_window", None)
             found.append(MixerSpan(number, spec.kind, _attention_heads(recording), window))
@@ -151,14 +147,12 @@ def _spans_of_layer(
     return found
 
 
-def _recurrent_heads(log_decays: torch.Tensor, state: torch.Tensor) -> tuple[HeadSpan, ...]:
-    """(T, H, C) decays and the sequence's entry of the state tensor to one span for each head."""
-    count = log_decays.shape[1]
+def _recurrent_heads(log_decays: torch.Tensor, state_norms: torch.Tensor) -> tuple[HeadSpan, ...]:
+    """(T, H, C) decays and (N, H) norms of the states to one span for each head."""
     rates = np.quantile(log_decays.transpose(0, 1).flatten(1).double().neg().numpy(), (0.1, 0.5, 0.9), axis=1)
-    norms = state.float().reshape(count, -1).norm(dim=1).tolist()
     return tuple(
-        HeadSpan(half_life(middle), half_life(fast), half_life(slow), norm)
-        for slow, middle, fast, norm in zip(*rates.tolist(), norms, strict=True)
+        HeadSpan(half_life(middle), half_life(fast), half_life(slow), norms[-1], tuple(norms))
+        for slow, middle, fast, norms in zip(*rates.tolist(), state_norms.T.tolist(), strict=True)
     )
 
 

@@ -8,8 +8,6 @@ from xml.etree import ElementTree
 import pytest
 
 from blazr_site.cli import main
-from blazr_site.commands.inspect import as_json
-from inference.llm.memory_span.spans import HeadSpan, MixerSpan
 
 LINE = ("inspect", "--model", "demo", "--cpu", "--tokens", "48")
 
@@ -48,14 +46,9 @@ def test_figures_as_json(capsys) -> None:
     found = json.loads(capsys.readouterr().out)
     assert (found["tokens"], found["text"]) == (48, "Python's help pages")
     first, attention = found["mixers"][0], found["mixers"][4]
-    assert set(first["heads"][0]) == {"half_life", "half_life_low", "half_life_high", "state_norm", "decays"}
+    assert len(found["norm_positions"]) == 32
+    assert found["norm_positions"][-1] == 48
+    norms = {"state_norm", "state_norms"}
+    assert set(first["heads"][0]) == {"half_life", "half_life_low", "half_life_high", "decays", *norms}
+    assert len(first["heads"][0]["state_norms"]) == 32
     assert set(attention["heads"][0]) == {"distance"}
-
-
-def test_an_endless_half_life_is_null() -> None:
-    head = HeadSpan(half_life=float("inf"), half_life_low=2.0, half_life_high=float("inf"), state_norm=1.0)
-    (mixer,) = as_json([MixerSpan(0, "mamba2", (head,))], "text", 3)["mixers"]
-    assert mixer["heads"] == [
-        {"half_life": None, "half_life_low": 2.0, "half_life_high": None, "state_norm": 1.0, "decays": False}
-    ]
-    assert json.dumps(mixer, allow_nan=False)

@@ -9,10 +9,11 @@ import torch
 
 from inference.demo.paths import PREBUILT_DIRECTORY
 from inference.errors import InvalidRequest
+from inference.llm.memory_span.observers import norm_positions
 from inference.llm.memory_span.spans import MAX_TOKENS, half_life, measure_spans, observe_spans
 from inference.llm.options import LLMOptions
 from inference.modelling.layer_parts import RopeSpec
-from inference.modelling.layer_specs import AttentionSpec, Mamba1Spec, Mamba2Spec
+from inference.modelling.layer_specs import AttentionSpec, Mamba1Spec, Mamba2Spec, Mamba3Spec
 from inference.modelling.linear_specs import (
     GatedDeltaSpec,
     KimiDeltaSpec,
@@ -21,6 +22,7 @@ from inference.modelling.linear_specs import (
     RGLRUSpec,
     ShortConvSpec,
 )
+from inference.modelling.parallel_specs import BranchSpec, ParallelSpec
 from models_registry.detection.inspection import inspect_checkpoint
 from tests.inference.llm.memory_span.networks import NORM, runner_of, token_ids
 
@@ -112,6 +114,45 @@ def test_the_norm_is_that_of_the_state_after_the_text() -> None:
     state = runner.states[0]["delta_state"][1]
     assert [head.state_norm for head in span.heads] == pytest.approx(state.flatten(1).norm(dim=1).tolist())
     assert all(norm > 0 for norm in state.flatten(1).norm(dim=1).tolist())
+
+
+@pytest.mark.parametrize(
+    ("mixer", "state"),
+    [
+        (Mamba1Spec(16, 8, 3, 4), "ssm_state"), (Mamba2Spec(32, 4, 8, 16, 2, 4, 16, NORM), "ssm_state"),
+        (Mamba3Spec(12, 3, 4, 6, 1, None, True, 0, NORM, NORM), "ssm_state"),
+        (GatedDeltaSpec(2, 4, 8, 6, 4, NORM), "delta_state"), (KimiDeltaSpec(2, 8, 4, NORM, 6, None), "delta_state"),
+        (LightningSpec(2, 16, 1.0, NORM), "linear_state"),
+        (MLSTMSpec(2, 8, 8, 15.0, 1e-6, 1e-6), "memory_state"), (RGLRUSpec(32, 2, 4), "lru_state"),
+    ],
+    ids=lambda value: getattr(value, "kind", ""),
+)  # fmt: skip
+@torch.inference_mode()
+def test_norms_over_the_text_are_those_of_its_beginnings(mixer, state) -> None:
+    """The norm at each position is that of the state after reading so much and no more."""
+    ids = token_ids(40)
+    runner = runner_of(mixer)
+    (span,) = observe_spans(runner, ids)
+    for position in (1, 2, 20, 40):
+        number = norm_positions(40).index(position)
+        runner.hidden(ids[:position])  # by the layer's own method, in one piece
+        wanted = runner.states[0][state][1].reshape(len(span.heads), -1).norm(dim=1)
+        assert [head.state_norms[number] for head in span.heads] == pytest.approx(wanted.tolist(), rel=1e-4)
+    assert all(head.state_norm == head.state_norms[-1] for head in span.heads)
+
+
+def test_norms_are_taken_at_even_distances() -> None:
+    assert norm_positions(3) == [1, 2, 3]
+    assert norm_positions(4096) == list(range(128, 4097, 128))
+
+
+def test_recurrences_beside_attention_are_told_apart() -> None:
+    branches = (BranchSpec(AttentionSpec(4, 2, 8, 0.35)), BranchSpec(Mamba2Spec(32, 4, 8, 16, 2, 4, 16, NORM)))
+    runner = runner_of(ParallelSpec(branches))
+    with torch.inference_mode():
+        spans = observe_spans(runner, token_ids(40))
+    assert [span.kind for span in spans] == ["attention", "mamba2"]
+    assert [len(span.heads[0].state_norms or ()) for span in spans] == [0, 32]
 
 
 def test_layers_come_in_order_and_convolutions_say_their_taps() -> None:

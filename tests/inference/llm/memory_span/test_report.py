@@ -1,0 +1,32 @@
+"""Figures as JSON: what has no end is null, and nothing is lost that was measured."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from inference.llm.memory_span.report import as_json
+from inference.llm.memory_span.spans import HeadSpan, MixerSpan
+
+ENDLESS = HeadSpan(
+    half_life=math.inf, half_life_low=2.0, half_life_high=math.inf, state_norm=1 / 3, state_norms=(math.nan, 1 / 3)
+)
+
+
+def test_an_endless_half_life_is_null() -> None:
+    found = as_json([MixerSpan(0, "mamba2", (ENDLESS,))], "text", 2)
+    (mixer,) = found["mixers"]
+    assert mixer["heads"] == [
+        {
+            "half_life": None, "half_life_low": 2.0, "half_life_high": None, "state_norm": 0.333333,
+            "state_norms": [None, 0.333333], "decays": False,
+        }
+    ]  # fmt: skip
+    assert json.dumps(found, allow_nan=False)
+
+
+def test_the_positions_of_the_norms_are_named() -> None:
+    found = as_json([MixerSpan(1, "attention", (HeadSpan(distance=3.0),), window=8)], "text", 100)
+    assert found["norm_positions"] == [100 * number // 32 for number in range(1, 33)]
+    assert (found["text"], found["tokens"]) == ("text", 100)
+    assert found["mixers"] == [{"layer": 1, "kind": "attention", "window": 8, "heads": [{"distance": 3.0}]}]
