@@ -4,7 +4,7 @@ from django.apps import AppConfig
 
 
 class ModelsRegistryConfig(AppConfig):
-    """Checkpoints, their overrides, browser uploads, and quantisations."""
+    """Checkpoints, their overrides, browser uploads, and jobs."""
 
     name = "models_registry"
     verbose_name = "models registry"

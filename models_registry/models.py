@@ -1,6 +1,6 @@
-"""Define the rows of the registry: checkpoints, overrides, aliases, uploads and quantisations.
+"""Define the rows of the registry: checkpoints, overrides, aliases, uploads, and jobs on checkpoints.
 
-``selectors`` reads them; ``services``, ``uploads`` and ``quantisations`` write them.
+``selectors`` reads them; ``services``, ``uploads`` and ``checkpoint_jobs`` write them.
 """
 
 from __future__ import annotations
@@ -229,15 +229,15 @@ class UploadFile(models.Model):
         return self.name
 
 
-class Quantisation(models.Model):
-    """A quantisation of a checkpoint that an operator started on the checkpoint's page.
+class CheckpointJob(models.Model):
+    """A job on a checkpoint that an operator started on the checkpoint's page.
 
-    running → done, or failed (with the reason), or cancelled. The last three never change. The resulting checkpoint
-    has the quantisation's id.
+    running → done, or failed (with the reason), or cancelled. The last three never change. One job of a kind runs at a
+    time.
     """
 
     class State(models.TextChoices):
-        """Stages of a quantisation."""
+        """Stages of a job."""
 
         RUNNING = "running", "running"
         DONE = "done", "done"
@@ -249,27 +249,33 @@ class Quantisation(models.Model):
         settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
     )
     source = models.ForeignKey(
-        Checkpoint, null=True, on_delete=models.SET_NULL, related_name="quantisations", help_text="What is quantised."
+        Checkpoint, null=True, on_delete=models.SET_NULL, related_name="%(class)ss", help_text="What the job is on."
     )
     source_name = models.CharField(max_length=MAX_NAME_CHARS, help_text="Outlives the source.")
-    served_model_name = models.CharField(max_length=MAX_NAME_CHARS, help_text="Of the result.")
-    max_bytes = models.BigIntegerField(null=True, blank=True, help_text="Limit of the weights' file.")
-    max_kl = models.FloatField(null=True, blank=True, help_text="Limit of the mean KL divergence, in nats.")
     state = models.CharField(max_length=12, choices=State.choices, default=State.RUNNING)
     progress = models.FloatField(default=0.0, help_text="Share of the work that is done.")
     stage = models.CharField(max_length=200, blank=True, default="", help_text="What is being done.")
     reason = models.TextField(blank=True, default="", help_text="Why it failed, or who cancelled it.")
-    checkpoint = models.ForeignKey(
-        Checkpoint, null=True, blank=True, on_delete=models.SET_NULL, related_name="+", help_text="The result."
-    )
     created_at = models.DateTimeField(auto_now_add=True)
     active_at = models.DateTimeField(help_text="Last sign of life.")
 
     class Meta:
+        abstract = True
         ordering: ClassVar[list[str]] = ["-created_at"]
         constraints: ClassVar[list[Any]] = [
-            models.UniqueConstraint(fields=["state"], condition=Q(state="running"), name="one_running_quantisation")
+            models.UniqueConstraint(fields=["state"], condition=Q(state="running"), name="one_running_%(class)s")
         ]
+
+
+class Quantisation(CheckpointJob):
+    """A quantisation of a checkpoint; the resulting checkpoint has the quantisation's id."""
+
+    served_model_name = models.CharField(max_length=MAX_NAME_CHARS, help_text="Of the result.")
+    max_bytes = models.BigIntegerField(null=True, blank=True, help_text="Limit of the weights' file.")
+    max_kl = models.FloatField(null=True, blank=True, help_text="Limit of the mean KL divergence, in nats.")
+    checkpoint = models.ForeignKey(
+        Checkpoint, null=True, blank=True, on_delete=models.SET_NULL, related_name="+", help_text="The result."
+    )
 
     def __str__(self) -> str:
         return f"{self.source_name} to {self.served_model_name} ({self.state})"

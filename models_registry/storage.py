@@ -1,7 +1,7 @@
 """Store uploaded files: receive, publish as read-only blobs, link into checkpoints, remove.
 
     <data>/uploads/<upload id>/<number>.part   being received; ``lock`` is held by the process that checks them
-    <data>/uploads/<quantisation id>/          the same for a quantisation, whose child writes ``checkpoint``
+    <data>/uploads/<job id>/                   the same for a job; a quantisation's child writes ``checkpoint``
     <data>/blobs/<sha256>                      whole files, read-only
     <data>/checkpoints/<checkpoint id>/<name>  hard links to blobs: what gets served
 
@@ -44,7 +44,7 @@ def checkpoints_dir() -> Path:
 
 
 def upload_path(upload_id: uuid.UUID | str) -> Path:
-    """Return the directory of an upload or a quantisation that is under way."""
+    """Return the directory of an upload or a job that is under way."""
     return uploads_dir() / str(upload_id)
 
 
@@ -131,7 +131,7 @@ def remove_checkpoint_files(checkpoint_id: uuid.UUID | str) -> None:
 
 @contextmanager
 def upload_lock(upload_id: uuid.UUID | str) -> Iterator[bool]:
-    """Lock an upload or a quantisation for work on it; yields False at once if another process holds the lock."""
+    """Lock an upload or a job for work on it; yields False at once if another process holds the lock."""
     directory = upload_path(upload_id)
     directory.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -8,25 +8,28 @@ from dataclasses import dataclass
 from typing import Any
 
 from models_registry import storage
-from models_registry.models import Checkpoint, Quantisation, Upload
-from models_registry.quantisations import quantisations_sweep
+from models_registry.checkpoint_jobs import CheckpointJobs, State
+from models_registry.models import Checkpoint, Upload
+from models_registry.quantisations import QUANTISATIONS
 from models_registry.uploads import uploads_sweep
+
+JOBS: tuple[CheckpointJobs[Any], ...] = (QUANTISATIONS,)
 
 
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """Numbers of uploads and quantisations that a sweep ended, and of files that it removed."""
+    """Numbers of uploads and jobs that a sweep ended, and of files that it removed."""
 
     ended_uploads: int
-    ended_quantisations: int
+    ended_jobs: int
     removed_directories: int
     removed_blobs: int
 
 
 def storage_sweep() -> SweepReport:
-    """End dead uploads and quantisations, and remove stray files. Safe at any time, in any process."""
-    ended_uploads, ended_quantisations = uploads_sweep(), quantisations_sweep()
-    return SweepReport(ended_uploads, ended_quantisations, _remove_strays(), storage.prune_blobs())
+    """End dead uploads and jobs, and remove stray files. Safe at any time, in any process."""
+    ended_uploads, ended_jobs = uploads_sweep(), sum(jobs.sweep() for jobs in JOBS)
+    return SweepReport(ended_uploads, ended_jobs, _remove_strays(), storage.prune_blobs())
 
 
 def _remove_strays() -> int:
@@ -55,11 +58,10 @@ def _ids(names: list[str]) -> list[uuid.UUID]:
 
 
 def _running_ids(names: list[str]) -> set[str]:
-    """Return the ids of uploads and quantisations that haven't ended."""
-    keys = [
-        *Upload.objects.filter(pk__in=_ids(names), state__in=Upload.OPEN).values_list("pk", flat=True),
-        *Quantisation.objects.filter(pk__in=_ids(names), state=Quantisation.State.RUNNING).values_list("pk", flat=True),
-    ]
+    """Return the ids of uploads and jobs that haven't ended."""
+    keys = list(Upload.objects.filter(pk__in=_ids(names), state__in=Upload.OPEN).values_list("pk", flat=True))
+    for jobs in JOBS:
+        keys += jobs.rows().filter(pk__in=_ids(names), state=State.RUNNING).values_list("pk", flat=True)
     return {str(key) for key in keys}
 
 

@@ -22,7 +22,7 @@ _schema = partial(extend_schema, tags=["quantisations"])
 
 def quantisation_list(checkpoint: Checkpoint) -> list[dict[str, Any]]:
     """Return the last quantisations of a checkpoint, newest first, for its page and for the API."""
-    rows = quantisations.quantisations_of(checkpoint)[:MAX_LISTED]
+    rows = quantisations.QUANTISATIONS.of(checkpoint)[:MAX_LISTED]
     return cast("list[dict[str, Any]]", shapes.QuantisationSerializer(rows, many=True).data)
 
 
@@ -57,7 +57,7 @@ class QuantisationView(StaffView):
     @_schema(operation_id="quantisation_retrieve", responses=shapes.QuantisationSerializer)
     def get(self, request: Request, quantisation_id: uuid.UUID) -> Response:
         """Return the state of a quantisation."""
-        return Response(shapes.QuantisationSerializer(quantisations.quantisation_get(quantisation_id)).data)
+        return Response(shapes.QuantisationSerializer(quantisations.QUANTISATIONS.get(quantisation_id)).data)
 
     @_schema(operation_id="quantisation_cancel", responses=shapes.QuantisationSerializer)
     def delete(self, request: Request, quantisation_id: uuid.UUID) -> Response:

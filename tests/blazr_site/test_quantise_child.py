@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 
-from blazr_site import quantise_child
+from blazr_site import job_child
 from blazr_site.quantise_child import quantise
 from inference.demo.paths import PREBUILT_DIRECTORY
-from inference.errors import InvalidRequest, StorageFull
-from inference.modelling.spec import ModelSpec
+from inference.errors import StorageFull
 from models_registry.detection.inspection import inspect_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,7 +78,7 @@ def test_it_stops_without_leftovers(how: str, tmp_path: Path) -> None:
             if "measuring" in line:
                 break
         own = os.getpriority(os.PRIO_PROCESS, 0)
-        assert os.getpriority(os.PRIO_PROCESS, process.pid) == min(own + quantise_child.NICENESS, 19)
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == min(own + job_child.NICENESS, 19)
         if how == "a signal":
             process.send_signal(signal.SIGTERM)
         else:
@@ -99,37 +98,6 @@ def test_a_bug_is_in_the_log_and_not_in_a_line(tmp_path: Path) -> None:
 
 
 # --- in this process -----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def spec() -> ModelSpec:
-    return inspect_checkpoint(PREBUILT_DIRECTORY).spec
-
-
-@pytest.mark.parametrize(
-    ("free", "expected"),
-    [
-        ({"cuda:0": 1 << 40, "cpu": 1 << 40}, ("cuda:0", "float32")),
-        ({"cuda:0": 0, "cpu": 1 << 40}, ("cpu", "float32")),
-        ({"cuda:0": "half", "cpu": 0}, ("cuda:0", "bfloat16")),
-        ({"cuda:0": 0, "cpu": "half"}, ("cpu", "bfloat16")),
-    ],
-)
-def test_the_format_comes_before_the_device(
-    free: dict[str, Any], expected: tuple[str, str], spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    needed = quantise_child.measuring_bytes(spec, 100, quantise_child.TORCH_DTYPES["bfloat16"])
-    monkeypatch.setattr(
-        quantise_child, "free_memory_bytes", lambda where: needed if free[where] == "half" else free[where]
-    )
-    monkeypatch.setattr(quantise_child, "choose_device", lambda force_cpu: "cpu" if force_cpu else "cuda:0")
-    assert quantise_child._device_and_dtype(spec, 100, "auto") == expected
-
-
-def test_too_little_memory_is_said_with_the_figures(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantise_child, "free_memory_bytes", lambda where: 1 << 20)
-    with pytest.raises(InvalidRequest, match=r"takes .* of memory, cpu has 1\.0 MiB free; unload models"):
-        quantise_child._device_and_dtype(spec, 100, "cpu")
 
 
 def test_a_target_that_takes_no_files_is_the_disks_fault(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -136,7 +136,7 @@ def test_a_killed_web_process_fails_it_with_the_reason(page: Page, site: LiveSer
     wait_until(lambda: not children_of(site), 60, "the end of the process that quantised")
     # The sweep of the next minute, or the next start of a quantisation; nobody has to wait for that here.
     site.manage(
-        "from models_registry import quantisations as q; q.START_LIMIT *= 0;"
+        "from models_registry import checkpoint_jobs as j; j.START_LIMIT *= 0;"
         "from models_registry.sweep import storage_sweep; storage_sweep()"
     )
     expect(newest(page)).to_contain_text("the server stopped while it quantised; start it again", timeout=60_000)

@@ -12,7 +12,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from models_registry import quantise_process
+from models_registry import job_process
 from tests.accounts import account
 from tests.models_registry.detection.builders import small_hybrid, write_checkpoint
 
@@ -65,8 +65,8 @@ def no_redis(settings) -> None:
 
 
 @pytest.fixture
-def quantise_child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Path]:
-    """Let a script stand in for the child that quantises; returns its directory. ``request`` and ``send`` are there."""
+def child_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Path]:
+    """Let a script stand in for the child of a job; returns its directory. ``request`` and ``send`` are there."""
 
     def install(script: str) -> Path:
         directory = tmp_path / "child"
@@ -76,7 +76,7 @@ def quantise_child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[
         program = directory / "python"
         program.write_text(f'#!/bin/sh\nexec {sys.executable} {body} "$@"\n')
         program.chmod(0o755)
-        monkeypatch.setattr(quantise_process, "sys", SimpleNamespace(executable=str(program)))
+        monkeypatch.setattr(job_process, "sys", SimpleNamespace(executable=str(program)))
         return directory
 
     return install

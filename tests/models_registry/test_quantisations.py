@@ -15,10 +15,10 @@ from django.db import IntegrityError, OperationalError, transaction
 from django.utils import timezone
 
 from inference.errors import Conflict, InvalidRequest, NotFound, QueueFull, StorageFull, UnsupportedFormat
-from models_registry import quantisations, selectors, services, storage
+from models_registry import checkpoint_jobs, quantisations, selectors, services, storage
 from models_registry.aliases import alias_promote
 from models_registry.models import Checkpoint, Quantisation, Upload, UploadFile
-from models_registry.quantisations import quantisation_cancel, quantisation_create, quantisation_get
+from models_registry.quantisations import QUANTISATIONS, quantisation_cancel, quantisation_create
 from models_registry.uploads import DISK_RESERVE_BYTES
 from tests.live.conftest import wait_until
 from tests.models_registry.test_uploads import left_behind
@@ -41,9 +41,9 @@ def started(source: Checkpoint, **members: object) -> Quantisation:
 
 
 def test_the_result_is_registered_like_an_upload(
-    source: Checkpoint, staff: User, quantise_child: Install, storage_dirs: Path
+    source: Checkpoint, staff: User, child_script: Install, storage_dirs: Path
 ) -> None:
-    directory = quantise_child("(directory / 'request').write_text(json.dumps(request))\n" + COPY)
+    directory = child_script("(directory / 'request').write_text(json.dumps(request))\n" + COPY)
     row = started(source, owner=staff, served_model_name="smaller", max_bytes=5000, max_kl=0.5)
     assert (row.state, row.reason, row.progress, row.stage) == ("done", "", 1.0, "")
     result = selectors.checkpoint_get_by_name("smaller")
@@ -62,30 +62,30 @@ def test_the_result_is_registered_like_an_upload(
     assert (row.state, row.checkpoint, str(row)) == ("done", None, "tiny to smaller (done)")
 
 
-def test_facts_set_by_hand_hold_for_the_result(source: Checkpoint, staff: User, quantise_child: Install) -> None:
-    quantise_child("assert request['overrides'] == {'max_position_embeddings': 64}\n" + COPY)
+def test_facts_set_by_hand_hold_for_the_result(source: Checkpoint, staff: User, child_script: Install) -> None:
+    child_script("assert request['overrides'] == {'max_position_embeddings': 64}\n" + COPY)
     services.checkpoint_override_set(checkpoint=source, fact="max_position_embeddings", value=64)
     row = started(source, owner=staff)
     assert (row.state, row.checkpoint.max_position_embeddings) == ("done", 64)
     assert row.checkpoint.overrides.get().author_name == "vera"
 
 
-def test_the_name_is_made_of_the_sources_where_none_is_given(source: Checkpoint, quantise_child: Install) -> None:
-    quantise_child(COPY)
+def test_the_name_is_made_of_the_sources_where_none_is_given(source: Checkpoint, child_script: Install) -> None:
+    child_script(COPY)
     assert [started(source).served_model_name for _ in range(2)] == ["tiny-quantised", "tiny-quantised-2"]
     services.checkpoint_rename(checkpoint=source, served_model_name="x" * 96)
     assert started(source).served_model_name == "x" * 86 + "-quantised"
 
 
-def test_a_name_that_was_taken_meanwhile_gets_a_number(source: Checkpoint, quantise_child: Install) -> None:
-    quantise_child(COPY)
+def test_a_name_that_was_taken_meanwhile_gets_a_number(source: Checkpoint, child_script: Install) -> None:
+    child_script(COPY)
     row = Quantisation.objects.create(
         source=source, source_name="tiny", served_model_name="smaller", max_kl=1.0, active_at=timezone.now()
     )
     alias_promote(name="smaller", checkpoint=source)
-    quantisations._run(row.pk)
-    assert selectors.checkpoint_get(row.pk).served_model_name == quantisation_get(row.pk).served_model_name
-    assert quantisation_get(row.pk).served_model_name == "smaller-2"
+    QUANTISATIONS.run(row.pk)
+    assert selectors.checkpoint_get(row.pk).served_model_name == QUANTISATIONS.get(row.pk).served_model_name
+    assert QUANTISATIONS.get(row.pk).served_model_name == "smaller-2"
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,8 @@ def test_the_disk_must_have_the_result_beside_open_uploads(source: Checkpoint, m
         started(source)
 
 
-def test_one_runs_at_a_time(source: Checkpoint, quantise_child: Install) -> None:
-    quantise_child(COPY)
+def test_one_runs_at_a_time(source: Checkpoint, child_script: Install) -> None:
+    child_script(COPY)
     row = Quantisation.objects.create(
         source=source, source_name="tiny", served_model_name="a", max_kl=1.0, progress=0.4, active_at=timezone.now()
     )
@@ -166,9 +166,9 @@ WRITE = "pathlib.Path(request['target']).mkdir()\npathlib.Path(request['target']
     ],
 )  # fmt: skip
 def test_failures_leave_a_reason_and_no_file(
-    script: str, reason: str, source: Checkpoint, quantise_child: Install, storage_dirs: Path
+    script: str, reason: str, source: Checkpoint, child_script: Install, storage_dirs: Path
 ) -> None:
-    quantise_child(WRITE + script)
+    child_script(WRITE + script)
     row = started(source)
     assert row.state == "failed"
     assert reason in row.reason
@@ -176,11 +176,11 @@ def test_failures_leave_a_reason_and_no_file(
     assert Checkpoint.objects.count() == 1
 
 
-def test_a_full_disk_is_said(source: Checkpoint, quantise_child: Install, monkeypatch, storage_dirs: Path) -> None:
+def test_a_full_disk_is_said(source: Checkpoint, child_script: Install, monkeypatch, storage_dirs: Path) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    quantise_child(COPY)
+    child_script(COPY)
     monkeypatch.setattr(storage, "publish_file", full)
     row = started(source)
     assert (row.state, "no room" in row.reason) == ("failed", True)
@@ -192,8 +192,8 @@ def test_a_deleted_source_is_said(source: Checkpoint) -> None:
         source=source, source_name="tiny", served_model_name="a", max_kl=1.0, active_at=timezone.now()
     )
     services.checkpoint_delete(checkpoint=source)
-    quantisations._run(row.pk)
-    assert (quantisation_get(row.pk).state, quantisation_get(row.pk).reason) == ("failed", "tiny was deleted.")
+    QUANTISATIONS.run(row.pk)
+    assert (QUANTISATIONS.get(row.pk).state, QUANTISATIONS.get(row.pk).reason) == ("failed", "tiny was deleted.")
 
 
 # --- progress and cancelling -------------------------------------------------------------------
@@ -201,16 +201,16 @@ def test_a_deleted_source_is_said(source: Checkpoint) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_progress_is_in_the_row_and_a_cancel_leaves_nothing(
-    source: Checkpoint, quantise_child: Install, storage_dirs: Path, monkeypatch
+    source: Checkpoint, child_script: Install, storage_dirs: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(quantisations, "TICK_S", 0.02)
-    directory = quantise_child(
+    monkeypatch.setattr(checkpoint_jobs, "TICK_S", 0.02)
+    directory = child_script(
         WRITE + "(directory / 'pid').write_text(str(os.getpid()))\n"
         "send(progress=0.5, stage='measuring ' + 'x' * 300)\ntime.sleep(60)\n"
     )
     row = started(source, wait=False)
-    wait_until(lambda: quantisation_get(row.pk).progress, 20, "the progress")
-    seen = quantisation_get(row.pk)
+    wait_until(lambda: QUANTISATIONS.get(row.pk).progress, 20, "the progress")
+    seen = QUANTISATIONS.get(row.pk)
     assert (seen.state, seen.progress, len(seen.stage)) == ("running", 0.45, 200)
     with pytest.raises(QueueFull):
         started(source)
@@ -219,16 +219,18 @@ def test_progress_is_in_the_row_and_a_cancel_leaves_nothing(
     assert (cancelled.state, cancelled.reason, cancelled.stage) == ("cancelled", "cancelled by vera", "")
     pid = int((directory / "pid").read_text())
     wait_until(lambda: not Path(f"/proc/{pid}").exists(), 10, "the child's end")
-    wait_until(lambda: not any(thread.name == f"quantise-{row.pk}" for thread in threading.enumerate()), 10, "the end")
+    wait_until(
+        lambda: not any(thread.name == f"quantisation-{row.pk}" for thread in threading.enumerate()), 10, "the end"
+    )
     assert left_behind(storage_dirs) == []
     assert quantisation_cancel(quantisation_id=row.pk).reason == "cancelled by vera"
 
 
 def test_a_cancel_while_the_files_are_read_back_registers_nothing(
-    source: Checkpoint, quantise_child: Install, storage_dirs: Path, monkeypatch
+    source: Checkpoint, child_script: Install, storage_dirs: Path, monkeypatch
 ) -> None:
-    quantise_child(COPY)
-    monkeypatch.setattr(quantisations, "TICK_S", 0.0)
+    child_script(COPY)
+    monkeypatch.setattr(checkpoint_jobs, "TICK_S", 0.0)
 
     def cancel_meanwhile(path: Path, on_bytes: Callable[[int], None]) -> str:
         quantisation_cancel(quantisation_id=Quantisation.objects.get().pk)
@@ -241,9 +243,9 @@ def test_a_cancel_while_the_files_are_read_back_registers_nothing(
 
 
 def test_a_cancel_at_the_last_moment_registers_nothing(
-    source: Checkpoint, quantise_child: Install, storage_dirs: Path, monkeypatch
+    source: Checkpoint, child_script: Install, storage_dirs: Path, monkeypatch
 ) -> None:
-    quantise_child(COPY)
+    child_script(COPY)
     register = quantisations.checkpoint_register
 
     def cancel_then_register(**members: object) -> Checkpoint:
@@ -260,11 +262,11 @@ def test_a_cancel_at_the_last_moment_registers_nothing(
 
 def test_an_outage_of_the_database_costs_no_work(source: Checkpoint, monkeypatch, caplog) -> None:
     row = Quantisation.objects.create(source_name="a", served_model_name="b", max_kl=1.0, active_at=timezone.now())
-    monkeypatch.setattr(quantisations, "TICK_S", 0.0)
-    monkeypatch.setattr(quantisations, "close_old_connections", lambda: None)  # the test's transaction is open
-    report = quantisations._Report(row)
+    monkeypatch.setattr(checkpoint_jobs, "TICK_S", 0.0)
+    monkeypatch.setattr(checkpoint_jobs, "close_old_connections", lambda: None)  # the test's transaction is open
+    report = checkpoint_jobs.Report(QUANTISATIONS, row)
     with monkeypatch.context() as patch:
-        patch.setattr(Quantisation, "objects", Away())
+        patch.setattr(QUANTISATIONS, "rows", Away)
         report(0.3, "measuring")
     assert "the database is away" in caplog.text
     report()
@@ -279,8 +281,8 @@ class Away:
         raise OperationalError("the database is away")
 
 
-def test_what_is_done_is_not_cancelled(source: Checkpoint, quantise_child: Install) -> None:
-    quantise_child(COPY)
+def test_what_is_done_is_not_cancelled(source: Checkpoint, child_script: Install) -> None:
+    child_script(COPY)
     with pytest.raises(Conflict, match="delete the model tiny-quantised instead"):
         quantisation_cancel(quantisation_id=started(source).pk)
     with pytest.raises(NotFound):
@@ -291,31 +293,31 @@ def test_what_is_done_is_not_cancelled(source: Checkpoint, quantise_child: Insta
 
 
 def test_a_row_whose_process_died_fails_and_makes_way(
-    source: Checkpoint, quantise_child: Install, storage_dirs: Path
+    source: Checkpoint, child_script: Install, storage_dirs: Path
 ) -> None:
-    quantise_child(COPY)
+    child_script(COPY)
     row = Quantisation.objects.create(
         source=source, source_name="tiny", served_model_name="a", max_kl=1.0,
-        active_at=timezone.now() - quantisations.START_LIMIT - timedelta(seconds=1),
+        active_at=timezone.now() - checkpoint_jobs.START_LIMIT - timedelta(seconds=1),
     )  # fmt: skip
     (storage.upload_path(row.pk) / "checkpoint").mkdir(parents=True)
     (storage.upload_path(row.pk) / "checkpoint" / "model.safetensors").write_bytes(b"half")
     assert started(source).state == "done"
-    ended = quantisation_get(row.pk)
+    ended = QUANTISATIONS.get(row.pk)
     assert (ended.state, ended.reason) == ("failed", "the server stopped while it quantised; start it again")
     assert not storage.upload_path(row.pk).exists()
 
 
 def test_a_row_that_starts_just_now_is_left_alone() -> None:
     Quantisation.objects.create(source_name="a", served_model_name="b", max_kl=1.0, active_at=timezone.now())
-    assert quantisations.quantisations_sweep() == 0
+    assert QUANTISATIONS.sweep() == 0
 
 
 def test_old_rows_are_deleted() -> None:
     for state in ("done", "failed", "cancelled"):
         Quantisation.objects.create(
             source_name="a", served_model_name="b", max_kl=1.0, state=state,
-            active_at=timezone.now() - quantisations.KEEP_ROWS - timedelta(seconds=1),
+            active_at=timezone.now() - checkpoint_jobs.KEEP_ROWS - timedelta(seconds=1),
         )  # fmt: skip
-    assert quantisations.quantisations_sweep() == 0
+    assert QUANTISATIONS.sweep() == 0
     assert not Quantisation.objects.exists()

@@ -9,8 +9,8 @@ import pytest
 from django.utils import timezone
 
 from models_registry import storage
+from models_registry.checkpoint_jobs import START_LIMIT
 from models_registry.models import Quantisation
-from models_registry.quantisations import START_LIMIT
 from models_registry.sweep import storage_sweep
 from models_registry.tasks import sweep
 from tests.models_registry.test_uploads import left_behind
@@ -39,10 +39,10 @@ def test_files_of_a_running_quantisation_stay_until_its_process_is_dead(storage_
     with storage.upload_lock(row.pk) as held:
         assert held
         report = storage_sweep()
-        assert (report.ended_quantisations, report.removed_directories) == (0, 0)
+        assert (report.ended_jobs, report.removed_directories) == (0, 0)
         assert len(left_behind(storage_dirs)) == 2
     report = storage_sweep()
-    assert (report.ended_quantisations, report.removed_directories) == (1, 1)
+    assert (report.ended_jobs, report.removed_directories) == (1, 1)
     assert left_behind(storage_dirs) == []
     row.refresh_from_db()
     assert (row.state, "the server stopped" in row.reason) == ("failed", True)

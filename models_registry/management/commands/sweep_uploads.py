@@ -1,4 +1,4 @@
-"""End dead uploads and quantisations, and remove their files; the supervisor runs this before the web starts."""
+"""End dead uploads and jobs on checkpoints, and remove their files; the supervisor runs this before the web starts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from models_registry.sweep import storage_sweep
 class Command(BaseCommand):
     """``manage.py sweep_uploads``."""
 
-    help = "End uploads and quantisations that nobody goes on with, and remove their files."
+    help = "End uploads and jobs that nobody goes on with, and remove their files."
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Sweep once and report the numbers."""
         report = storage_sweep()
         self.stdout.write(
-            f"ended {report.ended_uploads} uploads and {report.ended_quantisations} quantisations, removed "
+            f"ended {report.ended_uploads} uploads and {report.ended_jobs} jobs, removed "
             f"{report.removed_directories} directories and {report.removed_blobs} blobs"
         )

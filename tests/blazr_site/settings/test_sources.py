@@ -25,7 +25,7 @@ READERS = {
     "inference/text/tokenisation/sandbox.py": "environment of a child process",
     "models_registry/detection/child.py": "environment of a child process",
     "models_registry/pulls.py": "environment of a child process",
-    "models_registry/quantise_process.py": "environment of a child process",
+    "models_registry/job_process.py": "environment of a child process",
     "inference/host/cache_folder.py": "place of the user's caches",
     "models_registry/package_index.py": "environment of pip",
 }

@@ -32,8 +32,8 @@ def start(client: Client, source: Checkpoint, **body: object):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_quantisation_over_http(browser: Client, source: Checkpoint, quantise_child: Callable[[str], Path]) -> None:
-    quantise_child(COPY)
+def test_a_quantisation_over_http(browser: Client, source: Checkpoint, child_script: Callable[[str], Path]) -> None:
+    child_script(COPY)
     begun = start(browser, source, max_bytes=5000, max_kl=0.5, served_model_name="smaller")
     assert begun.status_code == 201
     body = begun.json()

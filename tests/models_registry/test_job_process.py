@@ -1,4 +1,4 @@
-"""The child that quantises: its messages, its end, and that nothing of it is left."""
+"""The child of a job: its messages, its end, and that nothing of it is left."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from inference.errors import EngineError
-from models_registry import quantise_process
-from models_registry.quantise_process import QuantiseProcess
+from models_registry import job_process
+from models_registry.job_process import JobProcess
 from tests.live.conftest import wait_until
 
+MODULE = "blazr_site.quantise_child"
 Install = Callable[[str], Path]
 
 
@@ -27,30 +28,30 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_the_request_goes_in_and_messages_come_out(quantise_child: Install) -> None:
-    quantise_child(
+def test_the_request_goes_in_and_messages_come_out(child_script: Install) -> None:
+    child_script(
         "assert sys.argv[1:] == ['-m', 'blazr_site.quantise_child'], sys.argv\n"
         "send(progress=0.5, stage=request['path'])\n"
         "print(json.dumps({'stage': 'two'}) + '\\n' + json.dumps({'result': {}}))\n"
     )
-    with QuantiseProcess({"path": "/some/where"}) as child:
+    with JobProcess(MODULE, {"path": "/some/where"}) as child:
         messages = [message for message in child.messages(30) if message]
     assert messages == [{"progress": 0.5, "stage": "/some/where"}, {"stage": "two"}, {"result": {}}]
 
 
-def test_silence_gives_empty_messages(quantise_child: Install) -> None:
-    quantise_child("time.sleep(60)")
-    with QuantiseProcess({}) as child:
+def test_silence_gives_empty_messages(child_script: Install) -> None:
+    child_script("time.sleep(60)")
+    with JobProcess(MODULE, {}) as child:
         messages = child.messages(0.01)
         assert [next(messages) for _ in range(3)] == [{}, {}, {}]
 
 
-def test_many_open_descriptors_do_no_harm(quantise_child: Install) -> None:
+def test_many_open_descriptors_do_no_harm(child_script: Install) -> None:
     """``select`` takes descriptors below 1,024 only; a web process has more connections."""
-    quantise_child("send(stage='one')")
+    child_script("send(stage='one')")
     held = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
     try:
-        with QuantiseProcess({}) as child:
+        with JobProcess(MODULE, {}) as child:
             assert [message for message in child.messages(30) if message] == [{"stage": "one"}]
     finally:
         for descriptor in held:
@@ -64,21 +65,21 @@ def test_many_open_descriptors_do_no_harm(quantise_child: Install) -> None:
         ("os.kill(os.getpid(), 11)", "exit status -11"),
     ],
 )  # fmt: skip
-def test_a_child_that_breaks_is_our_error(script: str, reason: str, quantise_child: Install) -> None:
-    quantise_child(script)
-    with QuantiseProcess({}) as child, pytest.raises(EngineError, match=reason):
+def test_a_child_that_breaks_is_our_error(script: str, reason: str, child_script: Install) -> None:
+    child_script(script)
+    with JobProcess(MODULE, {}) as child, pytest.raises(EngineError, match=reason):
         list(child.messages(30))
 
 
-def test_a_child_that_reads_no_request_is_our_error(quantise_child: Install, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = quantise_child("")
+def test_a_child_that_reads_no_request_is_our_error(child_script: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = child_script("")
     (directory / "child.py").write_text("import sys; sys.exit(4)")
-    with QuantiseProcess({"path": "x" * (1 << 20)}) as child, pytest.raises(EngineError, match="exit status 4"):
+    with JobProcess(MODULE, {"path": "x" * (1 << 20)}) as child, pytest.raises(EngineError, match="exit status 4"):
         list(child.messages(30))
 
 
-def test_the_end_stops_the_child_and_its_children(quantise_child: Install, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = quantise_child(
+def test_the_end_stops_the_child_and_its_children(child_script: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = child_script(
         "import signal, subprocess\n"
         "signal.signal(signal.SIGTERM, lambda *_: (directory / 'stopped').touch())\n"  # and goes on
         "kid = subprocess.Popen(['sleep', '60'])\n"
@@ -86,8 +87,8 @@ def test_the_end_stops_the_child_and_its_children(quantise_child: Install, monke
         "send(stage='ready')\n"
         "while True: time.sleep(60)\n"
     )
-    monkeypatch.setattr(quantise_process, "STOP_S", 0.3)
-    with QuantiseProcess({}) as child:
+    monkeypatch.setattr(job_process, "STOP_S", 0.3)
+    with JobProcess(MODULE, {}) as child:
         assert next(message for message in child.messages(30) if message) == {"stage": "ready"}
     assert (directory / "stopped").exists(), "it could have removed its files"
     pids = [int(pid) for pid in (directory / "pids").read_text().split()]
@@ -97,15 +98,15 @@ def test_the_end_stops_the_child_and_its_children(quantise_child: Install, monke
 
 PARENT = """
 import sys, types
-from models_registry import quantise_process
-quantise_process.sys = types.SimpleNamespace(executable=sys.argv[1])
-for message in quantise_process.QuantiseProcess({}).messages(60):
+from models_registry import job_process
+job_process.sys = types.SimpleNamespace(executable=sys.argv[1])
+for message in job_process.JobProcess("blazr_site.quantise_child", {}).messages(60):
     print(message, flush=True)
 """
 
 
-def test_a_child_notices_the_death_of_its_parent(quantise_child: Install) -> None:
-    directory = quantise_child(
+def test_a_child_notices_the_death_of_its_parent(child_script: Install) -> None:
+    directory = child_script(
         "(directory / 'pid').write_text(str(os.getpid()))\n"
         "send(stage='ready')\n"
         "sys.stdin.read()\n"

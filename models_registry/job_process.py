@@ -1,7 +1,8 @@
-"""Run the quantisation of a checkpoint in a child process, which loads the network that the web process can't.
+"""Run a job on a checkpoint in a child process, which loads the network that the web process can't.
 
-The child (``blazr_site.quantise_child``) gets a request on its standard input and writes lines of JSON: progress, then
-a result or an error. It ends, and removes its files, when its input is closed: also where this process was killed.
+The child (a module of ``blazr_site`` that calls ``blazr_site.job_child``) gets a request on its standard input and
+writes lines of JSON: progress, then a result or an error. It ends, and removes its files, when its input is closed:
+also where this process was killed.
 """
 
 from __future__ import annotations
@@ -25,16 +26,17 @@ _ROOT = Path(__file__).resolve().parents[1]
 _READ_BYTES = 1 << 16
 
 
-class QuantiseProcess:
+class JobProcess:
     """One child process; a context manager that ends it.
 
     Args:
-        request: Arguments of ``blazr_site.quantise_child.quantise``.
+        module: What the child runs: one of our own names.
+        request: Arguments of the child's work.
     """
 
-    def __init__(self, request: Mapping[str, Any]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "blazr_site.quantise_child"],
+    def __init__(self, module: str, request: Mapping[str, Any]) -> None:
+        self._process = subprocess.Popen(  # noqa: S603 - no shell, and a name of our own
+            [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": str(_ROOT)},
@@ -102,6 +104,6 @@ class QuantiseProcess:
 
     def _check_status(self, status: int) -> None:
         if status == -signal.SIGKILL:
-            raise EngineError("the system killed the process that quantised, most likely for want of memory.")
+            raise EngineError("the system killed the job's process, most likely for want of memory.")
         if status:
-            raise EngineError(f"the process that quantised broke (exit status {status}); the server's log says why.")
+            raise EngineError(f"the job's process broke (exit status {status}); the server's log says why.")
