@@ -172,7 +172,10 @@ class CheckpointJobs(ABC, Generic[Row]):
         with storage.upload_lock(job_id) as held:
             if not held:
                 return
-            row = self.get(job_id)
+            row = self.rows().filter(pk=job_id, state=State.RUNNING).first()
+            if row is None:  # cancelled before its start
+                storage.remove_upload_files(job_id)
+                return
             try:
                 with storage.full_disk_as_error():
                     self.work(row, Report(self, row))

@@ -279,3 +279,23 @@ class Quantisation(CheckpointJob):
 
     def __str__(self) -> str:
         return f"{self.source_name} to {self.served_model_name} ({self.state})"
+
+
+class SpanMeasurement(CheckpointJob):
+    """How far back each layer of a checkpoint reaches over a text; the result is in the row."""
+
+    JSON_COLUMNS: ClassVar[dict[str, type]] = {"table": list}
+
+    text = models.TextField(blank=True, default="", help_text="What is read; empty: random tokens.")
+    max_tokens = models.PositiveIntegerField(help_text="Tokens of the text that are read.")
+    max_seconds = models.PositiveIntegerField(help_text="Time of the process that reads it.")
+    num_tokens = models.PositiveIntegerField(default=0, help_text="Tokens that were read.")
+    figures = models.TextField(blank=True, default="", help_text="All figures, as JSON.")
+    table = models.JSONField(default=list, help_text="A row of words for each mixer.")
+    picture = models.TextField(blank=True, default="", help_text="An SVG document.")
+
+    class Meta(CheckpointJob.Meta):
+        pass
+
+    def __str__(self) -> str:
+        return f"memory of {self.source_name} ({self.state})"

@@ -22,22 +22,44 @@ from django.views.decorators.csrf import ensure_csrf_cookie
 
 from inference.errors import BlazrError, NotFound
 from inference.models.readable_rows import readable_rows
+from inference.values.memory_span import MAX_TOKENS
 from inference.values.tokenizer_spec import MAX_TEMPLATE_CHARS
 from models_registry import selectors, upload_rules
 from models_registry.api.quantisation_views import quantisation_list
 from models_registry.api.serializers import OverrideSerializer
+from models_registry.api.span_views import measurement_rows
 from models_registry.api.views import checkpoint_detail, checkpoint_inspection, overview
 from models_registry.curves import read_curve
+from models_registry.default_text import DEFAULT_TEXT
 from models_registry.detection.facts import CHAT_TEMPLATE, TOKENIZER_FROM, facts_to_set
 from models_registry.quantisations import MAX_KL, default_name, is_quantisable
 from models_registry.settings_schema import MODEL_SETTINGS, shown
 from models_registry.sign_in import SignInForm
+from models_registry.span_measurements import (
+    DEFAULT_SECONDS,
+    DEFAULT_TOKENS,
+    MAX_SECONDS,
+    MAX_TEXT_BYTES,
+    MIN_TOKENS,
+    reads_text,
+)
 
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
     from django.http.response import HttpResponseBase
 
     from models_registry.models import Checkpoint
+
+
+SPAN_LIMITS = {
+    "text": DEFAULT_TEXT,
+    "max_text_bytes": MAX_TEXT_BYTES,
+    "min_tokens": MIN_TOKENS,
+    "max_tokens": MAX_TOKENS,
+    "tokens": DEFAULT_TOKENS,
+    "max_seconds": MAX_SECONDS,
+    "seconds": DEFAULT_SECONDS,
+}
 
 
 class SignInView(LoginView):
@@ -173,6 +195,10 @@ class ModelPage(StaffPage):
             "can_quantise": checkpoint.state == "available" and is_quantisable(checkpoint_inspection(checkpoint)),
             "quantised_name": default_name(checkpoint),
             "max_kl": MAX_KL,
+            "measurements": measurement_rows(checkpoint),
+            "can_measure": checkpoint.state == "available",
+            "reads_text": reads_text(checkpoint_inspection(checkpoint)),
+            "span_limits": SPAN_LIMITS,
             "template": self._template(checkpoint),
             "max_template_chars": MAX_TEMPLATE_CHARS,
             "facts": [{**fact, "overridden": fact["name"] in in_force} for fact in detail["description"]["facts"]],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from pathlib import Path
 
@@ -13,10 +12,11 @@ from blazr_site.commands.models import progress_bar, stderr
 from blazr_site.commands.quality import text_tokens
 from blazr_site.commands.tables import output_console, table
 from inference.errors import InvalidRequest
-from inference.llm.memory_span.picture import draw, reach, tokens
-from inference.llm.memory_span.report import as_json
-from inference.llm.memory_span.spans import MAX_TOKENS, MixerSpan, measure_spans
+from inference.llm.memory_span.picture import draw
+from inference.llm.memory_span.report import as_json, table_of
+from inference.llm.memory_span.spans import MixerSpan, measure_spans
 from inference.llm.options import LLMOptions
+from inference.values.memory_span import MAX_TOKENS
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -60,21 +60,6 @@ def _write(path: Path, content: str) -> None:
 def _print(spans: list[MixerSpan]) -> None:
     figures = ("heads", "least", "median", "most", "state norm")
     shown = table("layer", "kind", "what, in tokens", *figures, right=figures)
-    for span in spans:
-        if not span.heads:
-            shown.add_row(str(span.layer), span.kind, f"reads {span.window}", *[""] * len(figures))
-            continue
-        values = sorted(reach(head) for head in span.heads)
-        norms = [head.state_norm for head in span.heads if head.state_norm is not None]
-        what = "half-life" if norms else "mean attended distance"
-        if not norms and span.window is not None:
-            what += f", window {span.window}"
-        shown.add_row(
-            str(span.layer),
-            span.kind,
-            what,
-            str(len(values)),
-            *(tokens(value) for value in (values[0], values[len(values) // 2], values[-1])),
-            f"{math.hypot(*norms):.3g}" if norms else "",
-        )
+    for row in table_of(spans):
+        shown.add_row(*row.values())
     output_console().print(shown)

@@ -79,14 +79,30 @@ def check_windows(arguments: argparse.Namespace) -> None:
 
 
 def text_tokens(inspection: Inspection, path: Path | None, most: int) -> tuple[list[int], str]:
-    """Return token ids to read, and a description of their source."""
+    """Return token ids of a file's text to read, and a description of their source; no file: the help pages."""
+    tokenizer_kind = inspection.tokenizer.kind
+    if path is None:
+        return tokens_to_read(inspection, help_pages() if tokenizer_kind != "none" else None, most)
+    return tokens_to_read(inspection, _text(path, most * _MAX_TOKEN_CHARS), most)
+
+
+def tokens_to_read(inspection: Inspection, text: tuple[str, str] | None, most: int) -> tuple[list[int], str]:
+    """Return the first token ids of a text, and its description; None: random tokens.
+
+    Args:
+        inspection: Whose tokenizer reads it.
+        text: The text, and a description of its source.
+        most: Most tokens.
+
+    Raises:
+        InvalidRequest: There is a text and no tokenizer.
+    """
     tokenizer = load_tokenizer(inspection.tokenizer)
     try:
-        if tokenizer.has_text:
-            text, source = _text(path, most * _MAX_TOKEN_CHARS)
-            return tokenizer.encode(text)[:most], source
-        if path is not None:
-            raise InvalidRequest("the checkpoint has no known tokenizer, so --text can't be read; leave it out.")
+        if text is not None:
+            if not tokenizer.has_text:
+                raise InvalidRequest("the checkpoint has no known tokenizer, so --text can't be read; leave it out.")
+            return tokenizer.encode(text[0])[:most], text[1]
         usable = [token for token in range(inspection.spec.vocab_size) if not tokenizer.is_missing(token)]
     finally:
         tokenizer.close()
@@ -95,9 +111,12 @@ def text_tokens(inspection: Inspection, path: Path | None, most: int) -> tuple[l
     return [draws.choice(usable) for _ in range(most)], "random tokens"
 
 
-def _text(path: Path | None, max_chars: int) -> tuple[str, str]:
-    if path is None:
-        return "\n\n".join(document.text for document in load_documents(0)), "Python's help pages"
+def help_pages() -> tuple[str, str]:
+    """The text that is read where none is given."""
+    return "\n\n".join(document.text for document in load_documents(0)), "Python's help pages"
+
+
+def _text(path: Path, max_chars: int) -> tuple[str, str]:
     try:
         with path.open(encoding="utf-8") as file:
             return file.read(max_chars), path.name

@@ -6,8 +6,24 @@ from typing import Any
 
 from rest_framework import serializers
 
+from inference.values.memory_span import MAX_TOKENS
 from inference.values.tokenizer_spec import MAX_TEMPLATE_CHARS
-from models_registry.models import MAX_NAME_CHARS, Checkpoint, CheckpointOverride, Quantisation, Upload, UploadFile
+from models_registry.models import (
+    MAX_NAME_CHARS,
+    Checkpoint,
+    CheckpointOverride,
+    Quantisation,
+    SpanMeasurement,
+    Upload,
+    UploadFile,
+)
+from models_registry.span_measurements import (
+    DEFAULT_SECONDS,
+    DEFAULT_TOKENS,
+    MAX_SECONDS,
+    MAX_TEXT_BYTES,
+    MIN_TOKENS,
+)
 from models_registry.upload_rules import CHUNK_BYTES, MAX_FILES
 from models_registry.upload_rules import MAX_NAME_CHARS as MAX_FILE_NAME_CHARS
 
@@ -91,6 +107,36 @@ class QuantisationSerializer(serializers.ModelSerializer[Quantisation]):
         fields = (
             "id", "source", "source_name", "served_model_name", "max_bytes", "max_kl", "state", "progress", "stage",
             "reason", "checkpoint", "created_at", "active_at",
+        )  # fmt: skip
+
+
+class SpanMeasurementCreateSerializer(serializers.Serializer[Any]):
+    """What is read, and the limits of the process that reads it."""
+
+    text = serializers.CharField(
+        required=False,
+        trim_whitespace=False,
+        help_text=f"At most {MAX_TEXT_BYTES} bytes in UTF-8. Missing: the default text.",
+    )
+    max_tokens = serializers.IntegerField(
+        required=False, default=DEFAULT_TOKENS, help_text=f"Tokens that are read, {MIN_TOKENS} to {MAX_TOKENS}."
+    )
+    max_seconds = serializers.IntegerField(
+        required=False, default=DEFAULT_SECONDS, help_text=f"The process is ended after so long, 1 to {MAX_SECONDS}."
+    )
+
+
+class SpanMeasurementSerializer(serializers.ModelSerializer[SpanMeasurement]):
+    """State of a measurement; ``table`` has a row of words for each mixer when it is done."""
+
+    state = serializers.CharField(read_only=True, help_text=f"{', '.join(SpanMeasurement.State.values)}.")
+    table = serializers.ListField(child=serializers.DictField(child=serializers.CharField()), read_only=True)
+
+    class Meta:
+        model = SpanMeasurement
+        fields = (
+            "id", "source", "source_name", "max_tokens", "max_seconds", "num_tokens", "state", "progress", "stage",
+            "reason", "table", "created_at", "active_at",
         )  # fmt: skip
 
 

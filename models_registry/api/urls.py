@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from django.urls import path
 
-from models_registry.api import quantisation_views, template_views, views
+from models_registry.api import quantisation_views, span_views, template_views, views
 
 _ONE = "checkpoints/<uuid:checkpoint_id>"
+_SPAN = "span-measurements/<uuid:measurement_id>"
 
 urlpatterns = [
     path("overview", views.OverviewView.as_view(), name="registry-overview"),
@@ -31,6 +32,11 @@ urlpatterns = [
         quantisation_views.QuantisationView.as_view(),
         name="registry-quantisation",
     ),
+    path(f"{_ONE}/span-measurements", span_views.SpanMeasurementListView.as_view(), name="registry-spans"),
+    path(_SPAN, span_views.SpanMeasurementView.as_view(), name="registry-span"),
+    path(f"{_SPAN}/cancel", span_views.SpanMeasurementCancelView.as_view(), name="registry-span-cancel"),
+    path(f"{_SPAN}/figures", span_views.SpanFiguresView.as_view(), name="registry-span-figures"),
+    path(f"{_SPAN}/picture", span_views.SpanPictureView.as_view(), name="registry-span-picture"),
     path("uploads", views.UploadListView.as_view(), name="registry-uploads"),
     path("uploads/<uuid:upload_id>", views.UploadView.as_view(), name="registry-upload"),
     path("uploads/<uuid:upload_id>/files/<int:number>", views.UploadPieceView.as_view(), name="registry-upload-piece"),

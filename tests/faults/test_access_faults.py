@@ -76,6 +76,7 @@ def test_ids_can_be_neither_guessed_nor_used_by_others(objects, settings):  # no
         "checkpoint": str(objects["checkpoint_id"]),
         "upload": str(objects["upload_id"]),
         "quantisation": str(objects["quantisation_id"]),
+        "measurement": str(objects["measurement_id"]),
     }
     for kind, text in found.items():
         digits = re.search(r"[0-9a-f-]{32,36}$", text)

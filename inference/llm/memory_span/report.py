@@ -1,4 +1,4 @@
-"""Write spans as JSON has them: without infinities, with figures of six digits."""
+"""Write spans as JSON has them, without infinities and with figures of six digits, and as a table of words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from dataclasses import asdict
 from typing import Any
 
 from inference.llm.memory_span.observers import norm_positions
+from inference.llm.memory_span.picture import reach, tokens
 from inference.llm.memory_span.spans import HeadSpan, MixerSpan
+
+COLUMNS = ("layer", "kind", "what", "heads", "least", "median", "most", "state_norm")
 
 
 def as_json(spans: Sequence[MixerSpan], source: str, num_tokens: int) -> dict[str, Any]:
@@ -32,6 +35,30 @@ def as_json(spans: Sequence[MixerSpan], source: str, num_tokens: int) -> dict[st
             }
             for span in spans
         ],
+    }
+
+
+def table_of(spans: Sequence[MixerSpan]) -> list[dict[str, str]]:
+    """Return a row of words for each mixer: its heads' least, median and most reach, and the norm of their states."""
+    return [_row(span) for span in spans]
+
+
+def _row(span: MixerSpan) -> dict[str, str]:
+    row = dict.fromkeys(COLUMNS, "") | {"layer": str(span.layer), "kind": span.kind}
+    if not span.heads:
+        return row | {"what": f"reads {span.window}"}
+    values = sorted(reach(head) for head in span.heads)
+    norms = [head.state_norm for head in span.heads if head.state_norm is not None]
+    what = "half-life" if norms else "mean attended distance"
+    if not norms and span.window is not None:
+        what += f", window {span.window}"
+    figures = {"least": values[0], "median": values[len(values) // 2], "most": values[-1]}
+    return {
+        **row,
+        "what": what,
+        "heads": str(len(values)),
+        **{name: tokens(value) for name, value in figures.items()},
+        "state_norm": f"{math.hypot(*norms):.3g}" if norms else "",
     }
 
 

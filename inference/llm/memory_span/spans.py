@@ -22,16 +22,20 @@ from inference.engine.device import on_device
 from inference.engine.model_runner import TORCH_DTYPES
 from inference.errors import InvalidRequest
 from inference.llm.loading import choose_dtype
-from inference.llm.memory_span.observers import Observers, Recording
+from inference.llm.memory_span.observers import ROW_BLOCK, Observers, Recording
 from inference.llm.options import LLMOptions
-from inference.llm.quality import WindowRunner
+from inference.llm.quality import BLOCK_SIZE, WindowRunner
 from inference.modelling.backends.backend import Backend
+from inference.modelling.layer_specs import AttentionSpec, MLASpec
 from inference.modelling.layers.short_conv import ShortConv
 from inference.modelling.spec import ModelSpec
 from inference.modelling.weights.loader import load_network
+from inference.values.memory_span import MAX_TOKENS
 
-MAX_TOKENS = 4096
-"""Longest text that is read: attention weights and decays of all rows are looked at."""
+ROWS_OF_HIDDEN = 24
+"""Rows of a layer that are there at once, in widths of the residual stream."""
+COPIES_OF_SCORES = 4
+"""Scores, weights, what is hidden, and products with the distance."""
 LEAST_DECAY = 1e-9
 """A decay per token below this counts as none: half of the state would last for 700 million tokens."""
 
@@ -108,6 +112,23 @@ def measure_spans(
         return observe_spans(runner, token_ids, max_seconds=max_seconds, progress=progress)
 
 
+def measuring_bytes(spec: ModelSpec, num_tokens: int, dtype: torch.dtype) -> int:
+    """Return the bytes that a measurement takes: weights, states, a layer's rows, and its attention weights.
+
+    Args:
+        spec: Specification of the network.
+        num_tokens: Tokens of the text.
+        dtype: dtype that the network is computed in.
+    """
+    name = next(name for name, each in TORCH_DTYPES.items() if each == dtype)
+    states = 2 * spec.state_bytes_per_sequence(name) + spec.state_bytes_per_token(name) * (num_tokens + 2 * BLOCK_SIZE)
+    rows = ROWS_OF_HIDDEN * spec.hidden_size * num_tokens * dtype.itemsize
+    mixers = [mixer for layer in spec.layers for mixer in layer.token_mixers]
+    heads = max((mixer.num_heads for mixer in mixers if isinstance(mixer, AttentionSpec | MLASpec)), default=0)
+    attention = COPIES_OF_SCORES * 4 * heads * min(ROW_BLOCK, num_tokens) * num_tokens
+    return spec.num_parameters() * dtype.itemsize + states + rows + attention
+
+
 def observe_spans(
     runner: WindowRunner, token_ids: Sequence[int], *, max_seconds: float = math.inf, progress: Progress | None = None
 ) -> list[MixerSpan]:
@@ -128,6 +149,7 @@ def observe_spans(
             observers.layer = number
             layer(stream, batch, state)
             found += _spans_of_layer(number, layer, observers.recordings[number])
+            observers.recordings[number].clear()  # decays of all channels take as much memory as the rows
     report(1.0, "done")
     return found
 

@@ -35,7 +35,7 @@ from inference.transport import questions as worker_questions
 from inference.values.messages import StateOrder
 from inference.values.principal import DEFAULT_SCOPES, LOCAL, principal_set
 from models_registry.aliases import alias_promote
-from models_registry.models import Quantisation, Upload, UploadFile
+from models_registry.models import Quantisation, SpanMeasurement, Upload, UploadFile
 from models_registry.services import checkpoint_register
 from tests.accounts import account
 from tests.inference.batches.fakes import line, make_batch
@@ -90,6 +90,10 @@ def objects(db, data_dir, tmp_path) -> dict[str, Any]:
     quantisation = Quantisation.objects.create(
         source=checkpoint, source_name="tiny", served_model_name="smaller", max_kl=1.0, active_at=timezone.now()
     )
+    measurement = SpanMeasurement.objects.create(
+        source=checkpoint, source_name="tiny", max_tokens=2, max_seconds=1, figures="{}", picture="<svg/>",
+        active_at=timezone.now(),
+    )  # fmt: skip
     UsageDay.objects.create(day=timezone.now().date(), tenant=owner.tenant, model="tiny")
     writer = FileWriter()
     writer.write(b"state")
@@ -101,6 +105,7 @@ def objects(db, data_dir, tmp_path) -> dict[str, Any]:
         "job_id": job.job_id, "response_id": response.response_id, "key_id": row.prefix, "request_id": "cmpl-1",
         "rest": "nowhere", "path": "registry/app.css", "object_id": 1, "content_type_id": 1, "id": 1, "url": "nowhere",
         "app_label": "inference", "owner": key, "quantisation_id": quantisation.pk,
+        "measurement_id": measurement.pk,
     }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import torch
 from inference.demo.paths import PREBUILT_DIRECTORY
 from inference.errors import InvalidRequest
 from inference.llm.memory_span.observers import norm_positions
-from inference.llm.memory_span.spans import MAX_TOKENS, half_life, measure_spans, observe_spans
+from inference.llm.memory_span.spans import half_life, measure_spans, observe_spans
 from inference.llm.options import LLMOptions
 from inference.modelling.layer_parts import RopeSpec
 from inference.modelling.layer_specs import AttentionSpec, Mamba1Spec, Mamba2Spec, Mamba3Spec
@@ -23,6 +23,7 @@ from inference.modelling.linear_specs import (
     ShortConvSpec,
 )
 from inference.modelling.parallel_specs import BranchSpec, ParallelSpec
+from inference.values.memory_span import MAX_TOKENS
 from models_registry.detection.inspection import inspect_checkpoint
 from tests.inference.llm.memory_span.networks import NORM, runner_of, token_ids
 
