@@ -186,6 +186,7 @@ class ModelPage(StaffPage):
         checkpoint = selectors.checkpoint_get(checkpoint_id)
         detail = checkpoint_detail(checkpoint)
         with_tokenizer_sources(detail["description"]["overridable"], besides=checkpoint)
+        measurements = measurement_rows(checkpoint)
         in_force = {row["fact"] for row in detail["overrides"] if row["cleared_at"] is None}
         return {
             "checkpoint": checkpoint,
@@ -195,7 +196,8 @@ class ModelPage(StaffPage):
             "can_quantise": checkpoint.state == "available" and is_quantisable(checkpoint_inspection(checkpoint)),
             "quantised_name": default_name(checkpoint),
             "max_kl": MAX_KL,
-            "measurements": measurement_rows(checkpoint),
+            "measurements": measurements,
+            "newest_result": next((row.pk for row in measurements if row.state == "done"), None),
             "can_measure": checkpoint.state == "available",
             "reads_text": reads_text(checkpoint_inspection(checkpoint)),
             "span_limits": SPAN_LIMITS,

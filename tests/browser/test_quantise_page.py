@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.actions import HOSTILE, delete, files_in
+from tests.browser.actions import HOSTILE, children_of, delete, files_in, held_child
 from tests.browser.conftest import Complaints
 from tests.browser.test_pages import CONTRAST
 from tests.live.conftest import LiveServer, wait_until
 
 pytestmark = pytest.mark.browser
+
+CHILD = "blazr_site.quantise_child"
 
 
 def open_dialog(page: Page, site: LiveServer) -> None:
@@ -41,28 +42,6 @@ def fill(page: Page, name: str, *, size: str = "", kl: str = "") -> None:
 
 def newest(page: Page):
     return page.locator("#quantisations > li").first
-
-
-def children_of(site: LiveServer) -> list[int]:
-    """Processes that quantise for this server."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes()
-                environment = (entry / "environ").read_bytes()
-            except OSError:
-                continue
-            if b"blazr_site.quantise_child" in command and str(site.data_dir).encode() in environment:
-                found.append(int(entry.name))
-    return found
-
-
-def held_child(site: LiveServer) -> int:
-    """The process that quantises, stopped at whatever it does: it would be done before a hand could end it."""
-    (child,) = wait_until(lambda: children_of(site), 60, "the start of the process")
-    os.kill(child, signal.SIGSTOP)
-    return child
 
 
 def test_quantise_follow_look_try_delete(page: Page, site: LiveServer) -> None:
@@ -115,7 +94,7 @@ def test_what_is_refused_is_explained(page: Page, site: LiveServer, complaints: 
 def test_cancelling_ends_the_process_and_removes_its_files(page: Page, site: LiveServer) -> None:
     open_dialog(page, site)
     fill(page, "demo-given-up", kl="0.01")
-    child = held_child(site)
+    child = held_child(site, CHILD)
     newest(page).get_by_role("button", name="Cancel demo-given-up").click()
     page.click("dialog >> text=Keep it")
     expect(newest(page)).to_contain_text("running")
@@ -123,17 +102,17 @@ def test_cancelling_ends_the_process_and_removes_its_files(page: Page, site: Liv
     page.click("dialog >> text=Cancel it")
     expect(newest(page)).to_contain_text("cancelled by admin")
     os.kill(child, signal.SIGCONT)
-    wait_until(lambda: not children_of(site), 60, "the end of the process")
+    wait_until(lambda: not children_of(site, CHILD), 60, "the end of the process")
     wait_until(lambda: not files_in(site.data_dir / "uploads"), 60, "the cleaning up")
 
 
 def test_a_killed_web_process_fails_it_with_the_reason(page: Page, site: LiveServer, complaints: Complaints) -> None:
     open_dialog(page, site)
     fill(page, "demo-killed", kl="0.01")
-    child = held_child(site)
+    child = held_child(site, CHILD)
     os.kill(site.pid_of("blazr_site.web"), signal.SIGKILL)
     os.kill(child, signal.SIGCONT)
-    wait_until(lambda: not children_of(site), 60, "the end of the process that quantised")
+    wait_until(lambda: not children_of(site, CHILD), 60, "the end of the process that quantised")
     # The sweep of the next minute, or the next start of a quantisation; nobody has to wait for that here.
     site.manage(
         "from models_registry import checkpoint_jobs as j; j.START_LIMIT *= 0;"

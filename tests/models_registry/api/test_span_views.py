@@ -180,10 +180,12 @@ def test_the_page_has_picture_and_table_without_scripts(browser: Client, client:
 
 
 def test_the_page_shows_what_runs_and_what_failed(browser: Client, source: Checkpoint) -> None:
+    done(source)
     row_of(source, state="failed", reason="<b>too long</b>")
     row_of(source, progress=0.25, stage="layer 3")
     page = browser.get(f"/models/{source.pk}/").content.decode()
     assert 'value="0.25"' in page and "25 %" in page and "layer 3" in page
+    assert page.count("<details open>") == 1  # the newest result, though it isn't the newest row
     assert "&lt;b&gt;too long&lt;/b&gt;" in page
 
 
