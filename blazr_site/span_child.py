@@ -57,7 +57,7 @@ def measure(
     if not spans:
         raise InvalidRequest("no layer of this model mixes tokens, so there is nothing to show.", param="checkpoint")
     return {
-        "figures": as_json(spans, source, len(token_ids)),
+        "figures": as_json(spans, source, len(token_ids), dtype),
         "table": table_of(spans),
         "picture": draw(spans, model=model, num_tokens=len(token_ids)),
     }

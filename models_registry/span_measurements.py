@@ -67,9 +67,14 @@ class SpanMeasurements(CheckpointJobs[SpanMeasurement]):
         )
 
     def old_rows(self) -> QuerySet[SpanMeasurement]:
-        """Those without a result, and those of deleted checkpoints."""
-        ended = super().old_rows()
-        return ended.exclude(state=State.DONE) | ended.filter(source=None)
+        """Those without a result."""
+        return super().old_rows().exclude(state=State.DONE)
+
+    def sweep(self) -> int:
+        """Also delete the rows of deleted checkpoints, which no page shows any more."""
+        ended = super().sweep()
+        self.rows().filter(source=None).exclude(state=State.RUNNING).delete()
+        return ended
 
 
 SPAN_MEASUREMENTS = SpanMeasurements()

@@ -12,6 +12,7 @@ from blazr_site.commands.models import progress_bar, stderr
 from blazr_site.commands.quality import text_tokens
 from blazr_site.commands.tables import output_console, table
 from inference.errors import InvalidRequest
+from inference.llm.loading import choose_dtype
 from inference.llm.memory_span.picture import draw
 from inference.llm.memory_span.report import as_json, table_of
 from inference.llm.memory_span.spans import MixerSpan, measure_spans
@@ -43,7 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.svg:
         _write(Path(arguments.svg), draw(spans, model=arguments.model, num_tokens=len(token_ids)))
     if arguments.json:
-        sys.stdout.write(json.dumps(as_json(spans, source, len(token_ids)), indent=2) + "\n")
+        figures = as_json(spans, source, len(token_ids), choose_dtype(inspection.spec, options))
+        sys.stdout.write(json.dumps(figures, indent=2) + "\n")
         return 0
     stderr.print(f"[dim]{len(token_ids)} tokens of {source}[/]", highlight=False)
     _print(spans)

@@ -46,7 +46,8 @@ def test_the_lines_end_with_figures_table_and_picture() -> None:
     assert (shares[0], shares[-1]) == (0.0, 1.0)
     assert {"inspecting", "loading weights", "layer 3"} <= {line["stage"] for line in lines}
     result = last["result"]
-    assert (result["figures"]["tokens"], result["figures"]["text"]) == (48, "a text")
+    figures = result["figures"]
+    assert (figures["tokens"], figures["text"], figures["dtype"]) == (48, "a text", "float32")
     assert [row["kind"] for row in result["table"]] == ["mamba2", "mamba2", "mla", "mamba2", "attention", "mamba2"]
     assert ElementTree.fromstring(result["picture"]).tag.endswith("svg")
 

@@ -10,21 +10,24 @@ from typing import Any
 from inference.llm.memory_span.observers import norm_positions
 from inference.llm.memory_span.picture import reach, tokens
 from inference.llm.memory_span.spans import HeadSpan, MixerSpan
+from inference.modelling.layer_parts import Dtype
 
 COLUMNS = ("layer", "kind", "what", "heads", "least", "median", "most", "state_norm")
 
 
-def as_json(spans: Sequence[MixerSpan], source: str, num_tokens: int) -> dict[str, Any]:
+def as_json(spans: Sequence[MixerSpan], source: str, num_tokens: int, dtype: Dtype) -> dict[str, Any]:
     """Return all figures. A half-life without end is null, beside ``decays: false``.
 
     Args:
         spans: Of each mixer.
         source: What text was read.
         num_tokens: How much of it.
+        dtype: What the network was computed in.
     """
     return {
         "text": source,
         "tokens": num_tokens,
+        "dtype": dtype,
         "norm_positions": norm_positions(num_tokens),
         "mixers": [
             {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 
-from inference.llm.memory_span.report import as_json
+from inference.llm.memory_span.report import COLUMNS, as_json, table_of
 from inference.llm.memory_span.spans import HeadSpan, MixerSpan
 
 ENDLESS = HeadSpan(
@@ -14,7 +14,7 @@ ENDLESS = HeadSpan(
 
 
 def test_an_endless_half_life_is_null() -> None:
-    found = as_json([MixerSpan(0, "mamba2", (ENDLESS,))], "text", 2)
+    found = as_json([MixerSpan(0, "mamba2", (ENDLESS,))], "text", 2, "float32")
     (mixer,) = found["mixers"]
     assert mixer["heads"] == [
         {
@@ -26,7 +26,25 @@ def test_an_endless_half_life_is_null() -> None:
 
 
 def test_the_positions_of_the_norms_are_named() -> None:
-    found = as_json([MixerSpan(1, "attention", (HeadSpan(distance=3.0),), window=8)], "text", 100)
+    found = as_json([MixerSpan(1, "attention", (HeadSpan(distance=3.0),), window=8)], "text", 100, "bfloat16")
     assert found["norm_positions"] == [100 * number // 32 for number in range(1, 33)]
-    assert (found["text"], found["tokens"]) == ("text", 100)
+    assert (found["text"], found["tokens"], found["dtype"]) == ("text", 100, "bfloat16")
     assert found["mixers"] == [{"layer": 1, "kind": "attention", "window": 8, "heads": [{"distance": 3.0}]}]
+
+
+def test_a_table_has_a_row_of_words_for_each_mixer() -> None:
+    heads = tuple(
+        HeadSpan(half_life=life, half_life_low=1.0, half_life_high=life, state_norm=norm, state_norms=(norm,))
+        for life, norm in ((math.inf, 3.0), (2.0, 4.0), (50.0, 0.0))
+    )
+    spans = [
+        MixerSpan(0, "mamba2", heads),
+        MixerSpan(1, "attention", (HeadSpan(distance=3.25), HeadSpan(distance=1234.0)), window=2048),
+        MixerSpan(2, "short_conv", (), window=3),
+    ]
+    assert [list(row.values()) for row in table_of(spans)] == [
+        ["0", "mamba2", "half-life", "3", "2", "50", "never", "5"],
+        ["1", "attention", "mean attended distance, window 2048", "2", "3.2", "1,234", "1,234", ""],
+        ["2", "short_conv", "reads 3", "", "", "", "", ""],
+    ]
+    assert [tuple(row) for row in table_of(spans)] == [COLUMNS] * 3

@@ -9,8 +9,9 @@ import torch
 
 from inference.demo.paths import PREBUILT_DIRECTORY
 from inference.errors import InvalidRequest
+from inference.llm.memory_span import spans as spans_module
 from inference.llm.memory_span.observers import norm_positions
-from inference.llm.memory_span.spans import half_life, measure_spans, observe_spans
+from inference.llm.memory_span.spans import half_life, measure_spans, measuring_bytes, observe_spans
 from inference.llm.options import LLMOptions
 from inference.modelling.layer_parts import RopeSpec
 from inference.modelling.layer_specs import AttentionSpec, Mamba1Spec, Mamba2Spec, Mamba3Spec
@@ -190,3 +191,29 @@ def test_limits_are_named() -> None:
     for count in (1, MAX_TOKENS + 1):
         with pytest.raises(InvalidRequest, match=f"has {count} tokens; 2 to 4096"):
             measure_spans(inspection.spec, inspection.weight_paths, [1] * count, options=LLMOptions())
+
+
+@pytest.mark.parametrize("length", [64, 1024])
+def test_the_bytes_of_a_measurement_cover_what_it_holds(length) -> None:
+    """Weights, states, and the scores of one block of rows are there at least."""
+    spec = inspect_checkpoint(PREBUILT_DIRECTORY).spec
+    found = measuring_bytes(spec, length, torch.float32)
+    scores = 5 * 4 * min(128, length) * length  # heads, bytes, rows, columns
+    least = 4 * spec.num_parameters() + spec.state_bytes_per_sequence("float32") + scores
+    assert least < found < 4 * least + (8 << 20)
+    assert measuring_bytes(spec, length, torch.bfloat16) < found
+
+
+def test_decays_of_a_layer_are_dropped_when_they_were_summed_up(monkeypatch) -> None:
+    """All layers' decays together would be as large as their rows."""
+    kept = []
+
+    def keep(number, layer, recordings):
+        kept.append((recordings, len(recordings)))
+        return []
+
+    monkeypatch.setattr(spans_module, "_spans_of_layer", keep)
+    runner = runner_of(Mamba2Spec(32, 4, 8, 16, 2, 4, 16, NORM), LightningSpec(2, 16, 1.0, NORM))
+    with torch.inference_mode():
+        observe_spans(runner, token_ids(40))
+    assert [(len(recordings), before) for recordings, before in kept] == [(0, 1), (0, 1)]
