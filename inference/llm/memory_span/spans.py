@@ -32,7 +32,7 @@ from inference.modelling.spec import ModelSpec
 from inference.modelling.weights.loader import load_network
 from inference.values.memory_span import MAX_TOKENS
 
-ROWS_OF_HIDDEN = 24
+ROWS_OF_HIDDEN = 36
 """Rows of a layer that are there at once, in widths of the residual stream."""
 COPIES_OF_SCORES = 4
 """Scores, weights, what is hidden, and products with the distance."""

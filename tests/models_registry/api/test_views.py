@@ -25,7 +25,7 @@ SOME_ID = "00000000-0000-4000-8000-000000000000"
 
 def all_paths() -> list[str]:
     paths = [str(pattern.pattern) for pattern in urlpatterns]
-    ids = dict.fromkeys(("checkpoint_id", "upload_id", "quantisation_id"), SOME_ID)
+    ids = dict.fromkeys(("checkpoint_id", "upload_id", "quantisation_id", "measurement_id"), SOME_ID)
     for name, value in {**ids, "number": "0", "fact": "top_k"}.items():
         paths = [path.replace(f"<uuid:{name}>", value).replace(f"<int:{name}>", value) for path in paths]
         paths = [path.replace(f"<str:{name}>", value) for path in paths]
