@@ -93,7 +93,7 @@ def identity_of(spec: ModelSpec, weight_files: Sequence[Path], dtype: Dtype, opt
     ]
     return StateIdentity(
         weights=_sha256("\n".join(digests)),
-        spec=_sha256(json.dumps(spec.to_dict(), sort_keys=True)),
+        spec=_sha256(json.dumps(spec.without_head().to_dict(), sort_keys=True)),
         dtype=dtype,
         quant=options.quant,
         device=options.device_kind,

@@ -13,7 +13,8 @@ with r = ``residual_multiplier``, or in a parallel layer both at once,
 
     x = x + r · (token_mixer(norm(x)) + channel_mixer(norm(x)));
 
-then logits = cap(head(final_norm(x)) · ``logits_multiplier``).
+then logits = cap(head(final_norm(x)) · ``logits_multiplier``). A ``PredictionHeadSpec`` is what some checkpoints hold
+beside that to draft tokens with.
 
 Our parameter names are the keys of ``ModelSpec.parameters``; ``Source`` says from which tensors of
 the checkpoint each one is put together. ``parameter_shapes`` gives the shape that each must have,
@@ -28,7 +29,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
 from inference.modelling.encoded_tensor import EncodedTensor
@@ -194,6 +195,7 @@ class ModelSpec:
         tie_word_embeddings: The head is the embedding; then there is no ``lm_head.weight`` in ``parameters``.
         parameters: Our parameter names to their sources.
         encoded: How tensors that the sources name are decoded, where the files hold codes in their place.
+        prediction_head: The head for multi-token prediction that the files hold beside the model; None: there is none.
     """
 
     format: Literal["oxidizr", "huggingface"]
@@ -212,6 +214,7 @@ class ModelSpec:
     logits_softcap: float | None = None
     parameters: Mapping[str, Source] = field(default_factory=dict)
     encoded: tuple[EncodedTensor, ...] = ()
+    prediction_head: PredictionHeadSpec | None = None
 
     def parameter_shapes(self) -> dict[str, Shape]:
         """The shape each parameter must have, by its full name; a shared block's is its first layer's."""
@@ -261,6 +264,10 @@ class ModelSpec:
         dtype = model_dtype or self.dtype
         return sum(part.size_bytes(dtype) for layer in self.layers for part in layer.state() if part.per == per)
 
+    def without_head(self) -> ModelSpec:
+        """The same without ``prediction_head``, on which no state of the model depends."""
+        return self if self.prediction_head is None else replace(self, prediction_head=None)
+
     def to_dict(self) -> dict[str, Any]:
         """A JSON form (infinities spelled as strings); ``from_dict`` reads it back to an equal value."""
         result: dict[str, Any] = _encode(self)
@@ -278,12 +285,53 @@ class ModelSpec:
         return json.dumps(self.to_dict(), separators=(",", ":"), allow_nan=False)
 
 
+@dataclass(frozen=True, slots=True)
+class PredictionHeadSpec(ModelSpec):
+    """A head for multi-token prediction (DeepSeek-V3, https://arxiv.org/abs/2412.19437, section 2.2).
+
+    From the model's row h_p at position p (after its final norm) and the next token's embedding e_(p+1), it predicts
+    the token at p + 2:
+
+        x = eh_proj [embedding_norm(e_(p+1)); hidden_norm(h_p)],  layers as in a model,  logits = head(final_norm(x))
+
+    The embedding and the head of the logits are the model's, unless the files have some for this head alone.
+
+    Attributes:
+        embedding_norm, hidden_norm: Norms of the two inputs.
+        feeds_normed_rows: Which rows of its own it reads in the place of h_p to go on by one more token: those after
+            ``final_norm``, or those before.
+        has_embedding: The files have an embedding for it.
+        has_lm_head: The files have a head of logits for it.
+    """
+
+    embedding_norm: NormSpec = NormSpec()  # noqa: RUF009 frozen
+    hidden_norm: NormSpec = NormSpec()  # noqa: RUF009 frozen
+    feeds_normed_rows: bool = False
+    has_embedding: bool = False
+    has_lm_head: bool = False
+
+    def parameter_shapes(self) -> dict[str, Shape]:
+        """The shape each parameter must have, by its full name."""
+        hidden = self.hidden_size
+        shapes: dict[str, Shape] = {"eh_proj.weight": (hidden, 2 * hidden)}
+        for name in ("embedding_norm", "hidden_norm", "final_norm"):
+            norm: NormSpec = getattr(self, name)
+            shapes |= prefixed(name, norm.parameter_shapes(hidden))
+        for number, layer in enumerate(self.layers):
+            shapes |= prefixed(f"layers.{number}", layer.parameter_shapes(hidden))
+        if self.has_embedding:
+            shapes["embed_tokens.weight"] = (self.vocab_size, hidden)
+        if self.has_lm_head:
+            shapes["lm_head.weight"] = (self.vocab_size, hidden)
+        return shapes
+
+
 _CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
         NormSpec, RopeScaling, RopeSpec, AttentionSpec, MLASpec, Mamba1Spec, Mamba2Spec, Mamba3Spec, GatedDeltaSpec,
         KimiDeltaSpec, LightningSpec, MLSTMSpec, RGLRUSpec, ShortConvSpec, BranchSpec, ParallelSpec, SharedBlockSpec,
-        MLPSpec, MoESpec, LayerSpec, Piece, Source, EncodedTensor, ModelSpec,
+        MLPSpec, MoESpec, LayerSpec, Piece, Source, EncodedTensor, ModelSpec, PredictionHeadSpec,
     )
 }  # fmt: skip
 

@@ -225,7 +225,7 @@ def _inspection(
     # Families with several types read the type from the config, which must have the detected one.
     typed = config if model_type == "oxidizr" else CheckpointConfig({**config.values, "model_type": model_type})
     view = CheckpointView(typed, TensorTable(decoded.tensors), facts)
-    spec = replace(_build(view, model_type, is_inferred), encoded=decoded.encoded + encoded)
+    spec = _with_encoded(_build(view, model_type, is_inferred), decoded.encoded + encoded)
     _check_sources(spec, view.tensors)
     _check_overrides_hold(spec, checked)
     if spec.tie_word_embeddings and "tie_word_embeddings" not in checked:
@@ -245,6 +245,15 @@ def _inspection(
         files=(*resolved.files, *(files_of_other(tokenizer) if TOKENIZER_FROM in checked else ())),
         tensors=tensors,
     )
+
+
+def _with_encoded(spec: ModelSpec, encoded: tuple[EncodedTensor, ...]) -> ModelSpec:
+    """The spec with how its tensors are decoded; its head for multi-token prediction gets those that it reads."""
+    head = spec.prediction_head
+    if head is not None and encoded:
+        read = {name for source in head.parameters.values() for name in source.tensor_names()}
+        head = replace(head, encoded=tuple(item for item in encoded if item.name in read))
+    return replace(spec, encoded=encoded, prediction_head=head)
 
 
 def _evidence(text: str, resolved: CheckpointDirectory) -> str:

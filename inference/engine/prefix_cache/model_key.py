@@ -23,7 +23,7 @@ def model_key(spec: ModelSpec, weight_files: Sequence[Path], numbers: str, *, me
         memo_dir: Directory that caches digests, so that an unchanged file is read once only.
     """
     digests = [file_digest(path, memo_dir) for path in weight_files]
-    return json.dumps([spec.to_dict(), sorted(digests), numbers], sort_keys=True)
+    return json.dumps([spec.without_head().to_dict(), sorted(digests), numbers], sort_keys=True)
 
 
 def file_digest(path: Path, memo_dir: Path | None) -> str:

@@ -18,10 +18,11 @@ from inference.modelling.families.decoder_layout import DecoderLayout, read_layo
 from inference.modelling.families.head_sizes import HeadSizes, read_fused_heads, read_heads
 from inference.modelling.families.headers import matrix_shape
 from inference.modelling.families.mlp_config import USUAL_MLP, MLPNames, mlp_sources, mlp_spec
+from inference.modelling.families.prediction_head import HeadLayer, names_behind_layers, prediction_head
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.layer_parts import NormSpec, RopeSpec, prefixed
 from inference.modelling.layer_specs import AttentionSpec, ChannelMixerSpec
-from inference.modelling.spec import LayerSpec, ModelSpec, Source
+from inference.modelling.spec import LayerSpec, ModelSpec, PredictionHeadSpec, Source
 
 ChannelMixer = tuple[ChannelMixerSpec, Mapping[str, Source]]
 """A channel mixer and the sources of its parameters."""
@@ -128,6 +129,7 @@ class AttentionDecoder:
         is_parallel: bool = False,
         residual_multiplier: float = 1.0,
         ignored: Sequence[IgnoredTensors] = (),
+        reads_head: bool = False,
         **decoder_options: Any,
     ) -> ModelSpec:
         """The whole model.
@@ -142,6 +144,7 @@ class AttentionDecoder:
             router: The tensor that a layer with experts has; empty: all layers have them.
             act, gated: Of the MLPs; ``act`` None: config.json's.
             is_parallel, residual_multiplier: As in ``LayerSpec``.
+            reads_head: Whether a layer behind the model's own is a head for multi-token prediction of DeepSeek's kind.
             decoder_options: As in ``decoder_spec``.
         """
         options = {**(attention_options or {}), **_qk_norm_options(qk_norm, qk_norm_spec or norm)}
@@ -149,21 +152,40 @@ class AttentionDecoder:
         kinds: dict[str, Any] = {"residual_multiplier": residual_multiplier, "is_parallel": is_parallel}
         layers: list[LayerSpec] = []
         sources: dict[str, Source] = {}
-        for number in range(self.layout.num_layers):
+        count = self.layout.num_layers
+
+        def read_layer(number: int) -> HeadLayer:
             layer = self.layout.layer(number)
-            rope = ropes if ropes is None or isinstance(ropes, RopeSpec) else ropes[number]
-            window = None if windows is None else windows[number]
+            at = min(number, count - 1)  # a head behind the layers has the positions of the last one
+            rope = ropes if ropes is None or isinstance(ropes, RopeSpec) else ropes[at]
+            window = None if windows is None else windows[at]
             attention = self._attention(layer, rope, sliding_window=window, **options)
             if experts is not None and (not router or layer + router in self.view.tensors):
                 channel = experts(layer)
             else:
                 channel = self._mlp(layer, act, gated=gated)
-            norms: dict[str, Any] = dict.fromkeys(self.names.norms, norm)
-            layers.append(LayerSpec(token_mixer=attention, channel_mixer=channel[0], **norms, **kinds))
-            sources |= prefixed(f"layers.{number}", self._sources(layer, norm, attention, channel[1]))
+            return self._layer(layer, norm, attention, channel, kinds)
+
+        for number in range(count):
+            spec, found = read_layer(number)
+            layers.append(spec)
+            sources |= prefixed(f"layers.{number}", found)
+        if reads_head:
+            decoder_options["prediction_head"] = self._head(norm, lambda: [read_layer(count)])
         ignored = (ROTARY_BUFFERS, *ignored)
         outer = {"ignored": ignored, "final_norm_name": self.names.final_norm, **decoder_options}
         return decoder_spec(self.view, self.layout, model_type, layers, sources, norm, **outer)
+
+    def _layer(
+        self, layer: str, norm: NormSpec, attention: AttentionSpec, channel: ChannelMixer, kinds: Mapping[str, Any]
+    ) -> HeadLayer:
+        norms: dict[str, Any] = dict.fromkeys(self.names.norms, norm)
+        spec = LayerSpec(token_mixer=attention, channel_mixer=channel[0], **norms, **kinds)
+        return spec, self._sources(layer, norm, attention, channel[1])
+
+    def _head(self, norm: NormSpec, read_layers: Callable[[], list[HeadLayer]]) -> PredictionHeadSpec | None:
+        names = names_behind_layers(self.layout)
+        return prediction_head(self.view, self.layout, names, norm, read_layers, feeds_normed_rows=False)
 
     def _attention(self, layer: str, rope: RopeSpec | None, **options: Any) -> AttentionSpec:
         names = self.names

@@ -13,7 +13,7 @@ from inference.modelling.families.decoder_layout import CONTEXT_KEYS, DecoderLay
 from inference.modelling.families.headers import matrix_shape
 from inference.modelling.layer_parts import NormSpec, prefixed
 from inference.modelling.layer_specs import ChannelMixerSpec, TokenMixerSpec
-from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, tensor
+from inference.modelling.spec import LayerSpec, ModelSpec, Piece, PredictionHeadSpec, Source, tensor
 
 
 def llama_layer(token_mixer: TokenMixerSpec, channel_mixer: ChannelMixerSpec, norm: NormSpec) -> LayerSpec:
@@ -29,19 +29,29 @@ def llama_layer_sources(
     *,
     channel_norm: str = "post_attention_layernorm",
 ) -> dict[str, Source]:
-    """Sources of a ``llama_layer``'s parameters, under their full names.
+    """Sources of a ``llama_layer``'s parameters, under their full names; the arguments as in ``llama_parts``."""
+    return prefixed(f"layers.{number}", llama_parts(layer, token_mixer, channel_mixer, channel_norm=channel_norm))
+
+
+def llama_parts(
+    layer: str,
+    token_mixer: Mapping[str, Source],
+    channel_mixer: Mapping[str, Source],
+    *,
+    channel_norm: str = "post_attention_layernorm",
+) -> dict[str, Source]:
+    """Sources of a ``llama_layer``'s parameters, by their names within it.
 
     Args:
         layer: Start of its tensor names.
         token_mixer: Sources by name within the mixer.
         channel_norm: The file's name of the norm before the channel mixer.
     """
-    name = f"layers.{number}"
     return {
-        f"{name}.token_norm.weight": tensor(f"{layer}input_layernorm.weight"),
-        f"{name}.channel_norm.weight": tensor(f"{layer}{channel_norm}.weight"),
-        **prefixed(f"{name}.token_mixer", token_mixer),
-        **prefixed(f"{name}.channel_mixer", channel_mixer),
+        "token_norm.weight": tensor(f"{layer}input_layernorm.weight"),
+        "channel_norm.weight": tensor(f"{layer}{channel_norm}.weight"),
+        **prefixed("token_mixer", token_mixer),
+        **prefixed("channel_mixer", channel_mixer),
     }
 
 
@@ -79,7 +89,7 @@ def _outer_sources(
 
 
 def drafting_layers(layout: DecoderLayout) -> tuple[IgnoredTensors, ...]:
-    """The layers behind the model's own, which only draft tokens."""
+    """The layers behind the model's own, which only draft tokens (``prediction_head``)."""
     if not layout.num_prediction_layers:
         return ()
     later = "|".join(str(layout.num_layers + number) for number in range(layout.num_prediction_layers))
@@ -102,12 +112,14 @@ def decoder_spec(
     final_norm_name: str = "norm",
     can_have_head_bias: bool = False,
     positions: Positions | None = None,
+    prediction_head: PredictionHeadSpec | None = None,
 ) -> ModelSpec:
     """Spec of the whole model, checked by ``finish``; ``ignored`` as there.
 
     Args:
         can_have_head_bias: The head has a bias where its tensor is there.
         positions: Learned positions; the context is as long as their table.
+        prediction_head: The head for multi-token prediction, if the files have one.
     """
     table, position_rows = None, 0
     if positions is not None:
@@ -135,5 +147,6 @@ def decoder_spec(
         logits_multiplier=logits_multiplier,
         logits_softcap=logits_softcap,
         parameters={**_outer_sources(layout, final_norm, final_norm_name, head_bias, table), **layer_sources},
+        prediction_head=prediction_head,
     )
     return finish(view, spec, ignored=(MASK_BUFFERS, *ignored))

@@ -24,7 +24,7 @@ from inference.modelling.families.config_values import (
     number_with_evidence,
     rms_norm,
 )
-from inference.modelling.families.decoder import decoder_spec, drafting_layers, llama_layer, llama_layer_sources
+from inference.modelling.families.decoder import decoder_spec, drafting_layers, llama_layer, llama_parts
 from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
 from inference.modelling.families.grouped_moe import expert_sizes, grouped_moe, scaling_factor
 from inference.modelling.families.headers import matrix_shape
@@ -35,8 +35,9 @@ from inference.modelling.families.moe_config import (
     has_router,
     moe_sources,
 )
+from inference.modelling.families.prediction_head import HeadLayer, names_behind_layers, prediction_head
 from inference.modelling.families.rope_config import read_rope, yarn_softmax_multiplier
-from inference.modelling.layer_parts import NormSpec
+from inference.modelling.layer_parts import NormSpec, prefixed
 from inference.modelling.layer_specs import ChannelMixerSpec, MLASpec, MoESpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, tensor
 
@@ -97,9 +98,8 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     attention = f"{layout.layer(0)}self_attn."
     mla = mla_spec(view, attention, layout.max_position_embeddings, interleaved=interleaved)
     _check_dense_layers(view, layout)
-    layers: list[LayerSpec] = []
-    sources: dict[str, Source] = {}
-    for number in range(layout.num_layers):
+
+    def read_layer(number: int) -> HeadLayer:
         layer = layout.layer(number)
         mixer: ChannelMixerSpec
         if has_router(view, layer):
@@ -108,8 +108,23 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         else:
             mixer = mlp_spec(view, layer, act)
             channel = mlp_sources(view, mixer, layer)
-        layers.append(replace(llama_layer(mla, mixer, norm), residual_multiplier=multipliers["residual"]))
-        sources |= llama_layer_sources(number, layer, mla_sources(mla, f"{layer}self_attn."), channel)
+        spec = replace(llama_layer(mla, mixer, norm), residual_multiplier=multipliers["residual"])
+        return spec, llama_parts(layer, mla_sources(mla, f"{layer}self_attn."), channel)
+
+    layers: list[LayerSpec] = []
+    sources: dict[str, Source] = {}
+    for number in range(layout.num_layers):
+        spec, found = read_layer(number)
+        layers.append(spec)
+        sources |= prefixed(f"layers.{number}", found)
+    head = prediction_head(
+        view,
+        layout,
+        names_behind_layers(layout),
+        norm,
+        lambda: [read_layer(layout.num_layers)],
+        feeds_normed_rows=False,
+    )
     ignored = (ROTARY_BUFFERS, *drafting_layers(layout))
     return decoder_spec(
         view,
@@ -121,6 +136,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         ignored=ignored,
         embedding_multiplier=multipliers["embedding"],
         logits_multiplier=multipliers["logits"],
+        prediction_head=head,
     )
 
 

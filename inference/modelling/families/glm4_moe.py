@@ -114,6 +114,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         experts=experts,
         router="mlp.router.gate.weight" if model_type == "hy_v3" else "mlp.gate.weight",
         ignored=drafting_layers(decoder.layout),
+        reads_head=model_type == "glm4_moe",
     )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from inference.errors import UnsupportedArchitecture
 from inference.modelling.families.attention_config import attention_sources, attention_spec
 from inference.modelling.families.checks import IgnoredTensors
-from inference.modelling.families.config import CheckpointView, Confidence
+from inference.modelling.families.config import MAX_LAYERS, CheckpointView, Confidence
 from inference.modelling.families.config_key_tables import COMMON, HEADS, NO_ROPE, NO_WINDOW, Table, harmless, used
 from inference.modelling.families.config_keys import Biases, Only
 from inference.modelling.families.config_values import (
@@ -35,6 +35,7 @@ from inference.modelling.families.moe_config import (
     moe_sources,
     shared_width,
 )
+from inference.modelling.families.prediction_head import HeadLayer, HeadNames, prediction_head
 from inference.modelling.families.state_space import (
     Mamba2Keys,
     check_layer_kinds,
@@ -64,7 +65,7 @@ NEMOTRON: Table = {
         "mamba_dt_init_floor",
     ),
     **harmless("the shapes say it", "expand", "mamba_expand", "num_query_groups", "n_shared_experts"),
-    **harmless("layers for drafting, which are left out", "num_nextn_predict_layers", "mtp_layers_block_type",
+    **harmless("the tensors of the layers for drafting say it", "num_nextn_predict_layers", "mtp_layers_block_type",
                 "mtp_hybrid_override_pattern"),
     **harmless("which kernel computes it, and when", "use_mamba_kernels", "chunk_size", "mamba_chunk_size",
                 "mamba_ssm_cache_dtype", "moe_shared_expert_overlap"),
@@ -99,10 +100,8 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     mlp_act = activation(view, "mlp_hidden_act", default="relu2")
     mamba_act = activation(view, "mamba_hidden_act")
     limits = _time_step_limits(view)
-    layers: list[LayerSpec] = []
-    sources: dict[str, Source] = {}
-    for number in range(layout.num_layers):
-        layer, ours = layout.layer(number), f"layers.{number}"
+
+    def read_layer(layer: str) -> HeadLayer:
         base = f"{layer}mixer."
         token: TokenMixerSpec | None = None
         channel: ChannelMixerSpec | None = None
@@ -122,14 +121,58 @@ def build_spec(view: CheckpointView) -> ModelSpec:
             found = mlp_sources(view, channel, layer, mlp="mixer.")
         else:
             raise unknown_layer(layer, "mixer.A_log, mixer.q_proj.weight, mixer.gate.weight, mixer.up_proj.weight")
-        layers.append(_layer(token, channel, norm))
         kind = "token" if token is not None else "channel"
-        sources[f"{ours}.{kind}_norm.weight"] = tensor(f"{layer}norm.weight")
-        sources |= prefixed(f"{ours}.{kind}_mixer", found)
+        sources = {f"{kind}_norm.weight": tensor(f"{layer}norm.weight"), **prefixed(f"{kind}_mixer", found)}
+        return _layer(token, channel, norm), sources
+
+    layers: list[LayerSpec] = []
+    sources: dict[str, Source] = {}
+    for number in range(layout.num_layers):
+        spec, found = read_layer(layout.layer(number))
+        layers.append(spec)
+        sources |= prefixed(f"layers.{number}", found)
     check_layer_kinds("hybrid_override_pattern or layers_block_type", _stated_kinds(view), layers)
-    return decoder_spec(
-        view, layout, "nemotron_h", layers, sources, norm, ignored=(PREDICTION_LAYERS,), final_norm_name="norm_f"
+    names, last = _head_names(view)
+    head = prediction_head(
+        view,
+        layout,
+        names,
+        norm,
+        lambda: [_head_layer(read_layer(f"mtp.layers.{number}.")) for number in range(last + 1)],
+        feeds_normed_rows=True,
     )
+    return decoder_spec(
+        view,
+        layout,
+        "nemotron_h",
+        layers,
+        sources,
+        norm,
+        ignored=(PREDICTION_LAYERS,),
+        final_norm_name="norm_f",
+        prediction_head=head,
+    )
+
+
+def _head_names(view: CheckpointView) -> tuple[HeadNames | None, int]:
+    """What is around the layers of the head, and the number of its last layer, which has the final norm."""
+    last = next((at for at in range(MAX_LAYERS) if f"mtp.layers.{at}.final_layernorm.weight" in view.tensors), None)
+    if last is None:
+        return None, 0
+    first = "mtp.layers.0."
+    final = f"mtp.layers.{last}.final_layernorm"
+    return HeadNames(f"{first}eh_proj.weight", f"{first}enorm", f"{first}hnorm", final), last
+
+
+def _head_layer(layer: HeadLayer) -> HeadLayer:
+    """A layer of the head.
+
+    Raises:
+        UnsupportedArchitecture: It is recurrent, and drafting advances no recurrent states.
+    """
+    if any(part.per == "sequence" for part in layer[0].state()):
+        raise UnsupportedArchitecture("it has a recurrent layer, which can't be rolled back there.", param="mtp")
+    return layer
 
 
 def _layer(token: TokenMixerSpec | None, channel: ChannelMixerSpec | None, norm: NormSpec) -> LayerSpec:

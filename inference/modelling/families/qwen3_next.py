@@ -19,7 +19,7 @@ from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import ROPE_MEMBERS, WITH_ROPE, Table, harmless, used
 from inference.modelling.families.config_keys import Harmless, Members, Only
 from inference.modelling.families.config_values import activation, check_size, integer_with_evidence, rms_norm
-from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
+from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_parts
 from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
 from inference.modelling.families.head_sizes import HeadSizes, read_heads
 from inference.modelling.families.headers import vector_length
@@ -33,10 +33,11 @@ from inference.modelling.families.moe_config import (
     moe_sources,
     shared_width,
 )
+from inference.modelling.families.prediction_head import HeadLayer, HeadNames, prediction_head
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.state_space import check_layer_kinds, conv_shape, stated_layer_types, unknown_layer
 from inference.modelling.families.text_part import PREFIXES, around, text_part
-from inference.modelling.layer_parts import NormSpec, RopeSpec
+from inference.modelling.layer_parts import NormSpec, RopeSpec, prefixed
 from inference.modelling.layer_specs import AttentionSpec, ChannelMixerSpec, MoESpec, TokenMixerSpec
 from inference.modelling.linear_specs import GatedDeltaSpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, concatenated, tensor
@@ -52,7 +53,8 @@ QWEN3_NEXT: Table = {
         **ROPE_MEMBERS,
         **harmless("three equal positions for text are one", "mrope_section", "mrope_interleaved"),
     }),
-    **harmless("layers for drafting, which are left out", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
+    **harmless("the tensors of the module that drafts tokens say it", "mtp_num_hidden_layers",
+               "mtp_use_dedicated_embeddings"),
     "attn_output_gate": Only((True,), "the output of attention is gated"),
     "use_sliding_window": Only((False,), "the family has no windows"),
     "mamba_ssm_dtype": Harmless("states are float32"),
@@ -82,7 +84,7 @@ CONTEXT = 32768
 INTERVAL = 4
 """Every so many layers, one is attention."""
 DEFAULT_TOP_K = {"qwen3_next": 10}
-PREDICTION = IgnoredTensors(re.compile(r"^(model\.)?mtp\."), "a module that only drafts tokens; it is left out")
+PREDICTION = IgnoredTensors(re.compile(r"^(model\.)?mtp\."), "a module that only drafts tokens")
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
@@ -93,10 +95,8 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     norm, act = rms_norm(view, offset=1.0), activation(view)
     if model_type == "qwen3_next":
         check_sparse_steps(view, layout)
-    layers: list[LayerSpec] = []
-    sources: dict[str, Source] = {}
-    for number in range(layout.num_layers):
-        layer = layout.layer(number)
+
+    def read_layer(layer: str) -> HeadLayer:
         token, token_sources = _token_mixer(view, layout, layer, norm)
         channel: ChannelMixerSpec
         if has_router(view, layer):
@@ -105,11 +105,32 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         else:
             channel = mlp_spec(view, layer, act)
             channel_sources = mlp_sources(view, channel, layer)
-        layers.append(llama_layer(token, channel, norm))
-        sources |= llama_layer_sources(number, layer, token_sources, channel_sources)
+        return llama_layer(token, channel, norm), llama_parts(layer, token_sources, channel_sources)
+
+    layers: list[LayerSpec] = []
+    sources: dict[str, Source] = {}
+    for number in range(layout.num_layers):
+        spec, found = read_layer(layout.layer(number))
+        layers.append(spec)
+        sources |= prefixed(f"layers.{number}", found)
     _check_kinds(view, layers)
+    base = "model.mtp." if "model.mtp.fc.weight" in view.tensors else "mtp."
+    head = prediction_head(
+        view, layout, _head_names(base), norm, lambda: [read_layer(f"{base}layers.0.")], feeds_normed_rows=True
+    )
     ignored = (ROTARY_BUFFERS, PREDICTION, OTHER_PARTS)
-    return decoder_spec(view, layout, model_type, layers, sources, norm, ignored=ignored)
+    return decoder_spec(view, layout, model_type, layers, sources, norm, ignored=ignored, prediction_head=head)
+
+
+def _head_names(base: str) -> HeadNames:
+    return HeadNames(
+        f"{base}fc.weight",
+        f"{base}pre_fc_norm_embedding",
+        f"{base}pre_fc_norm_hidden",
+        f"{base}norm",
+        embedding=f"{base}embed_tokens.weight",
+        lm_head=f"{base}lm_head.weight",
+    )
 
 
 def _check_kinds(view: CheckpointView, layers: list[LayerSpec]) -> None:

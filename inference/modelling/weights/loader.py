@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ from inference.modelling.layers.coded import CodeSink
 from inference.modelling.layers.packed import Packable, PlainQuantised
 from inference.modelling.mapped import mapped_zeros
 from inference.modelling.network import HybridForCausalLM
+from inference.modelling.prediction_head import PredictionHead
 from inference.modelling.quantisation import (
     OWN_FORMS,
     CodedRows,
@@ -34,13 +35,16 @@ from inference.modelling.quantisation import (
     quantised_kinds,
 )
 from inference.modelling.sources import joined_names, stored_names
-from inference.modelling.spec import ModelSpec, Piece, Source
+from inference.modelling.spec import ModelSpec, Piece, PredictionHeadSpec, Source
 from inference.modelling.weights.files import TensorFiles
 
 logger = logging.getLogger(__name__)
 
 _STORED = (torch.bfloat16, torch.float32)
 """What is quantised as it is stored."""
+
+_Spec = TypeVar("_Spec", bound=ModelSpec)
+_Network = TypeVar("_Network", bound=nn.Module)
 
 Progress = Callable[[float, str], None]
 """Called with the share done (0 to 1) and the parameter's name."""
@@ -73,7 +77,42 @@ def load_network(
     Raises:
         CheckpointError: A tensor is missing or has the wrong shape, or a file is broken.
     """
-    network = _empty_network(spec)
+    network = _on_meta_device(spec, HybridForCausalLM)
+    _fill(network, spec, weight_files, dtype=dtype, device=device, quant=quant, pack=pack, progress=progress)
+    return network.eval()
+
+
+def load_prediction_head(
+    spec: PredictionHeadSpec,
+    weight_files: Sequence[Path],
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    quant: Quant = "none",
+    pack: bool = False,
+) -> PredictionHead:
+    """Build a model's head for multi-token prediction and read its weights; the arguments as in ``load_network``.
+
+    Raises:
+        CheckpointError: As there.
+    """
+    head = _on_meta_device(spec, PredictionHead)
+    _fill(head, spec, weight_files, dtype=dtype, device=device, quant=quant, pack=pack)
+    return head.eval()
+
+
+def _fill(
+    network: nn.Module,
+    spec: ModelSpec,
+    weight_files: Sequence[Path],
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    quant: Quant,
+    pack: bool,
+    progress: Progress | None = None,
+) -> None:
+    """Read the weights of a network that is on the meta device."""
     backend = choose_backend(device, dtype)
     # Codes are rounded once, to what the network has or is quantised from.
     dequantised = dtype if quant in ("auto", "none") and dtype in _STORED else torch.float32
@@ -102,7 +141,6 @@ def load_network(
     backend.bind(network)
     if progress is not None:
         progress(1.0, "")
-    return network.eval()
 
 
 def _code_sinks(backend: Backend, parameters: Sequence[_Parameter]) -> dict[int, CodeSink]:
@@ -159,14 +197,14 @@ class _Parameter:
     coded: tuple[CodedRows, ...] = ()
 
 
-def _empty_network(spec: ModelSpec) -> HybridForCausalLM:
+def _on_meta_device(spec: _Spec, build: Callable[[_Spec], _Network]) -> _Network:
     """The network on the meta device.
 
     Raises:
         MissingTensor: The spec names other parameters than the network has.
     """
     with torch.device("meta"):
-        network = HybridForCausalLM(spec)
+        network = build(spec)
     odd = sorted(dict(network.named_parameters()).keys() ^ spec.parameters.keys())[:5]
     if odd:
         raise MissingTensor(f"the spec and the network disagree on the parameters {', '.join(odd)}.", param=odd[0])
