@@ -75,8 +75,8 @@ MODEL_SETTINGS: tuple[Setting, ...] = (
     Setting(
         "speculative",
         "Speculative decoding",
-        "ngram, or draft:MODEL with a smaller model of the same vocabulary, and perhaps ,k=NUMBER: draft the next "
-        "tokens and verify several at once. The text stays the same.",
+        "ngram, mtp with the checkpoint's own head, or draft:MODEL with a smaller model of the same vocabulary, and "
+        "perhaps ,k=NUMBER: draft the next tokens and verify several at once. The text stays the same.",
         "speculative",
     ),
     Setting(

@@ -33,7 +33,7 @@ SERVE_OPTIONS: tuple[tuple[str, str, str, str], ...] = (
     ("--device", "BLAZR_DEVICE", "DEVICE", "cpu, cuda:N, several with commas: one worker each (auto)"),
     ("--dtype", "BLAZR_DTYPE", "TYPE", "float32, bfloat16, float16 (auto: what fits device and weights)"),
     ("--quant", "BLAZR_QUANT", "KIND", "auto: keep the codes of a quantised file; none: floats; int8, int4 (auto)"),
-    ("--speculative", "BLAZR_SPECULATIVE", "HOW", "draft tokens: ngram or draft:MODEL, and perhaps ,k=N (off)"),
+    ("--speculative", "BLAZR_SPECULATIVE", "HOW", "draft tokens: ngram, mtp or draft:MODEL, and perhaps ,k=N (off)"),
     ("--max-model-len", "BLAZR_MAX_MODEL_LEN", "N", "longest prompt plus output in tokens (the model's)"),
     ("--max-num-seqs", "BLAZR_MAX_NUM_SEQS", "N", "requests of a model that are computed together (64)"),
     (
@@ -144,7 +144,9 @@ def add_loading_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep the codes of a quantised file (auto), make floats of them (none), or quantise while loading",
     )
     parser.add_argument(
-        "--speculative", metavar="HOW", help="draft tokens: ngram or draft:MODEL (named as --model), and perhaps ,k=N"
+        "--speculative",
+        metavar="HOW",
+        help="draft tokens: ngram, mtp or draft:MODEL (named as --model), and perhaps ,k=N",
     )
 
 

@@ -59,7 +59,7 @@ BLAZR_LLM_OPTIONS: dict[str, Any] = {
     ),
     "speculative": read.speculative(
         "BLAZR_SPECULATIVE",
-        help="Draft tokens with ngram or draft:MODEL, perhaps ,k=NUMBER; for models without a setting of their own.",
+        help="Draft tokens with ngram, mtp or draft:MODEL, perhaps ,k=NUMBER; for models without a setting of theirs.",
     ),
     "max_model_len": BLAZR_MAX_MODEL_LEN,
     "max_num_seqs": read.required_integer(

@@ -160,9 +160,9 @@ def speculative(name: str, *, help: str = "") -> SpeculativeOptions | None:
         try:
             return SpeculativeOptions.parse(_string(value))
         except (InvalidRequest, Wrong):
-            raise Wrong("ngram or draft:MODEL, and perhaps ,k=NUMBER") from None
+            raise Wrong("ngram, mtp or draft:MODEL, and perhaps ,k=NUMBER") from None
 
-    return _read(Variable(name, "ngram | draft:MODEL", "", help), parse)
+    return _read(Variable(name, "ngram | mtp | draft:MODEL", "", help), parse)
 
 
 def pairs(name: str, parsers: Mapping[str, Callable[[Any], int]], *, kind: str, help: str = "") -> dict[str, int]:

@@ -95,6 +95,8 @@ class StatePlan:
         slot_bytes: Bytes of one slot, all layers.
         max_model_len: Maximum tokens of one sequence.
         num_snapshot_slots, num_spare_slots: For ``EngineConfig``.
+        head_block_bytes: Bytes of one block of the head for multi-token prediction, which has as many blocks; 0:
+            it isn't used.
     """
 
     num_blocks: int
@@ -105,6 +107,7 @@ class StatePlan:
     max_model_len: int
     num_snapshot_slots: int = 0
     num_spare_slots: int = 0
+    head_block_bytes: int = 0
 
     @property
     def token_bytes(self) -> int:
@@ -115,7 +118,7 @@ class StatePlan:
     def total_bytes(self) -> int:
         """Bytes that the states take."""
         slots = self.num_state_slots + self.num_snapshot_slots + self.num_spare_slots
-        return self.num_blocks * self.block_bytes + slots * self.slot_bytes
+        return self.num_blocks * (self.block_bytes + self.head_block_bytes) + slots * self.slot_bytes
 
     @property
     def snapshot_bytes(self) -> int:
@@ -139,6 +142,7 @@ def plan_state_budget(
     max_snapshots: int = 0,
     snapshot_share: float = SNAPSHOT_SHARE,
     max_spare_slots: int = 0,
+    head: ModelSpec | None = None,
 ) -> StatePlan:
     """Divide a byte budget into paged blocks, state slots and snapshots of the prefix cache.
 
@@ -154,19 +158,19 @@ def plan_state_budget(
         max_snapshots: Maximum snapshots of recurrent state.
         snapshot_share: Largest share for snapshots of the memory that remains beside one sequence.
         max_spare_slots: Maximum spare slots for speculation; if it isn't 0, a model with slots gets at least one.
+        head: The model's head for multi-token prediction, if it drafts; it has a block for each of the model's.
 
     Raises:
         OutOfCacheBlocks: The budget doesn't hold one sequence of ``max_model_len`` tokens.
     """
-    block_bytes = spec.state_bytes_per_token(dtype) * block_size
-    slot_bytes = spec.state_bytes_per_sequence(dtype)
+    own_bytes, slot_bytes = spec.state_bytes_per_token(dtype) * block_size, spec.state_bytes_per_sequence(dtype)
+    block_bytes = own_bytes + (head_bytes := 0 if head is None else head.state_bytes_per_token(dtype) * block_size)
     blocks_each = blocks_for(max_model_len, block_size)
     least_spare = 1 if max_spare_slots and slot_bytes else 0
-    needed = (blocks_each + 1) * block_bytes + (2 + least_spare) * slot_bytes
+    fixed = (2 + least_spare) * slot_bytes
+    needed = (blocks_each + 1) * block_bytes + fixed
     if needed > budget_bytes:
-        fixed = (2 + least_spare) * slot_bytes
         raise OutOfCacheBlocks(_too_small(needed, budget_bytes, block_bytes, fixed, block_size, max_model_len))
-
     spare = budget_bytes - needed
     spare_slots = least_spare
     if least_spare:
@@ -180,11 +184,12 @@ def plan_state_budget(
         num_blocks=1 + blocks_each + more_blocks if block_bytes else 1,
         num_state_slots=2 + more_slots,
         block_size=block_size,
-        block_bytes=block_bytes,
+        block_bytes=own_bytes,
         slot_bytes=slot_bytes,
         max_model_len=max_model_len,
         num_snapshot_slots=snapshots,
         num_spare_slots=spare_slots,
+        head_block_bytes=head_bytes,
     )
 
 

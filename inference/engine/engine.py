@@ -99,7 +99,9 @@ class Engine:
             self._runner = ModelRunner(network, spec, config, self._states)
             access = self._access = StateAccess(spec, self._runner.layer_states, config.block_size)
             self._prefix_cache = PrefixCache(spec, config, self._states.kv, access, disk)
-            self._speculator = make_speculator(speculation, config, self._states, access) if speculation else None
+            self._speculator = None
+            if speculation is not None:
+                self._speculator = make_speculator(speculation, network, config, self._states, access)
             self._sampler = Sampler(config.invalid_token_ids, self._device, self._runner.backend.row_maxima)
         self._scheduler = Scheduler(config, self._states, self._prefix_cache)
         self._requests: dict[str, Request] = {}
@@ -226,6 +228,8 @@ class Engine:
             return
         try:
             hidden = self._runner.forward(step)
+            if self._speculator is not None:
+                self._speculator.observe(step, hidden)
             sampled = self._sample(step, hidden)
         except Exception as error:
             if not is_memory_error(error):

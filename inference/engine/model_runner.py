@@ -1,6 +1,7 @@
-"""ModelRunner: convert a step's schedule to tensors, and compute hidden rows and logits.
+"""ModelRunner: own the state tensors, and compute hidden rows and logits.
 
-The device code of a step is in this module and in ``sampling``, besides that of speculation and the prefix cache.
+The device code of a step is in this module, ``batch_builder`` and ``sampling``, besides that of speculation and the
+prefix cache.
 
 Shape letters: T tokens of the step, B sequences, h hidden, V vocabulary.
 """
@@ -11,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
+from inference.engine.batch_builder import BatchBuilder
 from inference.engine.config import EngineConfig
-from inference.engine.device import choose_attention, upload, upload_ids
+from inference.engine.device import choose_attention, upload_ids
 from inference.engine.request import TokenLogprobs
 from inference.engine.sampling.sampler import Sampler, numerical_error
 from inference.engine.scheduler import ScheduledRequest, SchedulerOutput
@@ -23,8 +24,7 @@ from inference.engine.state_manager import StateManager
 from inference.engine.warm_up import warm_up
 from inference.modelling.backends.backend import Backend, bind_backend
 from inference.modelling.backends.triton.cuda_graphs import DecodeGraphs
-from inference.modelling.forward_batch import UNPAGED, AttentionMetadata, ForwardBatch, LayerState, PrefillChunk
-from inference.modelling.layer_specs import AttentionSpec, MLASpec
+from inference.modelling.forward_batch import ForwardBatch, LayerState
 from inference.modelling.layers.packed import output_bits
 from inference.modelling.mapped import mapped_zeros
 from inference.modelling.spec import ModelSpec
@@ -81,12 +81,9 @@ class ModelRunner:
     def __init__(self, network: Network, spec: ModelSpec, config: EngineConfig, states: StateManager) -> None:
         self._network = network
         self._states = states
-        self._block_size = config.block_size
         self._device = torch.device(config.device)
         self.layer_states = allocate_states(spec, config)
-        self._needs_rope_lengths = any(
-            _depends_on_length(mixer) for layer in spec.layers for mixer in layer.token_mixers
-        )
+        self._batches = BatchBuilder(spec, config, states)
         self._invalid_bits = output_bits(config.invalid_token_ids, spec.vocab_size)
         self._slice_rows = max(1, LOGPROBS_SLICE_BYTES // (4 * spec.vocab_size))
         self.backend = Backend(self._device, TORCH_DTYPES[config.dtype])
@@ -119,10 +116,10 @@ class ModelRunner:
         """Return the (T, h) hidden rows of a step, in its order; advance the states."""
         if step.num_decodes == len(step.scheduled):
             if self._graphs is not None:
-                return self._graphs.run(self.build_batch(step, torch.device("cpu")))
+                return self._graphs.run(self._batches.build(step, torch.device("cpu")))
             if self._programs is not None:
-                return self._programs.run(self.build_batch(step, self._device))
-        return self._network(self.build_batch(step, self._device), self.layer_states)
+                return self._programs.run(self._batches.build(step, self._device))
+        return self._network(self._batches.build(step, self._device), self.layer_states)
 
     def logits_of(self, hidden: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
         """Return the (len(rows), V) float32 logits of ``rows``, which are ascending and distinct."""
@@ -168,62 +165,9 @@ class ModelRunner:
             targets = upload_ids(prompt[start + 1 : stop + 1], hidden.device)
             yield from sampler.score(torch.log_softmax(logits, dim=-1), targets, [num_top] * (stop - start))
 
-    def build_batch(self, step: SchedulerOutput, device: torch.device) -> ForwardBatch:
-        """Return the step's tensors on ``device``, built with array operations instead of loops over tokens."""
-        items = step.scheduled
-        token_ids: list[int] = []
-        for item in items:
-            token_ids += item.request.token_ids[item.num_computed_tokens : item.stop]
-            token_ids += item.draft_token_ids
-        states = [item.request.state for item in items if item.request.state is not None]
-        indices = np.array([state.index for state in states], dtype=np.int64)
-        slots = [state.slot for state in states]
-        lengths = np.array([item.stop for item in items], dtype=np.int64)
-        counts = np.array([item.num_tokens for item in items], dtype=np.int64)
-        first_rows = np.concatenate([[0], np.cumsum(counts)])
-        positions = np.arange(len(token_ids)) + np.repeat(lengths - first_rows[1:], counts)
-
-        attention, slot_mapping = UNPAGED, np.zeros(len(token_ids), dtype=np.int64)
-        if self._states.has_paged_state:
-            size, num_blocks = self._block_size, -(-lengths // self._block_size)
-            is_used = np.arange(num_blocks.max()) < num_blocks[:, None]
-            blocks = self._states.kv.block_tables[indices, : is_used.shape[1]][is_used]
-            starts = np.cumsum(num_blocks) - num_blocks
-            written = blocks[np.repeat(starts, counts) + positions // size].astype(np.int64)
-            slot_mapping = written * size + positions % size
-            attention = AttentionMetadata(
-                blocks=upload(blocks, device),
-                starts=upload(starts, device),
-                lengths=upload(lengths, device),
-                first_rows=upload(first_rows, device),
-                block_size=size,
-            )
-        rope_lengths = None
-        if self._needs_rope_lengths:
-            # The prompt's length doesn't change, so a recomputed sequence gets the frequencies it had before.
-            prompts = np.array([item.request.num_prompt_tokens for item in items], dtype=np.int64)
-            rope_lengths = upload(np.maximum(np.repeat(prompts, counts), positions + 1), device)
-        return ForwardBatch(
-            input_ids=upload_ids(token_ids, device),
-            positions=upload(positions, device),
-            slot_mapping=upload(slot_mapping, device),
-            state_slots=upload_ids(slots, device),
-            num_decodes=step.num_decodes,
-            prefills=tuple(
-                PrefillChunk(int(first_rows[at]), int(first_rows[at + 1]), item.num_computed_tokens, at, slots[at])
-                for at, item in enumerate(items[step.num_decodes :], step.num_decodes)
-            ),
-            attention=attention,
-            rope_lengths=rope_lengths,
-        )
-
 
 def _select_rows(hidden: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     """Return ``rows``, which are ascending and distinct; no copy if they are all rows."""
     if len(rows) == hidden.shape[0]:
         return hidden
     return hidden[upload_ids(rows, hidden.device)]
-
-
-def _depends_on_length(mixer: object) -> bool:
-    return isinstance(mixer, AttentionSpec | MLASpec) and mixer.rope is not None and mixer.rope.depends_on_length

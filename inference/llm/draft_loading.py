@@ -1,4 +1,4 @@
-"""Load the draft model of another model: the same vocabulary, its own states, no tokenizer of its own."""
+"""Load what drafts tokens for a model: a draft model with the same vocabulary, or the model's own head."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from inference.llm.options import LLMOptions
 from inference.modelling.backends.backend import pack_weights
 from inference.modelling.layer_parts import Dtype
 from inference.modelling.layers.linear import network_bytes
-from inference.modelling.spec import ModelSpec
-from inference.modelling.weights.loader import load_network
+from inference.modelling.spec import ModelSpec, PredictionHeadSpec
+from inference.modelling.weights.loader import load_network, load_prediction_head
 from inference.text.tokenisation.tokenizer import Tokenizer, load_tokenizer
 from inference.values.speculative_options import SpeculativeOptions
 from inference.values.tokenizer_spec import TokenizerSpec
@@ -64,22 +64,59 @@ def plan_draft(draft: DraftCheckpoint, dtype: Dtype, options: SpeculativeOptions
     )
 
 
+def prediction_head_of(spec: ModelSpec, options: LLMOptions) -> PredictionHeadSpec | None:
+    """The model's head for multi-token prediction, if the options ask for it.
+
+    Raises:
+        InvalidRequest: They do, and the checkpoint has none.
+    """
+    if options.speculative is None or options.speculative.method != "mtp":
+        return None
+    if spec.prediction_head is None:
+        raise InvalidRequest(
+            f"speculative is mtp, but this checkpoint ({spec.model_type}) has no head for multi-token prediction that "
+            "is read (docs/families.md says which families have one); set speculative to ngram, to draft:MODEL or off "
+            "for this model, or inspect the checkpoint again if it was registered before heads were read.",
+            param="speculative",
+        )
+    return spec.prediction_head
+
+
 def load_speculation(
-    options: LLMOptions, draft: DraftCheckpoint | None, tokenizer: Tokenizer, plan: StatePlan
+    options: LLMOptions,
+    draft: DraftCheckpoint | None,
+    tokenizer: Tokenizer,
+    plan: StatePlan,
+    spec: ModelSpec,
+    weight_files: Sequence[Path],
+    dtype: Dtype,
 ) -> Speculation | None:
-    """Prepare speculative decoding, with the draft model if there is one; None where the options have none.
+    """Prepare speculative decoding, with the draft model or the head if there is one; None where the options have none.
 
     Args:
         options: How the model is run.
         draft: The draft model, if ``options.speculative`` names one.
         plan: Of that model's states.
+        spec, weight_files, dtype: The model's, for its head.
 
     Raises:
-        InvalidRequest: The draft model's vocabulary is another one.
+        InvalidRequest: The draft model's vocabulary is another one, or there is no head.
         CheckpointError: A file is broken.
     """
     if options.speculative is None:
         return None
+    head = prediction_head_of(spec, options)
+    if head is not None:
+        loaded = load_prediction_head(
+            head,
+            weight_files,
+            dtype=TORCH_DTYPES[dtype],
+            device=options.device,
+            quant=options.quant,
+            pack=True,
+        )
+        pack_weights(loaded)
+        return Speculation(options.speculative, head=loaded)
     if draft is None:
         return Speculation(options.speculative)
     model = load_draft(draft, tokenizer, options, plan, choose_dtype(draft.spec, options))
@@ -87,9 +124,11 @@ def load_speculation(
 
 
 def draft_bytes(speculation: Speculation | None) -> int:
-    if speculation is None or speculation.draft is None:
+    """Bytes of the draft model's weights, or of the head's."""
+    if speculation is None:
         return 0
-    return network_bytes(cast("torch.nn.Module", speculation.draft.network))
+    network = speculation.head if speculation.draft is None else speculation.draft.network
+    return 0 if network is None else network_bytes(cast("torch.nn.Module", network))
 
 
 def load_draft(

@@ -56,7 +56,7 @@ class LLM:
         engine: Its states are allocated, its network is on the device.
         options: How it is run.
         plan: How the states' memory is divided.
-        weights_bytes: Memory of the network, and of the draft model's.
+        weights_bytes: Memory of the network, and of the draft model's or the head's.
         identify: Makes the identity of the model's states.
     """
 
@@ -73,7 +73,8 @@ class LLM:
         self.tokenizer = tokenizer
         self.plan = plan
         speculation = engine.stats().speculation
-        self._draft_state_bytes = 0 if speculation is None else speculation.state_bytes
+        has_own_states = speculation is not None and not plan.head_block_bytes  # the plan has the head's states
+        self._draft_state_bytes = speculation.state_bytes if speculation is not None and has_own_states else 0
         self._engine: Engine | None = engine
         self._template = template
         self._weights_bytes = weights_bytes
@@ -112,7 +113,7 @@ class LLM:
             CheckpointError: A file is broken, or doesn't fit the spec.
             ModelLoadFailed: The device isn't there.
             OutOfCacheBlocks: The states' memory is too small for one sequence.
-            InvalidRequest: The draft model has another vocabulary, or isn't given.
+            InvalidRequest: The draft model has another vocabulary, or isn't given, or the head isn't there.
         """
         options = options or LLMOptions()
         dtype = prepare_process(spec, options)
@@ -136,7 +137,7 @@ class LLM:
                 progress=report,
             )
             loaded, template = text.result()
-            speculation = load_speculation(options, draft, loaded, plan)
+            speculation = load_speculation(options, draft, loaded, plan, spec, weight_files, dtype)
             disk = open_disk(spec, weight_files, dtype, options)
             if disk is not None:
                 undo.callback(disk.close)

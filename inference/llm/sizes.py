@@ -9,7 +9,7 @@ import torch
 
 from inference.engine.config import SNAPSHOT_SHARE, StatePlan, plan_state_budget
 from inference.errors import InvalidRequest
-from inference.llm.draft_loading import DraftCheckpoint, plan_draft
+from inference.llm.draft_loading import DraftCheckpoint, plan_draft, prediction_head_of
 from inference.llm.loading import choose_dtype
 from inference.llm.options import LLMOptions
 from inference.modelling.quantisation import weights_bytes
@@ -35,9 +35,10 @@ def plan_states(spec: ModelSpec, options: LLMOptions) -> StatePlan:
 
     Raises:
         InvalidRequest: The length is more than the model's learned positions.
+        InvalidRequest: The head for multi-token prediction is asked for, and there is none.
         OutOfCacheBlocks: It is too small for one sequence of the length that was asked for.
     """
-    dtype = choose_dtype(spec, options)
+    dtype, head = choose_dtype(spec, options), prediction_head_of(spec, options)
     length = options.max_model_len or spec.max_position_embeddings
     if spec.position_rows and length > spec.position_rows:
         raise InvalidRequest(
@@ -45,7 +46,7 @@ def plan_states(spec: ModelSpec, options: LLMOptions) -> StatePlan:
             f"{spec.position_rows} or less.",
             param="max_model_len",
         )
-    token_bytes, sequence_bytes = spec.state_bytes_per_token(dtype), spec.state_bytes_per_sequence(dtype)
+    token_bytes, sequence_bytes = _bytes_per_token(spec, options), spec.state_bytes_per_sequence(dtype)
     max_snapshots, snapshot_share = _max_snapshots(options, sequence_bytes)
     max_spare_slots = options.speculative.max_num_seqs if options.speculative is not None else 0
     budget = options.cache_bytes
@@ -53,7 +54,7 @@ def plan_states(spec: ModelSpec, options: LLMOptions) -> StatePlan:
         blocks = options.max_num_seqs * -(-length // options.block_size) + 1
         slots = options.max_num_seqs + 1 + max_snapshots + max_spare_slots
         requested = blocks * options.block_size * token_bytes + slots * sequence_bytes
-        free = max(memory_for_model(options) - weights_bytes(spec, dtype, options.quant), 0)
+        free = max(memory_for_model(options) - _weights_bytes(spec, options), 0)
         budget = min(requested, int(CACHE_SHARE[options.device_kind] * free))
     if options.max_model_len is None and token_bytes:
         # A model's own context may be far more than this memory holds; then the context is what fits.
@@ -70,7 +71,21 @@ def plan_states(spec: ModelSpec, options: LLMOptions) -> StatePlan:
         max_snapshots=max_snapshots,
         snapshot_share=snapshot_share,
         max_spare_slots=max_spare_slots,
+        head=head,
     )
+
+
+def _bytes_per_token(spec: ModelSpec, options: LLMOptions) -> int:
+    """Bytes of paged state of a token, those of the head for multi-token prediction included if it is used."""
+    dtype, head = choose_dtype(spec, options), prediction_head_of(spec, options)
+    return spec.state_bytes_per_token(dtype) + (0 if head is None else head.state_bytes_per_token(dtype))
+
+
+def _weights_bytes(spec: ModelSpec, options: LLMOptions) -> int:
+    """Bytes of the weights, those of the head for multi-token prediction included if it is used."""
+    dtype, head = choose_dtype(spec, options), prediction_head_of(spec, options)
+    own = weights_bytes(spec, dtype, options.quant)
+    return own if head is None else own + weights_bytes(head, dtype, options.quant)
 
 
 def _max_snapshots(options: LLMOptions, slot_bytes: int) -> tuple[int, float]:
@@ -88,7 +103,7 @@ def needed_bytes(spec: ModelSpec, options: LLMOptions, draft: DraftCheckpoint | 
     Raises:
         OutOfCacheBlocks: As ``plan_states``.
     """
-    weights = weights_bytes(spec, choose_dtype(spec, options), options.quant)
+    weights = _weights_bytes(spec, options)
     plan = plan_states(spec, options)
     if draft is not None and options.speculative is not None:
         dtype = choose_dtype(draft.spec, options)
@@ -105,12 +120,14 @@ def load_sizes(spec: ModelSpec, options: LLMOptions) -> dict[str, int]:
     """
     dtype, plan = choose_dtype(spec, options), plan_states(spec, options)
     blocks_each = -(-plan.max_model_len // plan.block_size)
-    by_blocks = (plan.num_blocks - 1) // blocks_each if plan.block_bytes else options.max_num_seqs
+    by_blocks = (
+        (plan.num_blocks - 1) // blocks_each if plan.block_bytes or plan.head_block_bytes else options.max_num_seqs
+    )
     by_slots = plan.num_state_slots - 1 if plan.slot_bytes else options.max_num_seqs
     return {
-        "weights_bytes": weights_bytes(spec, dtype, options.quant),
+        "weights_bytes": _weights_bytes(spec, options),
         "states_bytes": plan.total_bytes,
-        "bytes_per_token": spec.state_bytes_per_token(dtype),
+        "bytes_per_token": _bytes_per_token(spec, options),
         "bytes_per_sequence": spec.state_bytes_per_sequence(dtype),
         "max_model_len": plan.max_model_len,
         "full_sequences": min(by_blocks, by_slots, options.max_num_seqs),

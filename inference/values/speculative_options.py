@@ -11,12 +11,12 @@ from typing import Any, Literal, cast
 
 from inference.errors import InvalidRequest
 
-METHODS = ("ngram", "draft")
-DEFAULT_NUM_TOKENS = {"ngram": 8, "draft": 4}
+METHODS = ("ngram", "draft", "mtp")
+DEFAULT_NUM_TOKENS = {"ngram": 8, "draft": 4, "mtp": 2}
 _NUMBERS = {"k": "num_tokens", "max_num_seqs": "max_num_seqs", "min_match": "min_match"}
 _FORMER_NAMES = {"max_requests": "max_num_seqs"}
 """Former names of options, which are still read; stored settings of models may have them."""
-_FORMS = 'it must be "ngram" or "draft:MODEL", followed by ",k=NUMBER" if wanted'
+_FORMS = 'it must be "ngram", "mtp" or "draft:MODEL", followed by ",k=NUMBER" if wanted'
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +25,17 @@ class SpeculativeOptions:
 
     Attributes:
         method: ``ngram`` drafts the tokens that followed an earlier occurrence of the text's last tokens; ``draft``
-            drafts with a smaller model.
+            drafts with a smaller model; ``mtp`` with the model's own head for multi-token prediction.
         draft_model: Served name of the smaller model, which needs the same vocabulary.
-        num_tokens: Maximum draft tokens of a request in a step, 1 to 64; 0: 8 for ``ngram`` and 4 for ``draft``.
+        num_tokens: Maximum draft tokens of a request in a step, 1 to 64; 0: see
+            ``DEFAULT_NUM_TOKENS``.
         max_num_seqs: Maximum requests that draft in a step, 1 to 256; with recurrent layers each takes the memory of
             one more state.
         min_match: Tokens that must agree for ``ngram`` to draft, 1 to 8.
         is_adaptive: Measure the speedup, and draft less or not at all without one.
     """
 
-    method: Literal["ngram", "draft"]
+    method: Literal["ngram", "draft", "mtp"]
     draft_model: str = ""
     num_tokens: int = 0
     max_num_seqs: int = 8
@@ -100,7 +101,7 @@ class SpeculativeOptions:
 
     @classmethod
     def parse(cls, text: str) -> SpeculativeOptions:
-        """Read a line: ``ngram`` or ``draft:MODEL``, then options such as ``,k=6``.
+        """Read a line: ``ngram``, ``mtp`` or ``draft:MODEL``, then options such as ``,k=6``.
 
         The options are k (``num_tokens``), max_num_seqs, min_match and adaptive (``on`` or ``off``).
 

@@ -84,6 +84,9 @@ class DraftRunner:
         """Bytes of the draft model's states."""
         return self._runner.state_bytes
 
+    def observe(self, step: SchedulerOutput, hidden: torch.Tensor) -> None:
+        """Do nothing: the draft model reads the tokens itself."""
+
     def propose(self, limits: Mapping[Request, int]) -> Drafts:
         """See ``Proposer``. A request without capacity here, or with too many uncomputed tokens, gets no drafts."""
         try:

@@ -5,14 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+import torch
+
 from inference.engine.running_request import Request
+from inference.engine.scheduler import SchedulerOutput
 from inference.engine.speculation.ngram import NgramIndex
 
 Drafts = dict[Request, list[int]]
 
 
 class Proposer(Protocol):
-    """Source of draft tokens: ``NgramProposer`` or ``DraftRunner``."""
+    """Source of draft tokens: ``NgramProposer``, ``DraftRunner`` or ``PredictionRunner``."""
+
+    def observe(self, step: SchedulerOutput, hidden: torch.Tensor) -> None:
+        """Take what a proposer needs of a forward pass of the model.
+
+        Args:
+            step: The step, with its draft tokens, before any of them is accepted.
+            hidden: (T, h) rows of its tokens, in memory that the next pass may use again.
+        """
 
     def can_propose(self, request: Request) -> bool:
         """Whether ``propose`` may find draft tokens for a request that decodes."""
@@ -50,6 +61,9 @@ class NgramProposer:
     def __init__(self, min_match: int) -> None:
         self._min_match = min_match
         self._indices: dict[Request, NgramIndex] = {}
+
+    def observe(self, step: SchedulerOutput, hidden: torch.Tensor) -> None:
+        """Do nothing: only tokens are compared."""
 
     def can_propose(self, request: Request) -> bool:
         """See ``Proposer``."""

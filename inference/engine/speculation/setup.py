@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inference.engine.config import EngineConfig
+from inference.engine.model_runner import Network
 from inference.engine.speculation.draft_runner import DraftModel, DraftRunner
+from inference.engine.speculation.prediction_runner import PredictionRunner
 from inference.engine.speculation.proposer import NgramProposer, Proposer
 from inference.engine.speculation.rollback import CopySlot, Rollback
 from inference.engine.speculation.speculator import Speculator
 from inference.engine.state_manager import StateManager
 from inference.errors import InvalidRequest
+from inference.modelling.network import HybridForCausalLM
+from inference.modelling.prediction_head import PredictionHead
 from inference.values.speculative_options import SpeculativeOptions
 
 
@@ -21,19 +25,24 @@ class Speculation:
     Attributes:
         options: Method and sizes.
         draft: Draft model of the method ``draft``.
+        head: The model's head of the method ``mtp``.
     """
 
     options: SpeculativeOptions
     draft: DraftModel | None = None
+    head: PredictionHead | None = None
 
 
 def make_speculator(
-    speculation: Speculation, config: EngineConfig, states: StateManager, access: CopySlot
+    speculation: Speculation, network: Network, config: EngineConfig, states: StateManager, access: CopySlot
 ) -> Speculator:
     """Build the speculator of an engine.
 
+    Args:
+        network: The engine's network.
+
     Raises:
-        InvalidRequest: The draft model is missing, or there are no spare slots for recurrent states.
+        InvalidRequest: The draft model or the head is missing, or there are no spare slots for recurrent states.
     """
     options = speculation.options
     proposer: Proposer
@@ -41,6 +50,10 @@ def make_speculator(
         if speculation.draft is None:
             raise InvalidRequest("speculative method draft needs a loaded draft model.", param="speculative")
         proposer = DraftRunner(speculation.draft, options.max_draft_tokens)
+    elif options.method == "mtp":
+        if speculation.head is None or not isinstance(network, HybridForCausalLM):
+            raise InvalidRequest("speculative method mtp needs the model's loaded head.", param="speculative")
+        proposer = PredictionRunner(speculation.head, network, config, options.max_draft_tokens)
     else:
         proposer = NgramProposer(options.min_match)
     rollback = None

@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+import torch
+
 from inference.engine.device import is_memory_error
 from inference.engine.running_request import Request
 from inference.engine.scheduler import ScheduledRequest, SchedulerOutput
@@ -71,6 +73,16 @@ class Speculator:
                     raise
                 logger.warning("drafting for %d requests ran out of memory: %s", len(limits), error)
         return self._drafts
+
+    def observe(self, step: SchedulerOutput, hidden: torch.Tensor) -> None:
+        """Hand the (T, h) rows of a forward pass to the proposer."""
+        self._requests.update(item.request for item in step.scheduled)
+        try:
+            self._proposer.observe(step, hidden)
+        except Exception as error:
+            if not is_memory_error(error):
+                raise
+            logger.warning("reading the rows of %d requests ran out of memory: %s", len(step.scheduled), error)
 
     def begin(self, step: SchedulerOutput) -> None:
         """Save the recurrent states that the step may have to restore."""

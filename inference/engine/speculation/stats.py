@@ -10,7 +10,7 @@ class SpeculationStats:
     """Counters since the engine's creation.
 
     Attributes:
-        method: ``ngram`` or ``draft``.
+        method: ``ngram``, ``draft`` or ``mtp``.
         num_proposed: Draft tokens that were verified.
         num_accepted: Draft tokens that were accepted.
         lengths: Verifications by number of accepted draft tokens, from 0.

@@ -142,8 +142,7 @@ class AttentionDecoder:
             attention_options: Further arguments of ``AttentionSpec``.
             experts: Gives the experts of a layer by the start of its tensor names; None: all layers have MLPs.
             router: The tensor that a layer with experts has; empty: all layers have them.
-            act, gated: Of the MLPs; ``act`` None: config.json's.
-            is_parallel, residual_multiplier: As in ``LayerSpec``.
+            act, gated, is_parallel, residual_multiplier: Of the MLPs (``act`` None: config.json's) and ``LayerSpec``.
             reads_head: Whether a layer behind the model's own is a head for multi-token prediction of DeepSeek's kind.
             decoder_options: As in ``decoder_spec``.
         """
@@ -170,10 +169,8 @@ class AttentionDecoder:
             spec, found = read_layer(number)
             layers.append(spec)
             sources |= prefixed(f"layers.{number}", found)
-        if reads_head:
-            decoder_options["prediction_head"] = self._head(norm, lambda: [read_layer(count)])
-        ignored = (ROTARY_BUFFERS, *ignored)
-        outer = {"ignored": ignored, "final_norm_name": self.names.final_norm, **decoder_options}
+        outer = {"ignored": (ROTARY_BUFFERS, *ignored), "final_norm_name": self.names.final_norm, **decoder_options}
+        outer["prediction_head"] = self._head(norm, lambda: [read_layer(count)]) if reads_head else None
         return decoder_spec(self.view, self.layout, model_type, layers, sources, norm, **outer)
 
     def _layer(

@@ -40,6 +40,9 @@ class Oracle:
         self.accepted: list[tuple[int, int]] = []
         self.forgotten: list[str] = []
 
+    def observe(self, step, hidden):
+        """Take no rows."""
+
     def propose(self, wanted):
         assert not self.open, "draft tokens without a call of accept"
         found = {}
