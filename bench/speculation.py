@@ -13,6 +13,7 @@ don't continue a text that repeats itself, so the texts are made:
 
 ``--how draft:short`` asks a draft model instead: the same kind of network with a fifth of the layers, whose loop is the
 same and whose other weights are its own. So on loop every draft token holds, and on random hardly any.
+``--how mtp`` asks a head for multi-token prediction of one layer of attention, which knows the loop too.
 
 With ``--dtype float32`` the tokens of both engines are compared (bfloat16 rounds a verification and a decode
 differently, so that a near tie may fall otherwise).
@@ -21,6 +22,7 @@ differently, so that a near tie may fall otherwise).
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
 from dataclasses import dataclass, replace
@@ -37,10 +39,13 @@ from inference.engine.engine import Engine
 from inference.engine.request import EngineRequest
 from inference.engine.speculation.draft_runner import DraftModel
 from inference.engine.speculation.setup import Speculation
-from inference.modelling.backends.backend import bind_backend
+from inference.modelling.backends.backend import bind_backend, pack_weights
+from inference.modelling.layer_parts import NormSpec, RopeSpec
+from inference.modelling.layer_specs import AttentionSpec, MLPSpec
 from inference.modelling.layers.linear import Linear
 from inference.modelling.network import HybridForCausalLM
-from inference.modelling.spec import ModelSpec
+from inference.modelling.prediction_head import PredictionHead
+from inference.modelling.spec import LayerSpec, ModelSpec, PredictionHeadSpec
 from inference.values.sampling_params import SamplingParams
 from inference.values.speculative_options import SpeculativeOptions
 
@@ -87,6 +92,35 @@ def looping_network(spec: ModelSpec, dtype: torch.dtype) -> HybridForCausalLM:
     return network
 
 
+def head_spec(spec: ModelSpec) -> PredictionHeadSpec:
+    """A head of one layer of attention and MLP."""
+    norm, heads = NormSpec(), spec.hidden_size // 64
+    attention = AttentionSpec(heads, math.gcd(heads, 4), 64, 0.125, rope=RopeSpec(10000.0, 64))
+    layer = LayerSpec(attention, norm, channel_mixer=MLPSpec(1536), channel_norm=norm)
+    sizes = (spec.hidden_size, spec.vocab_size, spec.max_position_embeddings)
+    return PredictionHeadSpec("huggingface", "prediction_head", *sizes, (layer,), norm)
+
+
+def make_head(spec: ModelSpec, text: str, dtype: torch.dtype) -> PredictionHead:
+    """Random weights; on the loop the head passes the next token's embedding on, whose successor the logits give."""
+    with torch.device("meta"):
+        head = PredictionHead(head_spec(spec))
+    head.to_empty(device="cpu")
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            if parameter.dim() == 1:
+                parameter.fill_(1.0)
+            else:
+                parameter.normal_(generator=generator).mul_(parameter.shape[-1] ** -0.5)
+        if text == "loop":
+            head.eh_proj.weight.zero_()
+            head.eh_proj.weight[:, : spec.hidden_size] = EMBEDDING_SCALE * torch.eye(spec.hidden_size)
+    head.to(dtype)
+    pack_weights(head)
+    return head
+
+
 def shortened(spec: ModelSpec) -> ModelSpec:
     return replace(spec, layers=spec.layers[: max(1, len(spec.layers) // 5)])
 
@@ -117,8 +151,9 @@ def make_engine(
     dtype: str,
     options: SpeculativeOptions | None,
     draft: HybridForCausalLM | None = None,
+    head: PredictionHead | None = None,
 ) -> Engine:
-    """With speculation or without; ``draft`` is a network of ``shortened(spec)``."""
+    """With speculation or without; ``draft`` is a network of ``shortened(spec)``, ``head`` one of ``head_spec``."""
     config = EngineConfig(
         max_model_len=1024,
         num_blocks=2200,
@@ -131,7 +166,7 @@ def make_engine(
     if options is None:
         return Engine(network, spec, config)
     model = None if draft is None else DraftModel(draft, shortened(spec), config)
-    return Engine(network, spec, config, speculation=Speculation(options, model))
+    return Engine(network, spec, config, speculation=Speculation(options, model, head))
 
 
 def main() -> None:
@@ -142,7 +177,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--how", default="ngram", help="as blazr's --speculative: ngram or draft:short")
+    parser.add_argument("--how", default="ngram", help="as blazr's --speculative: ngram, mtp or draft:short")
     given = parser.parse_args()
     options = SpeculativeOptions.parse(given.how)
     if options.draft_model not in ("", "short"):
@@ -154,10 +189,11 @@ def main() -> None:
             make_network, dtype = looping_network if text == "loop" else random_network, getattr(torch, given.dtype)
             network = make_network(spec, dtype)
             draft = make_network(shortened(spec), dtype) if options.draft_model else None
+            head = make_head(spec, text, dtype) if options.method == "mtp" else None
             plain = make_engine(network, spec, given.dtype, None)
             for batch in given.batches:
                 # One engine for each text: the acceptance rates that it learns are part of what is measured.
-                drafting = make_engine(network, spec, given.dtype, options, draft)
+                drafting = make_engine(network, spec, given.dtype, options, draft, head)
                 for engine in (plain, drafting):
                     generate(engine, text, batch, WARM_UP, 1)
                 ratios, controls, plains = [], [], []

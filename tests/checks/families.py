@@ -24,6 +24,16 @@ that isn't here is refused by name, with the nearest one that is and the option 
 | `model_type` | What it is |
 |---|---|
 """
+HEADS = """
+## Heads for multi-token prediction
+
+Some checkpoints hold a head that predicts one more token (DeepSeek-V3's report, section 2.2). It is read
+for `deepseek_v3`, `glm4_moe`, `glm4_moe_lite`, `nemotron_h`, `qwen3_next`, `qwen3_5` and `qwen3_5_moe`
+(`num_nextn_predict_layers`, `mtp.*`), from safetensors and from GGUF files that have it. It is loaded only
+with `--speculative mtp`, and drafts tokens then ([decision 63](decisions/0063-heads-draft-for-their-models.md));
+else its tensors stay in the files. Of several heads the first one is read. A head that is not whole is left
+out with a warning of the inspection. Heads of other families are left out.
+"""
 LEFT = """
 ## Not read
 
@@ -87,7 +97,7 @@ def page() -> str:
     left = [
         f"| {', '.join(f'`{name}`' for name in names.split(', '))} | {need} |\n" for names, need in NOT_READ.items()
     ]
-    return HEAD + "".join(rows) + LEFT + "".join(left)
+    return HEAD + "".join(rows) + HEADS + LEFT + "".join(left)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ from inference.values.speculative_options import SpeculativeOptions
     [
         ("ngram", SpeculativeOptions("ngram")),
         ("ngram,k=6", SpeculativeOptions("ngram", num_tokens=6)),
+        ("mtp", SpeculativeOptions("mtp")),
+        ("mtp,k=1", SpeculativeOptions("mtp", num_tokens=1)),
         ("draft:small/one", SpeculativeOptions("draft", "small/one")),
         ("draft:small, k=3", SpeculativeOptions("draft", "small", num_tokens=3)),
         ("ngram,max_num_seqs=2,min_match=3,adaptive=off", SpeculativeOptions("ngram", "", 0, 2, 3, False)),
@@ -25,7 +27,7 @@ def test_options_are_read_from_a_line_and_from_json(text, options):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "eagle", "ngram,k=0", "ngram,k=x", "ngram,n=3", "draft", "ngram:small", "ngram,k=65"]
+    "text", ["", "eagle", "ngram,k=0", "ngram,k=x", "ngram,n=3", "draft", "ngram:small", "mtp:small", "ngram,k=65"]
 )
 def test_a_wrong_line_is_refused(text):
     with pytest.raises(InvalidRequest) as caught:
