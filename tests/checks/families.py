@@ -30,9 +30,10 @@ HEADS = """
 Some checkpoints hold a head that predicts one more token (DeepSeek-V3's report, section 2.2). It is read
 for `deepseek_v3`, `glm4_moe`, `glm4_moe_lite`, `nemotron_h`, `qwen3_next`, `qwen3_5` and `qwen3_5_moe`
 (`num_nextn_predict_layers`, `mtp.*`), from safetensors and from GGUF files that have it. It is loaded only
-with `--speculative mtp`, and drafts tokens then ([decision 63](decisions/0063-heads-draft-for-their-models.md));
-else its tensors stay in the files. Of several heads the first one is read. A head that is not whole is left
-out with a warning of the inspection. Heads of other families are left out.
+with `--speculative mtp`, and drafts tokens then
+([decision 63](decisions/0063-heads-draft-for-their-models.md)); else its tensors stay in the files. Of
+several heads the first one is read. A head that is not whole is left out with a warning of the inspection.
+Heads of other families are left out.
 """
 LEFT = """
 ## Not read

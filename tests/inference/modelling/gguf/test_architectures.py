@@ -15,12 +15,13 @@ from inference.modelling.families.registry import family_builder
 from inference.modelling.gguf.architectures import read_checkpoint
 from inference.modelling.network import HybridForCausalLM
 from inference.modelling.weights.files import TensorFiles
-from inference.modelling.weights.loader import load_network
+from inference.modelling.weights.loader import load_network, load_prediction_head
 from models_registry.detection.inspection import inspect_checkpoint
 from tests.inference.modelling.gguf.converter import convert
 from tests.inference.modelling.gguf.linear_converter import convert_linear
 from tests.inference.modelling.gguf.writer import TYPES, Tensor, value, write_gguf
 from tests.inference.modelling.harness import SequenceRunner, assert_matches_oracle, load_directory
+from tests.inference.modelling.heads import write_checkpoint
 from tests.inference.modelling.huggingface import make_checkpoint
 from tests.inference.modelling.test_network_attention import BASE, GEMMA3, MOE
 from tests.inference.modelling.test_network_attention import CASES as ATTENTION
@@ -214,6 +215,27 @@ def test_layers_that_draft_have_the_names_of_the_checkpoint(tmp_path):
             files.move()
             torch.testing.assert_close(files.read(name), given)
     assert_matches_oracle(load_gguf(path), oracle_of(model))
+    heads = []
+    for file, spec in (
+        (path, load_gguf(path).spec),
+        (tmp_path / "model.safetensors", load_directory(tmp_path).spec),
+    ):
+        assert spec.prediction_head is not None
+        heads.append(load_prediction_head(spec.prediction_head, [file], dtype=torch.float32).state_dict())
+    assert heads[0].keys() == heads[1].keys()
+    for name, given in heads[0].items():
+        torch.testing.assert_close(heads[1][name], given)
+
+
+def test_a_head_knows_how_its_codes_are_decoded(tmp_path):
+    write_checkpoint("qwen3_5", tmp_path)
+    path = convert_linear(tmp_path, tmp_path / "model.gguf", "Q8_0", drafts=1)
+    spec = inspect_checkpoint(path).spec
+    head = spec.prediction_head
+    assert head is not None
+    read = {name for source in head.parameters.values() for name in source.tensor_names()}
+    assert {item.name for item in head.encoded} == read & {item.name for item in spec.encoded} != set()
+    load_prediction_head(head, [path], dtype=torch.float32, quant="auto", pack=True)
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "BF16"])

@@ -39,7 +39,7 @@ def test_decoders_with_experts_give_the_same_logits(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["glm4_moe", "exaone_moe"])
-def test_layers_that_draft_are_left_out(name, tmp_path):
+def test_layers_that_draft_arent_the_models(name, tmp_path):
     directory, oracle = checkpoint(name, tmp_path)
     tensors = load_file(directory / "model.safetensors")
     copies = {re.sub(r"layers\.1\.", "layers.3.", key): given.clone() for key, given in tensors.items()}
@@ -48,7 +48,9 @@ def test_layers_that_draft_are_left_out(name, tmp_path):
     save_file(copies | tensors, directory / "model.safetensors")
     path = convert_dense(directory, tmp_path / "model.gguf", drafts=1)
     assert "blk.3.nextn.eh_proj.weight" in read_checkpoint([path]).parts.tensors
-    assert_matches_oracle(load_gguf(path), oracle)
+    network = load_gguf(path)
+    assert_matches_oracle(network, oracle)
+    assert (network.spec.prediction_head is not None) == (name == "glm4_moe")
 
 
 @pytest.mark.parametrize("arch", ["glm4moe", "exaone-moe", "dots1", "minimax-m2"])
