@@ -28,9 +28,9 @@ class PredictionHead(nn.Module):
         super().__init__()
         self.spec = spec
         width = spec.hidden_size
+        self.eh_proj = Linear(2 * width, width)  # first, as the backend is chosen by the first parameter
         self.embedding_norm = Norm(spec.embedding_norm, width)
         self.hidden_norm = Norm(spec.hidden_norm, width)
-        self.eh_proj = Linear(2 * width, width)
         self.layers = nn.ModuleList(HybridLayer(layer, width, {}) for layer in spec.layers)
         self.final_norm = Norm(spec.final_norm, width)
         self.embed_tokens = Embedding(spec.vocab_size, width, is_head=False) if spec.has_embedding else None

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
 from inference.engine.batch_builder import BatchBuilder
 from inference.engine.config import EngineConfig
-from inference.engine.model_runner import allocate_states
+from inference.engine.model_runner import TORCH_DTYPES, allocate_states
 from inference.engine.running_request import Request
 from inference.engine.sampling.sampler import Sampler, SamplerOutput, argmax_output
 from inference.engine.sampling.sampling_state import SamplingState
@@ -31,6 +32,7 @@ from inference.engine.speculation.proposer import Drafts
 from inference.engine.state_manager import StateManager
 from inference.engine.warm_up import warm_up
 from inference.modelling.backends.backend import bind_backend
+from inference.modelling.forward_batch import ForwardBatch, LayerState
 from inference.modelling.layers.packed import output_bits
 from inference.modelling.network import HybridForCausalLM
 from inference.modelling.prediction_head import PredictionHead
@@ -118,19 +120,13 @@ class PredictionRunner:
 
     def _warm_up(self, config: EngineConfig, product_rows: Sequence[int]) -> None:
         head, network, width = self._head, self._network, self._head.spec.hidden_size
-        weight = next(head.parameters())
 
-        def logits(rows: torch.Tensor) -> torch.Tensor:
-            return head.compute_logits(network, rows)
+        def forward(batch: ForwardBatch, states: Sequence[LayerState]) -> torch.Tensor:
+            rows = torch.zeros(batch.num_tokens, width, dtype=TORCH_DTYPES[config.dtype], device=self._device)
+            hidden: torch.Tensor = head(network, batch, rows, states)
+            return hidden
 
-        warm_up(
-            lambda batch, states: head(network, batch, weight.new_zeros(batch.num_tokens, width), states),
-            logits,
-            head.spec,
-            self._layers,
-            config,
-            product_rows,
-        )
+        warm_up(forward, partial(head.compute_logits, network), head.spec, self._layers, config, product_rows)
 
     @property
     def state_bytes(self) -> int:

@@ -269,3 +269,19 @@ def test_its_memory_is_counted(tmp_path_factory):
     engine = engine_of(model, num_blocks=50)
     spec = model[1].spec
     assert engine.stats().speculation.state_bytes == 50 * 4 * spec.state_bytes_per_token("float32")
+
+
+def test_a_device_runs_steps_of_every_kind_first(tmp_path_factory):
+    """What a CUDA device does at the start, here on the CPU: its scratch states are zero afterwards."""
+    engine = engine_of(load("glm4_moe", tmp_path_factory), k=2)
+    proposer = engine._speculator._proposer
+    passes = []
+    head = proposer._head
+    proposer._head = lambda network, batch, rows, states: (
+        passes.append(rows.shape),
+        head(network, batch, rows, states),
+    )[1]
+    proposer._head.spec, proposer._head.compute_logits = head.spec, head.compute_logits
+    proposer._warm_up(engine.config, (5,))
+    assert passes == [(2 + 3 + 5 + 1 + 1, 32), (5, 32), (64, 32)]
+    assert all(not tensor[:4].any() for layer in proposer._layers for tensor in layer.values())
