@@ -170,6 +170,7 @@ class HybridForCausalLM(nn.Module):
         self.embed_positions = None
         if spec.position_rows:
             self.embed_positions = Embedding(spec.position_rows, spec.hidden_size, is_head=False)
+        self.embedding_norm = _build_norm(spec.embedding_norm, spec.hidden_size)
         blocks: dict[int, SharedWeights] = {}
         self.layers = nn.ModuleList(HybridLayer(layer, spec.hidden_size, blocks) for layer in spec.layers)
         self._reads_embedding = bool(blocks)
@@ -198,6 +199,8 @@ class HybridForCausalLM(nn.Module):
             hidden = hidden * self.spec.embedding_multiplier
         if self.embed_positions is not None:
             hidden = hidden + self.embed_positions(batch.positions)
+        if self.embedding_norm is not None:
+            hidden = self.embedding_norm(hidden)
         return ResidualStream(hidden, hidden.clone() if self._reads_embedding else None)
 
     @property

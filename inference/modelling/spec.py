@@ -189,6 +189,7 @@ class ModelSpec:
         dtype: dtype of the stored weights.
         position_rows: Rows of a table of learned positions, added to the embedding (GPT-2); 0: there is none.
         embedding_multiplier: Multiplies the embedding's output.
+        embedding_norm: Norm of the embedding's output (BLOOM); None: there is none.
         logits_multiplier: Multiplies the logits before the cap.
         logits_softcap: cap · tanh(logits / cap); None: off.
         head_bias: The head has a bias; it isn't tied then.
@@ -210,6 +211,7 @@ class ModelSpec:
     head_bias: bool = False
     position_rows: int = 0
     embedding_multiplier: float = 1.0
+    embedding_norm: NormSpec | None = None
     logits_multiplier: float = 1.0
     logits_softcap: float | None = None
     parameters: Mapping[str, Source] = field(default_factory=dict)
@@ -221,6 +223,8 @@ class ModelSpec:
         shapes: dict[str, Shape] = {"embed_tokens.weight": (self.vocab_size, self.hidden_size)}
         if self.position_rows:
             shapes["embed_positions.weight"] = (self.position_rows, self.hidden_size)
+        if self.embedding_norm is not None:
+            shapes |= prefixed("embedding_norm", self.embedding_norm.parameter_shapes(self.hidden_size))
         blocks: set[int] = set()
         for number, layer in enumerate(self.layers):
             own = layer.parameter_shapes(self.hidden_size)

@@ -48,8 +48,6 @@ NOT_READ: Mapping[str, str] = {
     "apertus": "xIELU, an activation with learned numbers",
     "axk1, axk2, deepseek_v32, glm_moe_dsa": "sparse latent attention: an indexer that chooses keys",
     "bitnet": "norms inside the mixers, ternary weights",
-    "bloom": "a norm of the embedding",
-    "falcon": "a family file with two layouts of heads; its layers are there",
     "blt, ctrl, cpmant, doge, emu3, hrm_text, reformer, xlnet": "a layer of its own each; rarely served",
     "codegen, gpt_bigcode, gpt_neo, gptj, openai-gpt, biogpt, xglm, gpt_neox_japanese": "early layouts; rarely served",
     "cohere2_moe, cohere_compass_text, jetmoe, kolibri1, laguna, mellum, phimoe, flint, hy_v4":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from inference.modelling.families.config import CheckpointView
@@ -19,7 +20,8 @@ class Fused:
 
     Attributes:
         name: Of the tensor, within the attention.
-        by_head: Head after head, each its q, k and v (GPT-NeoX); else all of q, then k, then v.
+        by_head: One key/value head after the other, each with its queries before it (GPT-NeoX, Falcon); else all of
+            q, then k, then v.
         is_transposed: Inputs first, as in GPT-2; so is the projection behind the attention.
     """
 
@@ -27,12 +29,12 @@ class Fused:
     by_head: bool = False
     is_transposed: bool = False
 
-    def source(self, name: str, head_dim: int) -> Source:
+    def source(self, name: str, spec: AttentionSpec) -> Source:
         """The rows of the tensor ``name``, in our order."""
         if self.by_head:
-            size = 3 * head_dim
-            parts = (Piece(name, per_group=(size, at, at + head_dim)) for at in range(0, size, head_dim))
-            return Source(tuple(parts))
+            queries = spec.num_heads // spec.num_kv_heads * spec.head_dim
+            ends = (0, queries, queries + spec.head_dim, queries + 2 * spec.head_dim)
+            return Source(tuple(Piece(name, per_group=(ends[3], *part)) for part in pairwise(ends)))
         return Source((Piece(name, transpose=self.is_transposed and name.endswith(".weight")),))
 
 
@@ -87,7 +89,7 @@ def attention_sources(
     leaves = ("weight", "bias") if spec.qkv_bias else ("weight",)
     for leaf in leaves:
         stored = [f"{base}{name}.{leaf}" for name in names]
-        sources[f"qkv_proj.{leaf}"] = concatenated(*stored) if fused is None else fused.source(stored[0], spec.head_dim)
+        sources[f"qkv_proj.{leaf}"] = concatenated(*stored) if fused is None else fused.source(stored[0], spec)
     is_transposed = fused is not None and fused.is_transposed
     sources["o_proj.weight"] = Source((Piece(f"{base}{output}.weight", transpose=is_transposed),))
     if spec.o_bias:

@@ -6,7 +6,7 @@ A family reads what it needs from config.json and passes it to ``spec``; what it
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from inference.modelling.families.attention_config import Fused, attention_sources, attention_spec
@@ -84,19 +84,23 @@ class AttentionDecoder:
         names: LayerNames = LLAMA_NAMES,
         *,
         default_head_dim: int | None = None,
+        fused_kv_heads: int | None = None,
         **layout_options: Any,
     ) -> AttentionDecoder:
-        """Read the sizes.
+        """Read the sizes; a file of a family that has q, k and v in one tensor may hold each alone (GGUF).
 
         Args:
             default_head_dim: As in ``read_heads``.
+            fused_kv_heads: Heads of k and v where q, k and v are one tensor; None: as many as of q.
             layout_options: As in ``read_layout``.
         """
         layout = read_layout(view, **layout_options)
+        base = layout.layer(0) + names.attention
+        if names.fused is not None and base + "q_proj.weight" in view.tensors:
+            names = replace(names, fused=None)
         if names.fused is not None:
-            name = f"{layout.layer(0)}{names.attention}{names.fused.name}.weight"
-            rows = matrix_shape(view.tensors, name)[1 if names.fused.is_transposed else 0]
-            return cls(view, names, layout, read_fused_heads(view, rows))
+            rows = matrix_shape(view.tensors, f"{base}{names.fused.name}.weight")[names.fused.is_transposed]
+            return cls(view, names, layout, read_fused_heads(view, rows, fused_kv_heads))
         heads = read_heads(
             view,
             layout.layer(0),

@@ -107,6 +107,8 @@ def decoder_spec(
     *,
     ignored: Sequence[IgnoredTensors] = (),
     embedding_multiplier: float = 1.0,
+    embedding_norm: NormSpec | None = None,
+    embedding_norm_name: str = "embedding_norm",
     logits_multiplier: float = 1.0,
     logits_softcap: float | None = None,
     final_norm_name: str = "norm",
@@ -117,6 +119,7 @@ def decoder_spec(
     """Spec of the whole model, checked by ``finish``; ``ignored`` as there.
 
     Args:
+        embedding_norm: Norm of the embedding, with its name in the files.
         can_have_head_bias: The head has a bias where its tensor is there.
         positions: Learned positions; the context is as long as their table.
         prediction_head: The head for multi-token prediction, if the files have one.
@@ -131,6 +134,9 @@ def decoder_spec(
     if can_have_head_bias and layout.head is not None:
         name = layout.head.removesuffix("weight") + "bias"
         head_bias = name if name in view.tensors else None
+    outer = _outer_sources(layout, final_norm, final_norm_name, head_bias, table)
+    if embedding_norm is not None:
+        outer |= prefixed("embedding_norm", norm_sources(embedding_norm, layout.prefix + embedding_norm_name))
     spec = ModelSpec(
         format="huggingface",
         model_type=model_type,
@@ -144,9 +150,10 @@ def decoder_spec(
         head_bias=head_bias is not None,
         position_rows=position_rows,
         embedding_multiplier=embedding_multiplier,
+        embedding_norm=embedding_norm,
         logits_multiplier=logits_multiplier,
         logits_softcap=logits_softcap,
-        parameters={**_outer_sources(layout, final_norm, final_norm_name, head_bias, table), **layer_sources},
+        parameters={**outer, **layer_sources},
         prediction_head=prediction_head,
     )
     return finish(view, spec, ignored=(MASK_BUFFERS, *ignored))

@@ -69,21 +69,27 @@ def read_heads(
     return _checked_heads(HeadSizes(heads, kv_heads, head_dim), base)
 
 
-def read_fused_heads(view: CheckpointView, rows: int) -> HeadSizes:
-    """Heads of a projection of ``rows`` rows for q, k and v, as many heads of each as config.json says.
+def read_fused_heads(view: CheckpointView, rows: int, kv_heads: int | None = None) -> HeadSizes:
+    """Heads of a projection of ``rows`` rows for q, k and v, as many heads as config.json says.
+
+    Args:
+        kv_heads: Heads of keys and of values; None: as many as of queries.
 
     Raises:
         TensorShapeMismatch: The rows can't be divided so.
     """
     heads = view.config.integer(*_HEADS_KEYS, "n_head", "n_heads", high=_MAX_HEADS)
-    if rows % (3 * heads):
+    kv_heads = heads if kv_heads is None else kv_heads
+    if heads % kv_heads or rows % (heads + 2 * kv_heads):
         raise TensorShapeMismatch(
-            f"config.json says {heads} attention heads, but {rows} rows can't be divided among the q, k and v of each.",
+            f"config.json says {heads} attention heads, but {rows} rows can't be divided among the q, k and v of "
+            f"{'each' if kv_heads == heads else f'them, with {kv_heads} heads of k and v'}.",
             param=_HEADS_KEYS[0],
         )
+    head_dim = rows // (heads + 2 * kv_heads)
     view.facts.add("attention.num_heads", heads, "config.json")
-    view.facts.add("attention.head_dim", rows // (3 * heads), f"{rows} rows of q, k and v of {heads} heads")
-    return HeadSizes(heads, heads, rows // (3 * heads))
+    view.facts.add("attention.head_dim", head_dim, f"{rows} rows of q, k and v of {heads} heads")
+    return HeadSizes(heads, kv_heads, head_dim)
 
 
 def _head_dim(view: CheckpointView, base: str, q_norm: str, q_rows: int, k_rows: int, default: int | None) -> int:

@@ -43,6 +43,8 @@ FAMILIES: dict[str, Family] = {
     "hy_v3": Family("glm4_moe", "HYV3ForCausalLM"),
     "iquestcoder": Family("llama", "IQuestCoderForCausalLM"),
     "gpt2": Family("gpt2", "GPT2LMHeadModel"),
+    "falcon": Family("falcon", "FalconForCausalLM"),
+    "bloom": Family("bloom", "BloomForCausalLM"),
     "gpt_neox": Family("gpt_neox", "GPTNeoXForCausalLM"),
     "mpt": Family("mpt", "MptForCausalLM"),
     "opt": Family("gpt2", "OPTForCausalLM"),

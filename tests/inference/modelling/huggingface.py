@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,14 +32,16 @@ def make_checkpoint(
         The directory, and a function from token ids (n,) to logits (n, V).
     """
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    # With ALiBi, transformers' eager Falcon adds the distances twice.
+    attention = "sdpa" if getattr(config, "alibi", False) else "eager"
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).float().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, value in [*model.named_parameters(), *model.named_buffers()]:
             noise = torch.randn(value.shape, generator=generator)
             if "e_score_correction_bias" in name:
                 value.copy_(0.2 * noise)
-            elif "norm" in name:
+            elif "norm" in name or re.search(r"\bln_\w+\.weight$", name):
                 # Gemma's norms multiply by 1 + weight and are stored around zero.
                 value.copy_(0.2 * noise + (0.0 if config.model_type.startswith("gemma") else 1.0))
             elif value.dim() == 1 and name.endswith("bias"):

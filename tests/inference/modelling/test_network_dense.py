@@ -22,6 +22,7 @@ STRETCHED = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "origina
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 ALPHA = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}
 
+TIED = {"tie_word_embeddings": True}
 MPT = {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128, "tie_word_embeddings": True}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -44,6 +45,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gpt_neox": ("gpt_neox", {}),
     "gpt_neox-one-after-the-other": ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
+    "bloom": ("bloom", {**TIED, "n_layer": 2, "n_head": 4}),
+    "falcon": ("falcon", TIED),
+    "falcon-groups-two-norms": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "falcon-groups-one-norm": (
+        "falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1, "ffn_hidden_size": 48},
+    ),
+    "falcon-alibi-one-after-the-other": (
+        "falcon",
+        {**TIED, "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
+    ),
     "mpt": ("mpt", MPT),
     "mpt-six-heads-clip-scale": (
         "mpt",

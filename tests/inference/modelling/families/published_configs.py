@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.inference.modelling.families.published_early_configs import EARLY
+
 _USUAL: dict[str, Any] = {
     "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
     "intermediate_size": 14336, "max_position_embeddings": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,
@@ -431,46 +433,6 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
             "beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0,
             "mscale_all_dim": 1.0, "original_max_position_embeddings": 16384, "rope_theta": 1000000.0,
             "rope_type": "yarn", "type": "yarn"}}),
-    "mosaicml/mpt-7b": ("mpt", {
-        "architectures": ["MPTForCausalLM"], "d_model": 4096, "emb_pdrop": 0, "embedding_fraction": 1.0,
-        "expansion_ratio": 4, "init_device": "cpu", "learned_pos_emb": True, "logit_scale": None, "max_seq_len": 2048,
-        "model_type": "mpt", "n_heads": 32, "n_layers": 32, "no_bias": True, "norm_type": "low_precision_layernorm",
-        "resid_pdrop": 0, "tokenizer_name": "EleutherAI/gpt-neox-20b", "torch_dtype": "bfloat16", "use_cache": False,
-        "verbose": 0, "vocab_size": 50432,
-        "attn_config": {
-            "alibi": True, "alibi_bias_max": 8, "attn_impl": "torch", "attn_pdrop": 0,
-            "attn_type": "multihead_attention", "attn_uses_sequence_id": False, "clip_qkv": None, "prefix_lm": False,
-            "qk_ln": False, "softmax_scale": None,
-        },
-        "init_config": {"emb_init_std": None, "name": "kaiming_normal_", "verbose": 0},
-    }),
-    "openai-community/gpt2": ("gpt2", {
-        "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
-        "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02,
-        "layer_norm_epsilon": 1e-05, "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024,
-        "resid_pdrop": 0.1, "summary_activation": None, "summary_first_dropout": 0.1,
-        "summary_proj_to_labels": True, "summary_type": "cls_index", "summary_use_proj": True,
-        "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}}, "vocab_size": 50257}),
-    "EleutherAI/pythia-1b": ("gpt_neox", {
-        "architectures": ["GPTNeoXForCausalLM"], "bos_token_id": 0, "eos_token_id": 0, "hidden_act": "gelu",
-        "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 8192, "layer_norm_eps": 1e-05,
-        "max_position_embeddings": 2048, "num_attention_heads": 8, "num_hidden_layers": 16, "rotary_emb_base": 10000,
-        "rotary_pct": 0.25, "tie_word_embeddings": False, "torch_dtype": "float16", "use_cache": True,
-        "use_parallel_residual": True, "vocab_size": 50304}),
-    "facebook/opt-125m": ("opt", {
-        "_remove_final_layer_norm": False, "activation_dropout": 0.0, "activation_function": "relu",
-        "architectures": ["OPTForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 2, "do_layer_norm_before": True,
-        "dropout": 0.1, "eos_token_id": 2, "ffn_dim": 3072, "hidden_size": 768, "init_std": 0.02, "layerdrop": 0.0,
-        "max_position_embeddings": 2048, "num_attention_heads": 12, "num_hidden_layers": 12, "pad_token_id": 1,
-        "prefix": "</s>", "torch_dtype": "float16", "use_cache": True, "vocab_size": 50272,
-        "word_embed_proj_dim": 768}),
-    "adept/persimmon-8b-base": ("persimmon", {
-        "architectures": ["PersimmonForCausalLM"], "bos_token_id": 71013, "eos_token_id": 71013, "hidden_act": "relu2",
-        "hidden_dropout": 0.0, "attention_dropout": 0.0, "hidden_size": 4096, "initializer_range": 0.02,
-        "intermediate_size": 16384, "layer_norm_eps": 1e-05, "max_position_embeddings": 16384,
-        "num_attention_heads": 64, "num_hidden_layers": 36, "partial_rotary_factor": 0.5, "qk_layernorm": True,
-        "rope_scaling": None, "rope_theta": 25000.0, "tie_word_embeddings": False, "use_cache": True,
-        "vocab_size": 262144}),
     "tencent/Hy3-preview": ("hy_v3", _USUAL | {
         "attention_bias": False, "enable_moe_fp32_combine": True, "head_dim": 128, "mlp_bias": False,
         "mlp_layer_types": ["dense", "sparse"], "moe_intermediate_size": 1536, "num_experts": 192,
@@ -479,5 +441,6 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "IQuestLab/IQuest-Coder-V1-40B-Instruct": ("iquestcoder", _USUAL | {
         "attention_bias": False, "attention_dropout": 0.0, "head_dim": 128, "mlp_bias": False, "rope_scaling": None,
         "rope_theta": 500000.0, "auto_map": {"AutoConfig": "x"}}),
+    **EARLY,
 }  # fmt: skip
 """Repository whose keys these are, to ``model_type`` and config."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from inference.errors import CorruptCheckpoint, MissingTensor, TensorShapeMismatch, UnsupportedArchitecture
+from inference.modelling.families.alibi import alibi_slopes
 from inference.modelling.families.config_keys import check_config_keys
-from inference.modelling.families.mpt import CONFIG_KEYS, alibi_slopes, build_spec
+from inference.modelling.families.mpt import CONFIG_KEYS, build_spec
 from tests.inference.modelling.families.headers import HIDDEN, VOCAB, view_of
 
 CONFIG = {"model_type": "mpt", "n_heads": 4, "n_layers": 1}
@@ -20,12 +21,6 @@ def shapes() -> dict:
     }  # fmt: skip
     found = {f"transformer.blocks.0.{name}": shape for name, shape in layer.items()}
     return found | {"transformer.wte.weight": (VOCAB, HIDDEN), "transformer.norm_f.weight": (HIDDEN,)}
-
-
-def test_slopes_are_powers_of_2() -> None:
-    assert alibi_slopes(1) == (2.0**-8,)
-    assert alibi_slopes(4) == (2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8)
-    assert alibi_slopes(3) == (2.0**-4, 2.0**-8, 2.0**-2)  # every second one of four first
 
 
 def test_options_of_the_attention_are_read() -> None:
