@@ -49,7 +49,7 @@ NOT_READ: Mapping[str, str] = {
     "axk1, axk2, deepseek_v32, glm_moe_dsa": "sparse latent attention: an indexer that chooses keys",
     "bitnet": "norms inside the mixers, ternary weights",
     "blt, ctrl, cpmant, doge, emu3, hrm_text, reformer, xlnet": "a layer of its own each; rarely served",
-    "codegen, gpt_bigcode, gpt_neo, gptj, openai-gpt, biogpt, xglm, gpt_neox_japanese": "early layouts; rarely served",
+    "openai-gpt, biogpt, xglm, gpt_neox_japanese": "early layouts; rarely served",
     "cohere2_moe, cohere_compass_text, jetmoe, kolibri1, laguna, mellum, phimoe, flint, hy_v4":
         "a family file; their layers are there or nearly",
     "dbrx": "experts stored in one matrix with another order",
@@ -59,7 +59,7 @@ NOT_READ: Mapping[str, str] = {
     "gemma3n, gemma3n_text, gemma4, gemma4_text, gemma4_unified, gemma4_unified_text":
         "embeddings of each layer, keys and values shared between layers",
     "gemma4_assistant, gemma4_unified_assistant": "models that only draft for another one",
-    "gpt-sw3": "GPT-2 by another name",
+    "gpt-sw3": "nothing: its published files say `gpt2`, which is read",
     "lfm3, zamba, rwkv": "recurrent layers that aren't there",
     "llama4, llama4_text": "attention in chunks, experts whose input is scaled",
     "longcat_flash": "two attentions in a layer, experts that compute nothing",

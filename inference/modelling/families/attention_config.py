@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.decoder import norm_sources
@@ -22,19 +22,25 @@ class Fused:
         name: Of the tensor, within the attention.
         by_head: One key/value head after the other, each with its queries before it (GPT-NeoX, Falcon); else all of
             q, then k, then v.
+        groups: So many groups of heads, one after the other; 0: as ``by_head`` says.
+        order: Of the parts in a group.
         is_transposed: Inputs first, as in GPT-2; so is the projection behind the attention.
     """
 
     name: str
     by_head: bool = False
+    groups: int = 0
+    order: Literal["qkv", "qvk"] = "qkv"
     is_transposed: bool = False
 
     def source(self, name: str, spec: AttentionSpec) -> Source:
         """The rows of the tensor ``name``, in our order."""
-        if self.by_head:
-            queries = spec.num_heads // spec.num_kv_heads * spec.head_dim
-            ends = (0, queries, queries + spec.head_dim, queries + 2 * spec.head_dim)
-            return Source(tuple(Piece(name, per_group=(ends[3], *part)) for part in pairwise(ends)))
+        groups = self.groups or (spec.num_kv_heads if self.by_head else 0)
+        if groups:
+            queries, keys = (count * spec.head_dim // groups for count in (spec.num_heads, spec.num_kv_heads))
+            ends = (0, queries, queries + keys, queries + 2 * keys)
+            parts = dict(zip(self.order, pairwise(ends), strict=True))
+            return Source(tuple(Piece(name, per_group=(ends[3], *parts[part])) for part in "qkv"))
         return Source((Piece(name, transpose=self.is_transposed and name.endswith(".weight")),))
 
 

@@ -101,6 +101,17 @@ MLP_BIAS = Biases(r"mlp\.(?:gate|up|gate_up|down)_proj")
 FULL_ATTENTION = Only(("full_attention",), "the family has no windows")
 NO_WINDOW = Only((), "the family has no windows")
 
+GPT: Table = {
+    **COMMON,
+    **used("n_positions", "n_embd", "n_head", "n_inner", "activation_function", "layer_norm_epsilon"),
+    **harmless("an early name beside n_positions", "n_ctx"),
+    **harmless(
+        "for other tasks",
+        "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
+    ),
+    "scale_attn_weights": Only((True,), "scores are divided by the root of the head's width"),
+}  # fmt: skip
+"""GPT-2 and the families that took its names."""
 DECODER: Table = {**COMMON, **HEADS, **used("intermediate_size", "hidden_act", "rms_norm_eps")}
 WITH_ROPE: Table = {**DECODER, **ROPE, "attention_bias": QKVO_BIAS}
 LLAMA_LIKE: Table = {**WITH_ROPE, "mlp_bias": MLP_BIAS}

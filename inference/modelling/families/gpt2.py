@@ -13,7 +13,7 @@ from inference.modelling.families.attention_config import Fused
 from inference.modelling.families.attention_decoder import AttentionDecoder, LayerNames
 from inference.modelling.families.checks import IgnoredTensors
 from inference.modelling.families.config import CheckpointView
-from inference.modelling.families.config_key_tables import COMMON, Table, harmless, used
+from inference.modelling.families.config_key_tables import COMMON, GPT, Table, harmless, used
 from inference.modelling.families.config_keys import Only
 from inference.modelling.families.config_values import activation, check_size, layer_norm
 from inference.modelling.families.decoder import Positions
@@ -41,16 +41,9 @@ OPT_FIRST_POSITION = 2
 MASKS = IgnoredTensors(re.compile(r"\.attn\.(bias|masked_bias)$"), "constants of masks; early exports have them")
 CONFIG_KEYS: Mapping[str, Table] = {
     "gpt2": {
-        **COMMON,
-        **used("n_positions", "n_embd", "n_head", "n_inner", "activation_function", "layer_norm_epsilon"),
-        **harmless("an early name beside n_positions", "n_ctx"),
-        **harmless(
-            "for other tasks",
-            "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
-            "summary_first_dropout",
-        ),
-        **harmless("up to rounding", "reorder_and_upcast_attn"),
-        "scale_attn_weights": Only((True,), "scores are divided by the root of the head's width"),
+        **GPT,
+        **harmless("up to rounding", "reorder_and_upcast_attn", "apply_query_key_layer_scaling"),
+        **harmless("no code reads it (GPT-SW3)", "normalize_attention_scores"),
         "scale_attn_by_inverse_layer_idx": Only((False,), "layers scale their scores alike"),
     },
     "opt": {

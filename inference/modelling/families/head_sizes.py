@@ -10,7 +10,7 @@ from inference.modelling.families.config import CheckpointView, Confidence
 from inference.modelling.families.config_values import check_size, override_checked
 from inference.modelling.families.headers import matrix_shape
 
-_HEADS_KEYS = ("num_attention_heads", "num_heads")
+_HEADS_KEYS = ("num_attention_heads", "num_heads", "n_head", "n_heads")
 _KV_HEADS_KEYS = ("num_key_value_heads", "num_kv_heads")
 _MAX_HEADS = 1 << 16
 """Bound of head counts and widths alike."""
@@ -78,7 +78,7 @@ def read_fused_heads(view: CheckpointView, rows: int, kv_heads: int | None = Non
     Raises:
         TensorShapeMismatch: The rows can't be divided so.
     """
-    heads = view.config.integer(*_HEADS_KEYS, "n_head", "n_heads", high=_MAX_HEADS)
+    heads = view.config.integer(*_HEADS_KEYS, high=_MAX_HEADS)
     kv_heads = heads if kv_heads is None else kv_heads
     if heads % kv_heads or rows % (heads + 2 * kv_heads):
         raise TensorShapeMismatch(

@@ -36,8 +36,11 @@ def make_checkpoint(
     attention = "sdpa" if getattr(config, "alibi", False) else "eager"
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).float().eval()
     generator = torch.Generator().manual_seed(seed)
+    saved = model.state_dict()
     with torch.no_grad():
         for name, value in [*model.named_parameters(), *model.named_buffers()]:
+            if name not in saved:
+                continue  # masks and tables of positions
             noise = torch.randn(value.shape, generator=generator)
             if "e_score_correction_bias" in name:
                 value.copy_(0.2 * noise)

@@ -23,6 +23,7 @@ PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 ALPHA = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}
 
 TIED = {"tie_word_embeddings": True}
+GPT = {"n_positions": 128, "n_embd": 32, "n_head": 4, "n_layer": 2, "n_inner": 48}
 MPT = {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128, "tie_word_embeddings": True}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -41,8 +42,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4": ("glm4", {"head_dim": 8, "attention_bias": False, "rms_norm_eps": 1e-5}),
     "gpt2": (
         "gpt2",
-        {"n_positions": 128, "n_embd": 32, "n_head": 4, "n_layer": 2, "n_inner": 48, "num_hidden_layers": 2},
+        {**GPT, "num_hidden_layers": 2},
     ),
+    "gptj": ("gptj", {**GPT, "rotary_dim": 4}),
+    "codegen": ("codegen", {**GPT, "rotary_dim": 6}),
+    "gpt_neo": ("gpt_neo", {**TIED, "attention_types": [[["local", "global"], 1]], "window_size": 6}),
+    "gpt_bigcode": ("gpt_bigcode", {**GPT, **TIED}),
+    "gpt_bigcode-head-by-head": ("gpt_bigcode", {**GPT, **TIED, "multi_query": False}),
     "gpt_neox": ("gpt_neox", {}),
     "gpt_neox-one-after-the-other": ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
     "bloom": ("bloom", {**TIED, "n_layer": 2, "n_head": 4}),

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+_GPT: dict[str, Any] = {
+    "activation_function": "gelu_new", "attn_pdrop": 0.0, "bos_token_id": 50256, "embd_pdrop": 0.0,
+    "eos_token_id": 50256, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05, "n_embd": 4096, "n_head": 16,
+    "n_inner": None, "n_layer": 28, "n_positions": 2048, "resid_pdrop": 0.0, "summary_activation": None,
+    "summary_first_dropout": 0.1, "summary_proj_to_labels": True, "summary_type": "cls_index",
+    "summary_use_proj": True, "use_cache": True, "vocab_size": 50400,
+}  # fmt: skip
+
 EARLY: dict[str, tuple[str, dict[str, Any]]] = {
     "mosaicml/mpt-7b": ("mpt", {
         "architectures": ["MPTForCausalLM"], "d_model": 4096, "emb_pdrop": 0, "embedding_fraction": 1.0,
@@ -67,5 +75,28 @@ EARLY: dict[str, tuple[str, dict[str, Any]]] = {
         "num_attention_heads": 32, "offset_alibi": 100, "pad_token_id": 3, "pretraining_tp": 1, "seq_length": 2048,
         "skip_bias_add": True, "skip_bias_add_qkv": False, "unk_token_id": 0, "use_cache": True,
         "vocab_size": 250880}),
+    "EleutherAI/gpt-j-6b": ("gptj", _GPT | {
+        "gradient_checkpointing": False, "rotary": True, "rotary_dim": 64, "scale_attn_weights": True,
+        "tie_word_embeddings": False, "tokenizer_class": "GPT2Tokenizer", "transformers_version": "4.18.0.dev0"}),
+    "Salesforce/codegen-350M-mono": ("codegen", _GPT | {
+        "gradient_checkpointing": False, "n_ctx": 2048, "rotary_dim": 32, "scale_attn_weights": True,
+        "tokenizer_class": "GPT2Tokenizer", "use_cache": True}),
+    "EleutherAI/gpt-neo-1.3B": ("gpt_neo", {
+        "activation_function": "gelu_new", "architectures": ["GPTNeoForCausalLM"], "attention_dropout": 0,
+        "attention_layers": ["global", "local"], "attention_types": [[["global", "local"], 12]],
+        "bos_token_id": 50256, "embed_dropout": 0, "eos_token_id": 50256, "gradient_checkpointing": False,
+        "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": None, "layer_norm_epsilon": 1e-05,
+        "max_position_embeddings": 2048, "num_heads": 16, "num_layers": 24, "resid_dropout": 0,
+        "summary_activation": None, "summary_first_dropout": 0.1, "summary_proj_to_labels": True,
+        "summary_type": "cls_index", "summary_use_proj": True, "use_cache": True, "vocab_size": 50257,
+        "window_size": 256}),
+    "bigcode/starcoder": ("gpt_bigcode", _GPT | {
+        "attention_softmax_in_fp32": True, "inference_runner": 0, "max_batch_size": None, "max_sequence_length": None,
+        "multi_query": True, "pad_key_length": True, "pre_allocate_kv_cache": False,
+        "scale_attention_softmax_in_fp32": True, "scale_attn_weights": True, "validate_runner_input": True}),
+    "AI-Sweden-Models/gpt-sw3-1.3b": ("gpt2", _GPT | {
+        "apply_query_key_layer_scaling": True, "normalize_attention_scores": True, "pad_token_id": 0,
+        "reorder_and_upcast_attn": False, "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True,
+        "tokenizer_class": "GPTSw3Tokenizer"}),
 }  # fmt: skip
 """Repository whose keys these are, to ``model_type`` and config."""

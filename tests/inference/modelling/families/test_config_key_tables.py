@@ -88,7 +88,7 @@ PREPARED: dict[str, dict[str, Any]] = {
     "original_max_position_embeddings": {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
     "max_window_layers": {"layer_types": None},
     "num_layers": {"num_hidden_layers": None},
-    "n_layer": {"num_hidden_layers": None},
+    "n_layer": {"num_hidden_layers": None, "num_layers": None},
     "max_seq_len": {"max_position_embeddings": None},
     "num_heads": {"num_attention_heads": None},
     "tie_embeddings": {"tie_word_embeddings": None},
