@@ -70,7 +70,8 @@ class RopeScaling:
 class RopeSpec:
     """Rotary position embedding over the first ``rotary_dim`` values of a head.
 
-    ``interleaved`` rotates adjacent pairs (2i, 2i+1); otherwise pairs are (i, i + rotary_dim/2).
+    ``interleaved`` rotates adjacent pairs (2i, 2i+1); otherwise pairs are (i, i + rotary_dim/2). ``is_reversed``
+    turns them the other way (nanochat).
     """
 
     theta: float
@@ -78,6 +79,7 @@ class RopeSpec:
     interleaved: bool = False
     scaling: RopeScaling | None = None
     max_position_embeddings: int = 4096
+    is_reversed: bool = False
 
     @property
     def depends_on_length(self) -> bool:

@@ -380,6 +380,7 @@ class MLPSpec:
     """r · down(act(f · gate x) · up x), or r · down(act(up x)) when not ``gated``.
 
     Attributes:
+        activation: One of ``ACTIVATIONS``, or, without a gate, ``xielu``, which has learned numbers.
         gate_multiplier: f.
         output_multiplier: r.
     """
@@ -401,6 +402,8 @@ class MLPSpec:
         shapes["down_proj.weight"] = (hidden_size, self.intermediate_size)
         if self.bias:
             shapes["down_proj.bias"] = (hidden_size,)
+        if self.activation == "xielu":
+            shapes["alphas"] = (2,)
         return shapes
 
 
@@ -409,7 +412,8 @@ class MoESpec:
     """Routed experts, and optionally shared ones.
 
     Attributes:
-        scoring: Scores over all experts from the router's logits.
+        scoring: Scores over all experts from the router's logits; ``sparse_mixer``: each choice is scored among those
+            experts whose logits are within ``mixer_width`` of the best that is left, as a share of it (Phi-3.5-MoE).
         normalise_top_k: The chosen scores are divided by their sum (softmax over the chosen logits is
             ``softmax`` with this on).
         routed_scaling_factor: Multiplies the routed experts' weights.
@@ -432,7 +436,8 @@ class MoESpec:
     intermediate_size: int
     activation: str = "silu"
     gated: bool = True
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    scoring: Literal["softmax", "sigmoid", "sparse_mixer"] = "softmax"
+    mixer_width: float = 0.0
     normalise_top_k: bool = True
     normalise_eps: float = 0.0
     routed_scaling_factor: float = 1.0

@@ -45,12 +45,11 @@ Text decoders that transformers 5.23 has and blazr doesn't, and what they need.
 """
 NOT_READ: Mapping[str, str] = {
     "afmoe": "gated attention with norms around each mixer, a mix of two kinds of attention layers",
-    "apertus": "xIELU, an activation with learned numbers",
     "axk1, axk2, deepseek_v32, glm_moe_dsa": "sparse latent attention: an indexer that chooses keys",
     "bitnet": "norms inside the mixers, ternary weights",
     "blt, ctrl, cpmant, doge, emu3, hrm_text, reformer, xlnet": "a layer of its own each; rarely served",
     "openai-gpt, biogpt, xglm, gpt_neox_japanese": "early layouts; rarely served",
-    "cohere2_moe, cohere_compass_text, jetmoe, kolibri1, laguna, mellum, phimoe, flint, hy_v4":
+    "cohere2_moe, cohere_compass_text, jetmoe, kolibri1, laguna, mellum, flint, hy_v4":
         "a family file; their layers are there or nearly",
     "dbrx": "experts stored in one matrix with another order",
     "deepseek_v4, dots3_note, dots3_note_text, inkling_text, inkling2_text, qwen4_exp, qwen4_exp_text, zaya":
@@ -65,7 +64,6 @@ NOT_READ: Mapping[str, str] = {
     "longcat_flash": "two attentions in a layer, experts that compute nothing",
     "mimo_v2_flash": "values narrower than keys, beside sinks",
     "minimax_m3_vl_text": "a text model of a model that sees pictures",
-    "nanochat": "a rotation in the other direction",
 }  # fmt: skip
 """Types, separated by commas, to what is missing."""
 _NO_DECODERS = """

@@ -56,6 +56,8 @@ def mlp_sources(
         else:
             sources[f"gate_up_proj.{kind}"] = concatenated(f"{base}{names.gate}.{kind}", f"{base}{names.up}.{kind}")
         sources[f"down_proj.{kind}"] = _stored(f"{base}{names.down}.{kind}", names)
+    if spec.activation == "xielu":
+        sources["alphas"] = concatenated(f"{base}act_fn.alpha_p", f"{base}act_fn.alpha_n")
     return sources
 
 

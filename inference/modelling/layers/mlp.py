@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 from inference.modelling.layer_specs import MLPSpec
@@ -41,6 +43,21 @@ def clamped_gate(gate: torch.Tensor, up: torch.Tensor, alpha: float, limit: floa
     return gate * torch.sigmoid(alpha * gate) * (up + 1)
 
 
+def xielu(values: torch.Tensor, alphas: torch.Tensor) -> torch.Tensor:
+    """xIELU, whose slopes on both sides are learned, in float32.
+
+    Args:
+        values: Any shape.
+        alphas: (2,), of positive and of negative values, before their softplus.
+
+    Source: https://arxiv.org/abs/2411.13010, with β = 0.5 and the bound that Apertus has.
+    """
+    x = values.float()
+    positive, negative = functional.softplus(alphas.float())
+    below = (torch.expm1(x.clamp(max=-1e-6)) - x) * (0.5 + negative)
+    return (torch.where(x > 0, positive * x * x, below) + 0.5 * x).to(values.dtype)
+
+
 def activate(values: torch.Tensor, activation: str, *, gated: bool) -> torch.Tensor:
     """(…, 2f) gate then up to (…, f) act(gate) · up; without gate (…, f) to act.
 
@@ -64,9 +81,12 @@ class MLP(Layer):
         hidden_size: h.
     """
 
+    float32_parameters: ClassVar[frozenset[str]] = frozenset({"alphas"})
+
     def __init__(self, spec: MLPSpec, hidden_size: int) -> None:
         super().__init__()
         self.spec = spec
+        self.alphas = nn.Parameter(torch.empty(2), requires_grad=False) if spec.activation == "xielu" else None
         if spec.gated:
             self.gate_up_proj = Linear(hidden_size, 2 * spec.intermediate_size, spec.bias)
         else:
@@ -84,4 +104,6 @@ class MLP(Layer):
 
     def activate(self, values: torch.Tensor) -> torch.Tensor:
         """(T, 2f) gate then up, or (T, f), to (T, f)."""
+        if self.alphas is not None:
+            return xielu(values, self.alphas)
         return activate(values, self.spec.activation, gated=self.spec.gated)

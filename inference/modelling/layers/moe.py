@@ -37,6 +37,8 @@ def choose_experts(
         Weights (T, k) float32 and expert numbers (T, k) int64, best first; of equal scores the lowest
         number wins, so that the choice doesn't depend on the device.
     """
+    if spec.scoring == "sparse_mixer":
+        return _sparse_mixer(logits, spec)
     scores = logits.softmax(-1) if spec.scoring == "softmax" else logits.sigmoid()
     ranking = scores if correction_bias is None else scores + correction_bias
     if spec.num_expert_groups > 1:
@@ -48,6 +50,22 @@ def choose_experts(
     if spec.routed_scaling_factor != 1.0:
         weights = weights * spec.routed_scaling_factor
     return weights, chosen
+
+
+def _sparse_mixer(logits: torch.Tensor, spec: MoESpec) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choices one after the other, each with its softmax score among the experts near it.
+
+    Source: https://arxiv.org/abs/2409.12136, and transformers' ``phimoe``.
+    """
+    left, weights, chosen = logits, [], []
+    for _ in range(spec.top_k):
+        index = _best(left, 1)
+        best = left.gather(-1, index)
+        is_far = (best - logits) / logits.abs().maximum(best) > spec.mixer_width
+        weights.append(left.masked_fill(is_far, -torch.inf).softmax(-1).gather(-1, index))
+        chosen.append(index)
+        left = left.scatter(-1, index, -torch.inf)
+    return torch.cat(weights, -1), torch.cat(chosen, -1)
 
 
 def _within_best_groups(ranking: torch.Tensor, spec: MoESpec) -> torch.Tensor:

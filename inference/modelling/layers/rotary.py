@@ -131,6 +131,8 @@ class RotaryEmbedding:
             frequencies = self._on(positions.device)
         angles = positions.unsqueeze(-1).float() * frequencies
         cos, sin = angles.cos() * self.factor, angles.sin() * self.factor
+        if self.spec.is_reversed:
+            sin = -sin
         if self.spec.interleaved:
             cos, sin = torch.stack((cos, cos), -1).flatten(-2), torch.stack((-sin, sin), -1).flatten(-2)
         else:

@@ -27,6 +27,8 @@ GPT = {"n_positions": 128, "n_embd": 32, "n_head": 4, "n_layer": 2, "n_inner": 4
 MPT = {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128, "tie_word_embeddings": True}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "apertus": ("apertus", {}),
+    "apertus-unscaled": ("apertus", {"rope_parameters": PLAIN}),
     "arcee": ("arcee", {"head_dim": 8}),
     "arcee-biases": ("arcee", {"head_dim": 8, **BIASED}),
     "cohere": ("cohere", {"tie_word_embeddings": True}),
@@ -86,6 +88,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "ministral3",
         {"head_dim": 8, "rope_parameters": {**STRETCHED, "llama_4_scaling_beta": 0.3}},
     ),
+    "nanochat": ("nanochat", {"final_logit_softcapping": 5.0}),
+    "nanochat-uncapped": ("nanochat", {"final_logit_softcapping": None}),
     "nemotron": ("nemotron", {"head_dim": 8}),
     "nemotron-biases": ("nemotron", {"head_dim": 8, **BIASED}),
     "olmo": ("olmo", {"clip_qkv": 0.7}),
@@ -114,6 +118,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 LOCAL = {"num_local_experts": 6, "num_experts_per_tok": 2}
+MSCALED = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128,
+    "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [2.0, 3.0, 4.0, 6.0], "short_mscale": 1.2, "long_mscale": 1.2,
+}  # fmt: skip
 EXPERTS = {"num_experts": 6, **LOCAL}
 GROUPED = {
     "n_routed_experts": 8, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 20,
@@ -167,6 +175,8 @@ MOE_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax_m2": ("minimax_m2", {**EXPERTS, "head_dim": 8, "rotary_dim": 4}),
     "olmoe": ("olmoe", EXPERTS),
     "olmoe-normalised": ("olmoe", {**EXPERTS, "norm_topk_prob": True}),
+    "phimoe": ("phimoe", {**LOCAL, "attention_bias": True, "lm_head_bias": True}),
+    "phimoe-near-choices-longrope": ("phimoe", {**LOCAL, "router_jitter_noise": 0.4, "rope_parameters": MSCALED}),
     "solar_open": ("solar_open", {**GROUPED, "n_shared_experts": 1, "head_dim": 8}),
 }  # fmt: skip
 LATENT = {

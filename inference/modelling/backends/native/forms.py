@@ -25,7 +25,7 @@ from inference.modelling.layers.mamba1 import Mamba1Mixer
 from inference.modelling.layers.mamba2 import Mamba2Mixer
 from inference.modelling.layers.mamba3 import Mamba3Mixer
 from inference.modelling.layers.mla import MultiHeadLatentAttention
-from inference.modelling.layers.mlp import MLP, activate
+from inference.modelling.layers.mlp import MLP
 from inference.modelling.layers.moe import Experts, Router
 from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.recurrent import GatedNorm
@@ -59,10 +59,11 @@ def _add_normalise(layer: Norm, hidden: torch.Tensor, mixed: torch.Tensor, multi
 
 def _activate(layer: MLP | Experts, values: torch.Tensor) -> torch.Tensor:
     spec = layer.spec
-    if isinstance(layer, Experts) and not layer.is_plain:
-        return Experts.activate(layer, values)
-    if not spec.gated:
-        return activate(values, spec.activation, gated=False)
+    if isinstance(layer, Experts):
+        if not layer.is_plain or not spec.gated:
+            return Experts.activate(layer, values)
+    elif not spec.gated:
+        return MLP.activate(layer, values)
     activated: torch.Tensor = torch.ops.blazr.gated_activation.default(values, _ACTIVATIONS[spec.activation])
     return activated
 
@@ -335,6 +336,8 @@ def _mix_mamba3(
 
 def _choose_experts(layer: Router, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     spec = layer.spec
+    if spec.scoring == "sparse_mixer":
+        return Router.choose(layer, logits)
     weights, chosen = torch.ops.blazr.choose_experts.default(
         logits,
         layer.correction_bias,

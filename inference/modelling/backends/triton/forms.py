@@ -33,7 +33,7 @@ from inference.modelling.layers.gated_delta import GatedDelta
 from inference.modelling.layers.kimi_delta import KimiDelta
 from inference.modelling.layers.mamba2 import Mamba2Mixer
 from inference.modelling.layers.mla import MultiHeadLatentAttention
-from inference.modelling.layers.mlp import MLP, activate
+from inference.modelling.layers.mlp import MLP
 from inference.modelling.layers.moe import Experts
 from inference.modelling.layers.norm import Norm
 
@@ -50,10 +50,11 @@ def _add_normalise(layer: Norm, hidden: torch.Tensor, mixed: torch.Tensor, multi
 
 def _activate(layer: MLP | Experts, values: torch.Tensor) -> torch.Tensor:
     spec = layer.spec
-    if isinstance(layer, Experts) and not layer.is_plain:
-        return Experts.activate(layer, values)
-    if not spec.gated:
-        return activate(values, spec.activation, gated=False)
+    if isinstance(layer, Experts):
+        if not layer.is_plain or not spec.gated:
+            return Experts.activate(layer, values)
+    elif not spec.gated:
+        return MLP.activate(layer, values)
     return gated_activation(values, spec.activation)
 
 

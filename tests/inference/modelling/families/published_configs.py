@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.inference.modelling.families.published_early_configs import EARLY
+from tests.inference.modelling.families.published_later_configs import LATER
 
 _USUAL: dict[str, Any] = {
     "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
@@ -442,5 +443,6 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "attention_bias": False, "attention_dropout": 0.0, "head_dim": 128, "mlp_bias": False, "rope_scaling": None,
         "rope_theta": 500000.0, "auto_map": {"AutoConfig": "x"}}),
     **EARLY,
+    **LATER,
 }  # fmt: skip
 """Repository whose keys these are, to ``model_type`` and config."""

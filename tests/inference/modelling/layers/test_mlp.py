@@ -47,3 +47,17 @@ def test_the_layer_is_two_products_around_the_activation(gated, bias):
     inner = first[:, :9].relu().square() * (first[:, 9:] if gated else 1.0)
     wanted = inner @ layer.down_proj.weight.T + (layer.down_proj.bias if bias else 0.0)
     torch.testing.assert_close(layer(hidden), wanted)
+
+
+def test_xielu_is_its_formula_with_its_own_numbers():
+    layer = MLP(MLPSpec(25, "xielu", gated=False), 5)
+    assert layer.alphas is not None
+    layer.alphas.copy_(torch.tensor([0.3, -0.7]))
+    positive, negative = (math.log1p(math.exp(alpha)) for alpha in (0.3, -0.7))
+    values = torch.linspace(-6, 6, 25)
+    wanted = [
+        positive * x * x + 0.5 * x if x > 0 else (math.expm1(min(x, -1e-6)) - x) * (0.5 + negative) + 0.5 * x
+        for x in values.tolist()
+    ]
+    torch.testing.assert_close(layer.activate(values), torch.tensor(wanted), rtol=1e-5, atol=1e-6)
+    assert layer.activate(values.bfloat16()).dtype == torch.bfloat16

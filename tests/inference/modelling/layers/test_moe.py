@@ -160,3 +160,13 @@ def test_the_router_stays_in_float32_in_a_bfloat16_network():
         assert layer.router(torch.randn(3, H).bfloat16()).dtype == torch.float32
         assert layer(torch.randn(3, H).bfloat16()).dtype == torch.bfloat16
     assert set(layer.router.float32_parameters) == {"weight", "bias", "correction_bias"}
+
+
+def test_each_choice_is_scored_among_the_experts_near_it():
+    """Worked by hand: 3 and 2.5 are within a fifth of 3; then, without 3, 2.5 and 2.1 are within a fifth of 2.5."""
+    spec = MoESpec(4, 2, 5, scoring="sparse_mixer", mixer_width=0.2)
+    weights, chosen = choose_experts(torch.tensor([[2.5, -1.0, 3.0, 2.1]]), spec)
+    assert chosen.tolist() == [[2, 0]]
+    first = torch.tensor([3.0, 2.5]).softmax(0)[0]
+    second = torch.tensor([2.5, 2.1]).softmax(0)[0]
+    torch.testing.assert_close(weights, torch.stack((first, second)).unsqueeze(0))

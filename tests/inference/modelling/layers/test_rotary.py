@@ -207,3 +207,11 @@ def test_a_prompt_beyond_the_trained_context_matches_transformers(kind, tmp_path
     wanted = oracle(tokens)
     assert (logits - wanted).abs().max() <= 1e-4
     assert (causal - wanted).abs().max() > 1e-3
+
+
+def test_a_reversed_rotation_undoes_the_other():
+    spec = RopeSpec(100.0, 8)
+    values, positions = torch.randn(5, 2, 8, generator=torch.Generator().manual_seed(0)), torch.arange(5) * 3
+    turned = rotate(values, rotary_embedding(spec).cos_sin(positions), interleaved=False)
+    back = rotary_embedding(replace(spec, is_reversed=True)).cos_sin(positions)
+    torch.testing.assert_close(rotate(turned, back, interleaved=False), values)
