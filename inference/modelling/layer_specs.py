@@ -414,6 +414,7 @@ class MoESpec:
     Attributes:
         scoring: Scores over all experts from the router's logits; ``sparse_mixer``: each choice is scored among those
             experts whose logits are within ``mixer_width`` of the best that is left, as a share of it (Phi-3.5-MoE).
+        ranks_logits: Experts are chosen by their logits, to which the correction bias is added, not by their scores.
         normalise_top_k: The chosen scores are divided by their sum (softmax over the chosen logits is
             ``softmax`` with this on).
         routed_scaling_factor: Multiplies the routed experts' weights.
@@ -427,6 +428,7 @@ class MoESpec:
         is_interleaved: Rows of gate and up take turns in ``experts.gate_up_proj``, instead of all of gate first.
         gate_clamp: (α, limit): the gate is cut from above at the limit and up on both sides, and the result is
             gate · sigmoid(α · gate) · (up + 1) instead of the activation's (gpt-oss); None: off.
+        shared_multiplier: Multiplies what the shared expert gives.
         shared_gate: The shared expert is multiplied by sigmoid of a learned projection (Qwen2-MoE).
     """
 
@@ -438,6 +440,7 @@ class MoESpec:
     gated: bool = True
     scoring: Literal["softmax", "sigmoid", "sparse_mixer"] = "softmax"
     mixer_width: float = 0.0
+    ranks_logits: bool = False
     normalise_top_k: bool = True
     normalise_eps: float = 0.0
     routed_scaling_factor: float = 1.0
@@ -446,6 +449,7 @@ class MoESpec:
     group_score: Literal["max", "top2"] = "max"
     correction_bias: bool = False
     shared_intermediate_size: int = 0
+    shared_multiplier: float = 1.0
     shared_gate: bool = False
     router_bias: bool = False
     expert_bias: bool = False

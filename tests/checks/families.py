@@ -44,15 +44,15 @@ Text decoders that transformers 5.23 has and blazr doesn't, and what they need.
 |---|---|
 """
 NOT_READ: Mapping[str, str] = {
-    "afmoe": "gated attention with norms around each mixer, a mix of two kinds of attention layers",
     "axk1, axk2, deepseek_v32, glm_moe_dsa": "sparse latent attention: an indexer that chooses keys",
     "bitnet": "norms inside the mixers, ternary weights",
     "blt, ctrl, cpmant, doge, emu3, hrm_text, reformer, xlnet": "a layer of its own each; rarely served",
     "openai-gpt, biogpt, xglm, gpt_neox_japanese": "early layouts; rarely served",
-    "cohere2_moe, cohere_compass_text, jetmoe, kolibri1, laguna, mellum, flint, hy_v4":
-        "a family file; their layers are there or nearly",
+    "cohere_compass_text": "a family file; its layers are there",
+    "laguna": "another number of heads in each layer, with gates",
+    "jetmoe": "experts that are heads of attention",
     "dbrx": "experts stored in one matrix with another order",
-    "deepseek_v4, dots3_note, dots3_note_text, inkling_text, inkling2_text, qwen4_exp, qwen4_exp_text, zaya":
+    "deepseek_v4, dots3_note, dots3_note_text, hy_v4, inkling_text, inkling2_text, qwen4_exp, qwen4_exp_text, zaya":
         "new layers: hyper-connections, compressed attention, routers with memory",
     "diffllama": "differential attention",
     "gemma3n, gemma3n_text, gemma4, gemma4_text, gemma4_unified, gemma4_unified_text":

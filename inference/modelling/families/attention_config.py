@@ -87,6 +87,7 @@ def attention_sources(
     output: str = "o_proj",
     fused: Fused | None = None,
     qk_norms: tuple[str, str] = ("q_norm", "k_norm"),
+    sinks: str = "sinks",
 ) -> dict[str, Source]:
     """Sources of an ``AttentionSpec``'s parameters: separate or fused projections."""
     base = layer + attention
@@ -101,7 +102,9 @@ def attention_sources(
     if spec.o_bias:
         sources["o_proj.bias"] = tensor(f"{base}{output}.bias")
     if spec.has_sinks:
-        sources["sinks"] = tensor(base + "sinks")
+        sources["sinks"] = tensor(base + sinks)
+    if spec.output_gate:
+        sources["gate_proj.weight"] = tensor(f"{base}gate_proj.weight")
     if spec.qk_norm is not None:
         counts = (spec.num_heads, spec.num_kv_heads)
         for name, own, count in zip(("q_norm", "k_norm"), qk_norms, counts, strict=True):

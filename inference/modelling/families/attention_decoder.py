@@ -49,6 +49,7 @@ class LayerNames:
         output: The projection behind it.
         fused: How q, k and v lie in one tensor, where they do in the family's own way.
         qk_norms: The norms of queries and keys, within the attention.
+        sinks: The scores beside those of the positions, within the attention.
         mlp: Start of the MLP's tensor names, within the layer.
         mlp_matrices: Its projections.
         norms: Our names of a layer's norms to the file's.
@@ -59,6 +60,7 @@ class LayerNames:
     output: str = "o_proj"
     fused: Fused | None = None
     qk_norms: tuple[str, str] = ("q_norm", "k_norm")
+    sinks: str = "sinks"
     mlp: str = "mlp."
     mlp_matrices: MLPNames = USUAL_MLP
     norms: Mapping[str, str] = field(default_factory=lambda: PRE_NORMS)
@@ -219,6 +221,7 @@ class AttentionDecoder:
             output=names.output,
             fused=names.fused,
             qk_norms=names.qk_norms,
+            sinks=names.sinks,
         )
         sources = prefixed("token_mixer", token) | prefixed("channel_mixer", channel)
         for kind, name in names.norms.items():

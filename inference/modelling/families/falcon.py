@@ -16,8 +16,7 @@ from inference.modelling.families.attention_decoder import PRE_NORMS, AttentionD
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import COMMON, ROPE, Table, used
 from inference.modelling.families.config_keys import Biases, Only
-from inference.modelling.families.config_values import activation, check_size, layer_norm
-from inference.modelling.families.headers import matrix_shape
+from inference.modelling.families.config_values import activation, layer_norm
 from inference.modelling.families.mlp_config import MLPNames
 from inference.modelling.spec import ModelSpec
 
@@ -25,7 +24,7 @@ NAMES = LayerNames(
     attention="self_attention.",
     output="dense",
     fused=Fused("query_key_value", by_head=True),
-    mlp_matrices=MLPNames(up="dense_h_to_4h", down="dense_4h_to_h"),
+    mlp_matrices=MLPNames(up="dense_h_to_4h", down="dense_4h_to_h", width_key="ffn_hidden_size"),
     final_norm="ln_f",
 )
 ONE_NORM = {"token_norm": "input_layernorm"}
@@ -63,8 +62,6 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         default_max_position_embeddings=2048,
         fused_kv_heads=kv_heads,
     )
-    width = matrix_shape(view.tensors, f"{decoder.layout.layer(0)}mlp.dense_4h_to_h.weight")[1]
-    check_size(view, width, "columns of mlp.dense_4h_to_h.weight", "ffn_hidden_size")
     has_alibi = config.boolean("alibi", default=False)
     scale = decoder.heads.head_dim**-0.5
     # The distance is part of the scores before they are scaled, other than in MPT and BLOOM.

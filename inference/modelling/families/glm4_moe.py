@@ -12,27 +12,13 @@ from inference.modelling.families.attention_decoder import AttentionDecoder, Cha
 from inference.modelling.families.config import MAX_LAYERS, CheckpointView
 from inference.modelling.families.config_key_tables import LLAMA_LIKE, QKV_BIAS, WITH_ROPE, Table, used
 from inference.modelling.families.config_keys import Harmless, Only
-from inference.modelling.families.config_values import (
-    activation,
-    check_size,
-    integer_with_evidence,
-    number_with_evidence,
-    rms_norm,
-)
+from inference.modelling.families.config_values import activation, check_size, number_with_evidence, rms_norm
 from inference.modelling.families.decoder import drafting_layers
 from inference.modelling.families.exaone4 import exaone_types
 from inference.modelling.families.grouped_moe import GROUPED_MOE, grouped_moe
-from inference.modelling.families.moe_config import (
-    check_dense_layers,
-    check_experts,
-    check_routing,
-    count_experts,
-    moe_sources,
-    shared_width,
-)
+from inference.modelling.families.moe_config import check_dense_layers, check_layer_kinds, moe_sources, routed_experts
 from inference.modelling.families.windows import TYPES, layer_types, sliding_window, window_of_each_layer
 from inference.modelling.layer_parts import RopeSpec
-from inference.modelling.layer_specs import MoESpec
 from inference.modelling.spec import ModelSpec
 
 EPS = {"dots1": 1e-6}
@@ -139,40 +125,33 @@ def _windows_and_ropes(
 def _hunyuan_experts(view: CheckpointView, layer: str, act: str) -> ChannelMixer:
     """Experts of the same kind under other names, without groups."""
     base = f"{layer}mlp."
-    count, width = count_experts(view, base + "experts.")
-    check_experts(view, base + "experts.", count, width, ("num_experts", "num_local_experts"), "moe_intermediate_size")
-    shared = shared_width(view, base + "shared_mlp.")
-    check_size(view, shared // width, f"width of {base}shared_mlp by that of an expert", "num_shared_experts")
     factor = number_with_evidence(
         view, "moe.routed_scaling_factor", ("router_scaling_factor",), 2.826, low=1e-6, high=1e6
     )
-    spec = check_routing(
-        MoESpec(
-            num_experts=count,
-            top_k=integer_with_evidence(view, "moe.top_k", ("num_experts_per_tok",), 8),
-            intermediate_size=width,
-            activation=act,
-            scoring="sigmoid",
-            normalise_eps=1e-20,
-            routed_scaling_factor=factor,
-            correction_bias=True,
-            shared_intermediate_size=shared,
-        )
+    spec, sources = routed_experts(
+        view,
+        base,
+        act,
+        top_k=8,
+        router="router.gate",
+        shared="shared_mlp.",
+        correction_bias="expert_bias",
+        scoring="sigmoid",
+        normalise_eps=1e-20,
+        routed_scaling_factor=factor,
     )
-    sources = moe_sources(view, spec, base, router="router.gate", shared="shared_mlp.", correction_bias="expert_bias")
+    shared = spec.shared_intermediate_size // spec.intermediate_size
+    check_size(view, shared, f"width of {base}shared_mlp by that of an expert", "num_shared_experts")
     return spec, sources
 
 
 def _check_dense(decoder: AttentionDecoder, model_type: str) -> None:
     """Compare the layers without experts with those that config.json states."""
     view, layout = decoder.view, decoder.layout
-    kinds = view.config.strings("mlp_layer_types")
-    if model_type == "hy_v3" and len(kinds) == layout.num_layers:
-        check_dense_layers(
-            view, layout, "mlp_layer_types", lambda number: kinds[number] == "sparse", router="mlp.router.gate"
-        )
-    elif model_type == "exaone_moe" and len(kinds) == layout.num_layers:
-        check_dense_layers(view, layout, "mlp_layer_types", lambda number: kinds[number] == "sparse")
-    elif model_type not in ("solar_open", "hy_v3") and "first_k_dense_replace" in view.config:
+    if model_type in ("hy_v3", "exaone_moe"):
+        check_layer_kinds(view, layout, router="mlp.router.gate" if model_type == "hy_v3" else "mlp.gate")
+    if model_type == "exaone_moe" and "mlp_layer_types" in view.config:
+        return
+    if model_type not in ("solar_open", "hy_v3") and "first_k_dense_replace" in view.config:
         first = view.config.integer("first_k_dense_replace", low=0)
         check_dense_layers(view, layout, "first_k_dense_replace", lambda number: number >= first)

@@ -17,7 +17,6 @@ from inference.modelling.families.config_key_tables import COMMON, GPT, Table, h
 from inference.modelling.families.config_keys import Only
 from inference.modelling.families.config_values import activation, check_size, layer_norm
 from inference.modelling.families.decoder import Positions
-from inference.modelling.families.headers import matrix_shape
 from inference.modelling.families.mlp_config import MLPNames
 from inference.modelling.spec import ModelSpec
 
@@ -25,14 +24,14 @@ GPT2 = LayerNames(
     attention="attn.",
     output="c_proj",
     fused=Fused("c_attn", is_transposed=True),
-    mlp_matrices=MLPNames(up="c_fc", down="c_proj", is_transposed=True),
+    mlp_matrices=MLPNames(up="c_fc", down="c_proj", is_transposed=True, width_key="n_inner"),
     norms={"token_norm": "ln_1", "channel_norm": "ln_2"},
     final_norm="ln_f",
 )
 OPT = LayerNames(
     output="out_proj",
     mlp="",
-    mlp_matrices=MLPNames(up="fc1", down="fc2"),
+    mlp_matrices=MLPNames(up="fc1", down="fc2", width_key="ffn_dim"),
     norms={"token_norm": "self_attn_layer_norm", "channel_norm": "final_layer_norm"},
     final_norm="final_layer_norm",
 )
@@ -73,8 +72,6 @@ def _gpt2(view: CheckpointView) -> ModelSpec:
         default_max_position_embeddings=1024,
     )
     check_size(view, decoder.layout.hidden_size, f"columns of {decoder.layout.embedding}", "n_embd")
-    inner = matrix_shape(view.tensors, f"{decoder.layout.layer(0)}mlp.c_fc.weight")[1]
-    check_size(view, inner, "columns of mlp.c_fc.weight", "n_inner")
     return decoder.spec(
         "gpt2",
         norm=layer_norm(view, "layer_norm_epsilon"),
@@ -90,8 +87,6 @@ def _opt(view: CheckpointView) -> ModelSpec:
     decoder = AttentionDecoder.read(
         view, OPT, prefixes=("model.decoder.", "decoder."), tied_by_default=True, default_max_position_embeddings=2048
     )
-    inner = matrix_shape(view.tensors, f"{decoder.layout.layer(0)}fc1.weight")[0]
-    check_size(view, inner, "rows of fc1.weight", "ffn_dim")
     return decoder.spec(
         "opt",
         norm=layer_norm(view, "layer_norm_eps"),

@@ -16,7 +16,6 @@ from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import GPT, Table, harmless, used
 from inference.modelling.families.config_values import activation, check_size, layer_norm
 from inference.modelling.families.decoder import Positions
-from inference.modelling.families.headers import matrix_shape
 from inference.modelling.families.mlp_config import MLPNames
 from inference.modelling.spec import ModelSpec
 
@@ -24,7 +23,7 @@ NAMES = LayerNames(
     attention="attn.",
     output="c_proj",
     fused=Fused("c_attn"),
-    mlp_matrices=MLPNames(up="c_fc", down="c_proj"),
+    mlp_matrices=MLPNames(up="c_fc", down="c_proj", width_key="n_inner"),
     norms={"token_norm": "ln_1", "channel_norm": "ln_2"},
     final_norm="ln_f",
 )
@@ -55,8 +54,6 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         fused_kv_heads=1 if has_one else None,
     )
     check_size(view, decoder.layout.hidden_size, f"columns of {decoder.layout.embedding}", "n_embd")
-    inner = matrix_shape(view.tensors, f"{decoder.layout.layer(0)}mlp.c_fc.weight")[0]
-    check_size(view, inner, "rows of mlp.c_fc.weight", "n_inner")
     return decoder.spec(
         "gpt_bigcode",
         norm=layer_norm(view, "layer_norm_epsilon"),

@@ -16,7 +16,6 @@ from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import GPT, Table, used
 from inference.modelling.families.config_keys import Only
 from inference.modelling.families.config_values import activation, check_size, layer_norm
-from inference.modelling.families.headers import matrix_shape
 from inference.modelling.families.mlp_config import MLPNames
 from inference.modelling.layer_parts import RopeSpec
 from inference.modelling.spec import ModelSpec
@@ -28,7 +27,7 @@ NAMES = {
         attention="attn.",
         output="out_proj",
         fused=fused,
-        mlp_matrices=MLPNames(up="fc_in", down="fc_out"),
+        mlp_matrices=MLPNames(up="fc_in", down="fc_out", width_key="n_inner"),
         norms={"token_norm": "ln_1"},
         final_norm="ln_f",
     )
@@ -50,8 +49,6 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         default_max_position_embeddings=2048,
     )
     check_size(view, decoder.layout.hidden_size, f"columns of {decoder.layout.embedding}", "n_embd")
-    inner = matrix_shape(view.tensors, f"{decoder.layout.layer(0)}mlp.fc_in.weight")[0]
-    check_size(view, inner, "rows of mlp.fc_in.weight", "n_inner")
     rotated = view.config.integer("rotary_dim", default=64, low=2, high=decoder.heads.head_dim)
     return decoder.spec(
         model_type,

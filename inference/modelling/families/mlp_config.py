@@ -13,13 +13,19 @@ from inference.modelling.spec import Piece, Source, concatenated, tensor
 
 @dataclass(frozen=True, slots=True)
 class MLPNames:
-    """How a family calls the matrices of an MLP; ``is_transposed``: they are stored inputs first, as in GPT-2."""
+    """How a family calls the matrices of an MLP.
+
+    Attributes:
+        is_transposed: They are stored inputs first, as in GPT-2.
+        width_key: What config.json calls the width.
+    """
 
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
     gate_up: str = "gate_up_proj"
     is_transposed: bool = False
+    width_key: str = "intermediate_size"
 
 
 USUAL_MLP = MLPNames()
@@ -37,7 +43,7 @@ def mlp_spec(
     """Width from the columns of the last matrix, biases by presence."""
     down = f"{layer}{mlp}{names.down}"
     width = matrix_shape(view.tensors, down + ".weight")[0 if names.is_transposed else 1]
-    check_size(view, width, f"columns of {down}.weight", "intermediate_size")
+    check_size(view, width, f"{'rows' if names.is_transposed else 'columns'} of {down}.weight", names.width_key)
     return MLPSpec(width, activation_name, gated, bias=down + ".bias" in view.tensors)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from inference.errors import CorruptCheckpoint, MissingTensor, TensorShapeMismatch
 from inference.modelling.families.config import CheckpointView
-from inference.modelling.families.config_values import check_size
+from inference.modelling.families.config_values import check_size, integer_with_evidence
 from inference.modelling.families.decoder_layout import DecoderLayout
 from inference.modelling.families.headers import matrix_shape, stack_shape
 from inference.modelling.families.mlp_config import mlp_sources
@@ -105,6 +106,48 @@ def check_experts(view: CheckpointView, base: str, count: int, width: int, count
     view.facts.add("moe.num_experts", count, "expert tensors")
 
 
+def routed_experts(
+    view: CheckpointView,
+    base: str,
+    act: str,
+    *,
+    top_k: int,
+    width_key: str = "moe_intermediate_size",
+    router: str = "gate",
+    shared: str = "",
+    shared_key: str = "shared_expert_intermediate_size",
+    correction_bias: str | None = None,
+    **options: Any,
+) -> tuple[MoESpec, dict[str, Source]]:
+    """The experts under ``base``, whose number config.json calls ``num_experts``, and their sources.
+
+    Args:
+        width_key: What config.json calls the width of one.
+        top_k: How many are chosen, when config.json doesn't say.
+        router, correction_bias: As in ``moe_sources``; no bias where there is no tensor of that name.
+        shared: Start of the shared expert's tensor names, within ``base``; empty: there is none.
+        shared_key: What config.json calls its width.
+        options: Further attributes of ``MoESpec``.
+    """
+    count, width = count_experts(view, base + "experts.")
+    check_experts(view, base + "experts.", count, width, ("num_experts", "num_local_experts"), width_key)
+    width_of_shared = shared_width(view, base + shared) if shared else 0
+    if shared:
+        check_size(view, width_of_shared, f"width of {base}{shared[:-1]}", shared_key)
+    spec = check_routing(
+        MoESpec(
+            num_experts=count,
+            top_k=integer_with_evidence(view, "moe.top_k", ("num_experts_per_tok",), top_k),
+            intermediate_size=width,
+            activation=act,
+            correction_bias=correction_bias is not None and base + correction_bias in view.tensors,
+            shared_intermediate_size=width_of_shared,
+            **options,
+        )
+    )
+    return spec, moe_sources(view, spec, base, router=router, shared=shared, correction_bias=correction_bias)
+
+
 def shared_width(view: CheckpointView, shared: str) -> int:
     """Width of the expert under ``shared`` that every row passes; 0: there is none."""
     down = shared + "down_proj.weight"
@@ -138,6 +181,23 @@ def check_dense_layers(
                 "correct config.json.",
                 param=key,
             )
+
+
+def check_layer_kinds(view: CheckpointView, layout: DecoderLayout, *, router: str = "mlp.gate") -> None:
+    """``check_dense_layers`` by ``mlp_layer_types``, where config.json has it.
+
+    Raises:
+        CorruptCheckpoint: It doesn't have an entry for each layer.
+    """
+    kinds = view.config.strings("mlp_layer_types")
+    if not kinds:
+        return
+    if len(kinds) < layout.num_layers:  # layers that draft may follow
+        raise CorruptCheckpoint(
+            f"config.json: mlp_layer_types has {len(kinds)} entries for {layout.num_layers} layers.",
+            param="mlp_layer_types",
+        )
+    check_dense_layers(view, layout, "mlp_layer_types", lambda number: kinds[number] == "sparse", router=router)
 
 
 def check_sparse_steps(view: CheckpointView, layout: DecoderLayout) -> None:

@@ -12,9 +12,8 @@ from inference.modelling.families.attention_decoder import POST_NORMS, Attention
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import EXPERTS, WITH_ROPE, Table, used
 from inference.modelling.families.config_keys import Only
-from inference.modelling.families.config_values import activation, integer_with_evidence, rms_norm
-from inference.modelling.families.moe_config import check_experts, check_routing, count_experts, moe_sources
-from inference.modelling.layer_specs import MoESpec
+from inference.modelling.families.config_values import activation, rms_norm
+from inference.modelling.families.moe_config import routed_experts
 from inference.modelling.spec import ModelSpec
 
 KEYS: Table = {**WITH_ROPE, **EXPERTS, **used("norm_topk_prob")}
@@ -31,13 +30,15 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     act = activation(view)
 
     def experts(layer: str) -> ChannelMixer:
-        base = f"{layer}mlp."
-        count, width = count_experts(view, base + "experts.")
-        check_experts(view, base + "experts.", count, width, ("num_experts", "num_local_experts"), "intermediate_size")
-        top_k = integer_with_evidence(view, "moe.top_k", ("num_experts_per_tok",), 5 if is_flex else 8)
         normalises = view.config.boolean("norm_topk_prob", default=False)
-        spec = check_routing(MoESpec(count, top_k, width, act, normalise_top_k=normalises))
-        return spec, moe_sources(view, spec, base)
+        return routed_experts(
+            view,
+            f"{layer}mlp.",
+            act,
+            top_k=5 if is_flex else 8,
+            width_key="intermediate_size",
+            normalise_top_k=normalises,
+        )
 
     return decoder.spec(
         model_type,

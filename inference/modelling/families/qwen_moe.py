@@ -12,15 +12,8 @@ from inference.modelling.families.attention_decoder import AttentionDecoder, Cha
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import EXPERTS, FULL_ATTENTION, QKVO_BIAS, QWEN, Table, used
 from inference.modelling.families.config_keys import Harmless
-from inference.modelling.families.config_values import activation, check_size, integer_with_evidence, rms_norm
-from inference.modelling.families.moe_config import (
-    check_experts,
-    check_routing,
-    check_sparse_steps,
-    count_experts,
-    moe_sources,
-    shared_width,
-)
+from inference.modelling.families.config_values import activation, integer_with_evidence, rms_norm
+from inference.modelling.families.moe_config import check_sparse_steps, routed_experts
 from inference.modelling.families.windows import (
     DEFAULT_MAX_WINDOW_LAYERS,
     DEFAULT_WINDOW,
@@ -29,7 +22,6 @@ from inference.modelling.families.windows import (
     sliding_window,
     window_of_each_layer,
 )
-from inference.modelling.layer_specs import MoESpec
 from inference.modelling.spec import ModelSpec
 
 QWEN_EXPERTS: Table = {
@@ -48,9 +40,6 @@ CONFIG_KEYS: Mapping[str, Table] = {
     },
 }  # fmt: skip
 
-DEFAULT_TOP_K = {"qwen2_moe": 4, "qwen3_moe": 8}
-"""Experts of a row, when config.json doesn't say."""
-
 
 def build_spec(view: CheckpointView) -> ModelSpec:
     model_type = view.config.string("model_type", default="qwen3_moe")
@@ -59,8 +48,17 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     check_sparse_steps(view, decoder.layout)
 
     def experts(layer: str) -> ChannelMixer:
-        spec = _moe_spec(view, model_type, layer, act)
-        return spec, moe_sources(view, spec, f"{layer}mlp.")
+        # Only Qwen2-MoE has a shared expert, and always with a gate.
+        has_shared = model_type == "qwen2_moe"
+        return routed_experts(
+            view,
+            f"{layer}mlp.",
+            act,
+            top_k=4 if has_shared else 8,
+            shared="shared_expert." if has_shared else "",
+            shared_gate=has_shared,
+            normalise_top_k=view.config.boolean("norm_topk_prob", default=False),
+        )
 
     return decoder.spec(
         model_type,
@@ -70,27 +68,6 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         qk_norm="head" if model_type == "qwen3_moe" else None,
         act=act,
         experts=experts,
-    )
-
-
-def _moe_spec(view: CheckpointView, model_type: str, layer: str, act: str) -> MoESpec:
-    config, base = view.config, f"{layer}mlp."
-    count, width = count_experts(view, base + "experts.")
-    check_experts(view, base + "experts.", count, width, ("num_experts", "num_local_experts"), "moe_intermediate_size")
-    # Only Qwen2-MoE has a shared expert, and always with a gate.
-    shared = shared_width(view, f"{base}shared_expert.") if model_type == "qwen2_moe" else 0
-    if model_type == "qwen2_moe":
-        check_size(view, shared, f"width of {base}shared_expert", "shared_expert_intermediate_size")
-    return check_routing(
-        MoESpec(
-            num_experts=count,
-            top_k=integer_with_evidence(view, "moe.top_k", ("num_experts_per_tok",), DEFAULT_TOP_K.get(model_type, 8)),
-            intermediate_size=width,
-            activation=act,
-            normalise_top_k=config.boolean("norm_topk_prob", default=False),
-            shared_intermediate_size=shared,
-            shared_gate=shared > 0,
-        )
     )
 
 

@@ -40,7 +40,9 @@ def choose_experts(
     if spec.scoring == "sparse_mixer":
         return _sparse_mixer(logits, spec)
     scores = logits.softmax(-1) if spec.scoring == "softmax" else logits.sigmoid()
-    ranking = scores if correction_bias is None else scores + correction_bias
+    ranking = logits if spec.ranks_logits else scores
+    if correction_bias is not None:
+        ranking = ranking + correction_bias
     if spec.num_expert_groups > 1:
         ranking = _within_best_groups(ranking, spec)
     chosen = _best(ranking, spec.top_k)
@@ -212,7 +214,8 @@ class MixtureOfExperts(Layer):
         self.shared_expert = None
         self.shared_expert_gate = None
         if spec.shared_intermediate_size:
-            shared = MLPSpec(spec.shared_intermediate_size, spec.activation, spec.gated)
+            factor = spec.shared_multiplier
+            shared = MLPSpec(spec.shared_intermediate_size, spec.activation, spec.gated, output_multiplier=factor)
             self.shared_expert = MLP(shared, hidden_size)
             if spec.shared_gate:
                 self.shared_expert_gate = Linear(hidden_size, 1)

@@ -127,7 +127,29 @@ GROUPED = {
     "n_routed_experts": 8, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 20,
     "first_k_dense_replace": 1, "num_hidden_layers": 3, "routed_scaling_factor": 1.7,
 }  # fmt: skip
+QWEN_EXPERTS = {**EXPERTS, "moe_intermediate_size": 20, "head_dim": 8}
 MOE_CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "afmoe": (
+        "afmoe",
+        {
+            **QWEN_EXPERTS, **WINDOWS, "global_attn_every_n_layers": 2, "num_shared_experts": 2, "route_scale": 1.7,
+            "mup_enabled": True, "num_dense_layers": 2,
+        },
+    ),
+    "cohere2_moe": (
+        "cohere2_moe",
+        {
+            **EXPERTS, **WINDOWS, "head_dim": 8, "num_shared_experts": 2, "first_k_dense_replace": 1,
+            "prefix_dense_intermediate_size": 28, "sliding_window_pattern": 2, "logit_scale": 0.3,
+        },
+    ),
+    "cohere2_moe-sigmoid-sum-rms": (
+        "cohere2_moe",
+        {
+            **EXPERTS, **WINDOWS, "head_dim": 8, "num_shared_experts": 1, "layer_types": TYPES, "rms_norm_eps": 1e-5,
+            "expert_selection_fn": "sigmoid", "shared_expert_combination_strategy": "sum", "norm_topk_prob": False,
+        },
+    ),
     "dots1": ("dots1", {**GROUPED, "n_shared_experts": 2, "sliding_window": 6, "layer_types": TYPES[:3]}),
     "ernie4_5_moe": (
         "ernie4_5_moe",
@@ -156,6 +178,13 @@ MOE_CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**STRETCHED, "truncate": False}, "swiglu_limit": 1.5, "swiglu_alpha": 1.3,
         },
     ),
+    "flint": (
+        "flint",
+        {
+            **QWEN_EXPERTS, **WINDOWS, "shared_expert_intermediate_size": 28, "mlp_only_layers": [0],
+            "layer_types": TYPES,
+        },
+    ),
     "granite_swa": (
         "granite_swa",
         {**MULTIPLIERS, **WINDOWS, "layer_types": TYPES, "layer_rope_theta": [1e4, 0, 500.0, 1e4]},
@@ -172,6 +201,20 @@ MOE_CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "iquestcoder": ("iquestcoder", {"head_dim": 8}),
+    "kolibri1": (
+        "kolibri1",
+        {
+            **QWEN_EXPERTS, **WINDOWS, "shared_expert_intermediate_size": 28, "layer_types": TYPES,
+            "norm_topk_prob": True,
+        },
+    ),
+    "mellum": (
+        "mellum",
+        {
+            **QWEN_EXPERTS, **WINDOWS, "layer_types": TYPES, "mlp_layer_types": ["dense", "sparse"] * 2,
+            "rope_parameters": dict(zip(TYPES[:2], (PLAIN, STRETCHED), strict=True)),
+        },
+    ),
     "minimax_m2": ("minimax_m2", {**EXPERTS, "head_dim": 8, "rotary_dim": 4}),
     "olmoe": ("olmoe", EXPERTS),
     "olmoe-normalised": ("olmoe", {**EXPERTS, "norm_topk_prob": True}),

@@ -336,7 +336,7 @@ def _mix_mamba3(
 
 def _choose_experts(layer: Router, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     spec = layer.spec
-    if spec.scoring == "sparse_mixer":
+    if spec.scoring == "sparse_mixer" or spec.ranks_logits:
         return Router.choose(layer, logits)
     weights, chosen = torch.ops.blazr.choose_experts.default(
         logits,

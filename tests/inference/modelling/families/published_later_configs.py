@@ -11,6 +11,10 @@ _USUAL: dict[str, Any] = {
     "rope_theta": 10000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True,
     "vocab_size": 32000,
 }  # fmt: skip
+_EXPERTS = _USUAL | {
+    "head_dim": 128, "moe_intermediate_size": 1024, "num_experts": 128, "num_experts_per_tok": 8,
+    "output_router_logits": False, "router_aux_loss_coef": 0.001,
+}  # fmt: skip
 LATER: dict[str, tuple[str, dict[str, Any]]] = {
     "swiss-ai/Apertus-8B-Instruct-2509": ("apertus", _USUAL | {
         "hidden_act": "xielu", "hidden_dropout": 0.0, "mlp_bias": False, "pad_token_id": 3, "post_norm": False,
@@ -26,5 +30,28 @@ LATER: dict[str, tuple[str, dict[str, Any]]] = {
             "long_factor": [1.0], "long_mscale": 1.243163121016122, "original_max_position_embeddings": 4096,
             "short_factor": [1.0], "short_mscale": 1.243163121016122, "type": "longrope"},
         "router_aux_loss_coef": 0.0, "router_jitter_noise": 0.01, "sliding_window": 131072}),
+    "arcee-ai/Trinity-Mini": ("afmoe", _EXPERTS | {
+        "auto_map": {"AutoConfig": "x"}, "global_attn_every_n_layers": 4, "layer_types": ["sliding_attention"],
+        "load_balance_coeff": 0.001, "mup_enabled": True, "n_group": 1, "num_dense_layers": 2, "num_expert_groups": 1,
+        "num_limited_groups": 1, "num_shared_experts": 1, "rope_scaling": None, "route_norm": True,
+        "route_scale": 2.826, "score_func": "sigmoid", "sliding_window": 2048, "topk_group": 1,
+        "use_grouped_mm": True}),
+    "CohereLabs/command-a-plus-05-2026": ("cohere2_moe", {
+        key: value for key, value in _EXPERTS.items() if key not in ("rms_norm_eps", "moe_intermediate_size")} | {
+        "expert_selection_fn": "softmax", "first_k_dense_replace": 1, "layer_norm_eps": 1e-05, "logit_scale": 0.0625,
+        "norm_topk_prob": True, "num_shared_experts": 1, "prefix_dense_intermediate_size": 22528,
+        "prefix_dense_sliding_window_pattern": 1, "shared_expert_combination_strategy": "average",
+        "sliding_window": 4096, "sliding_window_pattern": 4}),
+    "RecursiveSI/flint": ("flint", _EXPERTS | {
+        "layer_types": ["full_attention", "sliding_attention"], "mlp_only_layers": [0, 1], "norm_topk_prob": True,
+        "shared_expert_intermediate_size": 1024, "sliding_window": 513, "decoder_sparse_step": 1}),
+    "Aleph-Alpha/Kolibri-1": ("kolibri1", {key: value for key, value in _EXPERTS.items() if key != "attention_bias"} | {
+        "layer_types": ["full_attention", "sliding_attention"], "norm_topk_prob": True,
+        "shared_expert_intermediate_size": 512, "sliding_window": 513}),
+    "JetBrains/Mellum2-12B-A2.5B-Base": ("mellum", _EXPERTS | {
+        "layer_types": ["full_attention", "sliding_attention"], "mlp_layer_types": ["sparse", "sparse"],
+        "norm_topk_prob": True, "num_mtp_layers": 1, "rope_theta": None, "sliding_window": 1024, "rope_parameters": {
+            "full_attention": {"rope_theta": 500000.0, "rope_type": "default"},
+            "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"}}}),
 }  # fmt: skip
 """Repository whose keys these are, to ``model_type`` and config."""

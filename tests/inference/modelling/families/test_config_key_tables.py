@@ -67,6 +67,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "smollm3": {
         "use_sliding_window": True, "sliding_window": 6, "layer_types": None,
     },
+    "cohere2_moe": {"expert_selection_fn": "sigmoid"},
     "granitemoehybrid": {"position_embedding_type": "rope"},
     "qwen2_moe": {
         "use_sliding_window": True, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -170,3 +172,13 @@ def test_each_choice_is_scored_among_the_experts_near_it():
     first = torch.tensor([3.0, 2.5]).softmax(0)[0]
     second = torch.tensor([2.5, 2.1]).softmax(0)[0]
     torch.testing.assert_close(weights, torch.stack((first, second)).unsqueeze(0))
+
+
+def test_experts_may_be_chosen_by_logits_with_a_bias():
+    """Sigmoids of large logits are close to each other: with the bias on them, the third would be chosen."""
+    logits, bias = torch.tensor([[6.0, 5.0, 4.0]]), torch.tensor([0.0, 0.0, 0.5])
+    spec = MoESpec(3, 1, 5, scoring="sigmoid", correction_bias=True, normalise_top_k=False)
+    assert choose_experts(logits, spec, bias)[1].tolist() == [[2]]
+    weights, chosen = choose_experts(logits, replace(spec, ranks_logits=True), bias)
+    assert chosen.tolist() == [[0]]
+    torch.testing.assert_close(weights, logits[:, :1].sigmoid())
