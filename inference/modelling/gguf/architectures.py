@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from inference.errors import TensorShapeMismatch, UnsupportedArchitecture, UnsupportedFormat
-from inference.modelling.gguf import configs, dense_configs, expert_configs, names
+from inference.errors import CorruptCheckpoint, TensorShapeMismatch, UnsupportedArchitecture, UnsupportedFormat
+from inference.modelling.gguf import configs, dense_configs, early_configs, expert_configs, names
 from inference.modelling.gguf.config_parts import draft_layers
 from inference.modelling.gguf.container import GgufArray
 from inference.modelling.gguf.metadata import Metadata
@@ -25,11 +25,14 @@ from inference.modelling.gguf.tensors import (
     Heads,
     How,
     Rename,
+    Segment,
     checkpoint_tensors,
 )
 
 MAX_LAYERS = 4096
 _SINGLE_EXPERT = re.compile(r"blk\.(0|[1-9]\d{0,3})\.ffn_(gate|up|down)\.(0|[1-9]\d{0,4})\.weight")
+FLOAT32, FLOAT32_BYTES = 0, 4
+"""Number of the type of plain floats, and the size of one."""
 CONFIG_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors whose values go into the config."""
 
@@ -43,6 +46,7 @@ class Architecture:
         layers: Names of the layers' tensors.
         outer: Names of the others.
         prefix: What stands before the number of a layer.
+        arrays: Keys with a number for each layer, to the tensor of the layer that it was.
         drafts: Whether files can have layers behind the model's, which draft tokens, and how checkpoints call them:
             under ``mtp.``, or as further layers.
     """
@@ -52,6 +56,7 @@ class Architecture:
     outer: Mapping[str, tuple[str, How]]
     prefix: str = "model.layers."
     drafts: Literal["", "mtp", "layers"] = ""
+    arrays: Mapping[str, str] = field(default_factory=dict)
 
 
 def _backbone(config: Callable[[Metadata], dict[str, Any]], layers: tuple[Rename, ...]) -> Architecture:
@@ -60,6 +65,7 @@ def _backbone(config: Callable[[Metadata], dict[str, Any]], layers: tuple[Rename
 
 _MIXTRAL = Architecture(configs.llama, names.MIXTRAL, names.OUTER)
 _QWEN3_NEXT_AS_IT_WAS = Architecture(configs.qwen3_next, names.QWEN3_NEXT_AS_IT_WAS, names.GEMMA_OUTER)
+_FALCON_TWO_NORMS = Architecture(early_configs.falcon, names.FALCON_TWO_NORMS, names.FALCON_OUTER, "transformer.h.")
 _NEMOTRON = _backbone(configs.nemotron_h, names.NEMOTRON_H)
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -114,6 +120,20 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "minicpm3": Architecture(dense_configs.minicpm3, names.DEEPSEEK2, names.OUTER),
     "dots1": Architecture(expert_configs.dots1, names.DOTS1, names.OUTER),
     "minimax-m2": Architecture(expert_configs.minimax_m2, names.MINIMAX_M2, names.OUTER),
+    "phimoe": Architecture(expert_configs.phimoe, names.PHIMOE, names.PHIMOE_OUTER),
+    "afmoe": Architecture(expert_configs.afmoe, names.AFMOE, names.OUTER),
+    "apertus": Architecture(
+        dense_configs.apertus,
+        names.APERTUS,
+        names.OUTER,
+        arrays={"xielu.alpha_p": "mlp.act_fn.alpha_p", "xielu.alpha_n": "mlp.act_fn.alpha_n"},
+    ),
+    "bloom": Architecture(early_configs.bloom, names.BLOOM, names.BLOOM_OUTER, "transformer.h."),
+    "falcon": Architecture(early_configs.falcon, names.FALCON, names.FALCON_OUTER, "transformer.h."),
+    "gpt2": Architecture(early_configs.gpt2, names.GPT2, names.GPT2_OUTER, "transformer.h."),
+    "gptneox": Architecture(early_configs.gpt_neox, names.GPT_NEOX, names.GPT_NEOX_OUTER, "gpt_neox.layers."),
+    "mpt": Architecture(early_configs.mpt, names.MPT, names.MPT_OUTER, "transformer.blocks."),
+    "starcoder": Architecture(early_configs.starcoder, names.GPT2, names.GPT2_OUTER, "transformer.h."),
     "mistral3": Architecture(dense_configs.mistral3, names.LLAMA, names.OUTER),
 }
 """``general.architecture`` to how it is read."""
@@ -169,6 +189,8 @@ def read_checkpoint(paths: Sequence[Path]) -> GgufCheckpoint:
         row = _MIXTRAL
     if meta.architecture == "qwen3next" and any(name.endswith(".ssm_in.weight") for name in parts.tensors):
         row = _QWEN3_NEXT_AS_IT_WAS
+    if meta.architecture == "falcon" and "blk.0.attn_norm_2.weight" in parts.tensors:
+        row = _FALCON_TWO_NORMS
     num_layers, drafts = _count_layers(meta, row)
     _check_vocabulary(parts)
     queries = meta.per_layer("attention.head_count")
@@ -183,7 +205,23 @@ def read_checkpoint(paths: Sequence[Path]) -> GgufCheckpoint:
         delta=_delta_heads(meta),
         unused=CONFIG_TENSORS,
     )
+    tensors |= _numbers_of_layers(parts, row, num_layers)
     return GgufCheckpoint(parts, meta.architecture, row.config(meta), tensors)
+
+
+def _numbers_of_layers(parts: GgufParts, row: Architecture, num_layers: int) -> dict[str, CheckpointTensor]:
+    """Tensors of one number each, which the file has in arrays of its metadata."""
+    found: dict[str, CheckpointTensor] = {}
+    for key, target in row.arrays.items():
+        value = parts.keys.get(key)
+        if not isinstance(value, GgufArray) or value.element != "float32" or value.count != num_layers:
+            raise CorruptCheckpoint(
+                f"the GGUF key {key} must be an array of {num_layers} float32, one for each layer.", param=key
+            )
+        for number in range(num_layers):
+            place = Segment(0, FLOAT32, value.begin + number * FLOAT32_BYTES, 1, 1)
+            found[f"{row.prefix}{number}.{target}"] = CheckpointTensor((1,), (place,))
+    return found
 
 
 def _count_layers(meta: Metadata, row: Architecture) -> tuple[int, int]:

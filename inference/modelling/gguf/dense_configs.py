@@ -145,6 +145,11 @@ def arcee(meta: Metadata) -> Config:
     return plain(meta, "arcee", hidden_act="relu2")
 
 
+def apertus(meta: Metadata) -> Config:
+    """Apertus, whose family stretches its positions where no one says that it doesn't."""
+    return {"rope_scaling": {"rope_type": "default"}} | plain(meta, "apertus", hidden_act="xielu")
+
+
 def minicpm3(meta: Metadata) -> Config:
     """MiniCPM 3; its factors are the published model's, and so llama.cpp's."""
     found = decoder(meta) | rope(meta)

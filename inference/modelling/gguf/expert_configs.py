@@ -120,3 +120,39 @@ def minimax_m2(meta: Metadata) -> Config:
         num_experts_per_tok=meta.integer("expert_used_count"),
         intermediate_size=meta.integer("expert_feed_forward_length"),
     )
+
+
+def phimoe(meta: Metadata) -> Config:
+    """Phi-3.5-MoE, whose file has the factor that LongRoPE's rule gives, as llama.cpp applies it."""
+    found = plain(
+        meta,
+        "phimoe",
+        num_local_experts=meta.integer("expert_count"),
+        num_experts_per_tok=meta.integer("expert_used_count"),
+        sliding_window=meta.integer("attention.sliding_window") or None,
+    )
+    scaling = found.get("rope_scaling")
+    if scaling:
+        factor = scaling.pop("attention_factor", 1.0)
+        found["rope_scaling"] = scaling | {"short_mscale": factor, "long_mscale": factor}
+    return found
+
+
+def afmoe(meta: Metadata) -> Config:
+    """AFMoE, whose embeddings llama.cpp always multiplies."""
+    expect_gating(meta, GATING_SIGMOID)
+    return (
+        plain(
+            meta,
+            "afmoe",
+            num_experts=meta.integer("expert_count"),
+            num_experts_per_tok=meta.integer("expert_used_count"),
+            num_shared_experts=meta.integer("expert_shared_count"),
+            moe_intermediate_size=meta.integer("expert_feed_forward_length"),
+            num_dense_layers=meta.integer("leading_dense_block_count"),
+            route_scale=meta.number("expert_weights_scale"),
+            route_norm=meta.boolean("expert_weights_norm"),
+        )
+        | window_types(meta, meta.integer("attention.sliding_window"))
+        | {"mup_enabled": True}
+    )

@@ -381,3 +381,79 @@ MINIMAX_M2 = (
     *_experts("block_sparse_moe.", "gate", **MIXTRAL_EXPERT),
     Rename("exp_probs_b.bias", "block_sparse_moe.e_score_correction_bias"),
 )
+PHIMOE = (
+    *_attention(norms=None),
+    *_FUSED_QKV,
+    *_BIASED_NORMS,
+    *_experts("block_sparse_moe.", "gate", **MIXTRAL_EXPERT),
+)
+PHIMOE_OUTER: dict[str, tuple[str, How]] = {**BIASED_OUTER, "output.bias": ("lm_head.bias", "")}
+APERTUS = (
+    *_attention(),
+    *_PLAIN_MLP,
+    Rename("attn_norm.weight", "attention_layernorm.weight"),
+    Rename("ffn_norm.weight", "feedforward_layernorm.weight"),
+)
+AFMOE = (
+    *_attention(),
+    *_mlp(),
+    Rename("attn_gate.weight", "self_attn.gate_proj.weight"),
+    Rename("attn_norm.weight", "input_layernorm.weight"),
+    Rename("post_attention_norm.weight", "post_attention_layernorm.weight"),
+    Rename("ffn_norm.weight", "pre_mlp_layernorm.weight"),
+    Rename("post_ffw_norm.weight", "post_mlp_layernorm.weight"),
+    *_experts("mlp.", "router.gate"),
+    *_shared_expert("mlp.shared_experts."),
+    Rename("exp_probs_b.bias", "mlp.expert_bias"),
+)
+
+
+def _early(
+    attention: str, output: str, up: str, down: str, *, norms: tuple[str, str] = ("ln_1", "ln_2"), mlp: str = "mlp."
+) -> tuple[Rename, ...]:
+    """Layers from before Llama, whose queries, keys and values are one tensor."""
+    return (
+        *_both("attn_norm", norms[0]),
+        *_both("ffn_norm", norms[1]),
+        *_both("attn_qkv", f"{attention}{{e}}_proj", "fused_qkv"),
+        *_both("attn_output", attention + output),
+        *_both("ffn_up", mlp + up),
+        *_both("ffn_down", mlp + down),
+    )
+
+
+def _early_outer(
+    prefix: str = "transformer.", embedding: str = "wte", norm: str = "ln_f", head: str = "lm_head"
+) -> dict[str, tuple[str, How]]:
+    return {
+        "token_embd.weight": (f"{prefix}{embedding}.weight", ""),
+        "output_norm.weight": (f"{prefix}{norm}.weight", ""),
+        "output_norm.bias": (f"{prefix}{norm}.bias", ""),
+        "output.weight": (f"{head}.weight", ""),
+    }
+
+
+_MEGATRON = ("dense", "dense_h_to_4h", "dense_4h_to_h")
+_MEGATRON_NORMS = ("input_layernorm", "post_attention_layernorm")
+BLOOM = _early("self_attention.", *_MEGATRON, norms=_MEGATRON_NORMS)
+BLOOM_OUTER: dict[str, tuple[str, How]] = {
+    **_early_outer(embedding="word_embeddings"),
+    "token_embd_norm.weight": ("transformer.word_embeddings_layernorm.weight", ""),
+    "token_embd_norm.bias": ("transformer.word_embeddings_layernorm.bias", ""),
+}
+FALCON_OUTER = _early_outer(embedding="word_embeddings")
+FALCON = BLOOM
+FALCON_TWO_NORMS = (
+    *_early("self_attention.", *_MEGATRON, norms=("ln_mlp", "post_attention_layernorm")),
+    *_both("attn_norm_2", "ln_attn"),
+)
+"""Of 40B and 180B, in whose files the first norm is the MLP's."""
+GPT_NEOX = _early("attention.", *_MEGATRON, norms=_MEGATRON_NORMS)
+GPT_NEOX_OUTER = _early_outer("gpt_neox.", "embed_in", "final_layer_norm", "embed_out")
+GPT2 = _early("attn.", "c_proj", "c_fc", "c_proj")
+GPT2_OUTER: dict[str, tuple[str, How]] = {
+    **_early_outer(),
+    "position_embd.weight": ("transformer.wpe.weight", ""),
+}
+MPT = _early("attn.", "out_proj", "up_proj", "down_proj", norms=("norm_1", "norm_2"), mlp="ffn.")
+MPT_OUTER = _early_outer(norm="norm_f")

@@ -31,6 +31,8 @@ ARCHITECTURES = {
     "hunyuan_v1_dense": "hunyuan-dense", "hunyuan_v1_moe": "hunyuan-moe", "seed_oss": "seed_oss",
     "nemotron": "nemotron", "jais2": "jais2", "arcee": "arcee", "minicpm3": "minicpm3", "dots1": "dots1",
     "minimax_m2": "minimax-m2", "internlm3": "llama", "mistral3": "mistral3", "ministral3": "mistral3",
+    "falcon": "falcon", "bloom": "bloom", "gpt_neox": "gptneox", "gpt2": "gpt2", "gpt_bigcode": "starcoder",
+    "mpt": "mpt", "apertus": "apertus", "phimoe": "phimoe", "afmoe": "afmoe",
     "youtu": "deepseek2", "glm4_moe_lite": "deepseek2", "falcon_h1": "falcon-h1",
 }  # fmt: skip
 PERMUTED = (
@@ -60,7 +62,9 @@ class Converter:
         arch = ARCHITECTURES[self.type]
         if self.type == "nemotron_h" and any(".experts." in name for name in self.tensors):
             arch = "nemotron_h_moe"
-        numbers = [int(match[1]) for match in map(re.compile(r".*layers\.(\d+)\.").match, self.tensors) if match]
+        numbers = [
+            int(match[1]) for match in map(re.compile(r".*(?:layers|h|blocks)\.(\d+)\.").match, self.tensors) if match
+        ]
         self.num_layers = 1 + max(numbers) + num_drafts
         self.names = get_tensor_name_map(
             next(key for key, name in MODEL_ARCH_NAMES.items() if name == arch and isinstance(key, MODEL_ARCH)),

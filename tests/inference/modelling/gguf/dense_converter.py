@@ -13,11 +13,12 @@ from gguf import ExpertGatingFuncType
 
 from tests.inference.modelling.gguf.converter import Converter
 
-WINDOWED = {"cohere2": False, "olmo3": True, "exaone4": True, "exaone_moe": True}
+WINDOWED = {"cohere2": False, "olmo3": True, "exaone4": True, "exaone_moe": True, "afmoe": False, "phimoe": False}
 """Types whose window is written; whether the layers with it are too."""
 STATES_ROTATED = (
     "phi", "stablelm", "cohere2", "glm", "glm4", "glm4_moe", "solar_open", "nemotron", "minimax_m2", "internlm3",
     "arcee", "smollm3", "jais2", "mistral3", "ministral3", "granite", "granitemoe", "granitemoeshared",
+    "phimoe", "afmoe", "apertus",
 )  # fmt: skip
 """Types that state how much of a head is rotated."""
 SIGMOID = ("glm4_moe", "solar_open", "dots1", "exaone_moe", "minimax_m2")
@@ -76,6 +77,11 @@ class DenseConverter(Converter):
             if WINDOWED[self.type]:
                 writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in self.types])
         self._routing()
+        if self.type == "apertus":
+            for key, add in (("alpha_p", writer.add_xielu_alpha_p), ("alpha_n", writer.add_xielu_alpha_n)):
+                names = [f"model.layers.{number}.mlp.act_fn.{key}" for number in range(self.num_layers)]
+                add([float(self.tensors.pop(name)[0]) for name in names])
+            self.tensors = {name: value for name, value in self.tensors.items() if ".act_fn." not in name}
         writer.add_file_type(0)
         writer.add_tokenizer_model("gpt2")
         writer.add_token_list([f"t{number}" for number in range(config["vocab_size"])])
@@ -131,6 +137,8 @@ class DenseConverter(Converter):
             ("first_k_dense_replace", writer.add_leading_dense_block_count),
             ("moe_layer_start_index", writer.add_leading_dense_block_count),
             ("moe_layer_interval", writer.add_interleave_moe_layer_step),
+            ("num_dense_layers", writer.add_leading_dense_block_count),
+            ("route_scale", writer.add_expert_weights_scale),
             ("routed_scaling_factor", writer.add_expert_weights_scale),
             ("norm_topk_prob", writer.add_expert_weights_norm),
             ("n_group", writer.add_expert_group_count),
@@ -163,6 +171,8 @@ class DenseConverter(Converter):
         return found
 
     def _changed(self, name: str, value: np.ndarray) -> list[tuple[str, np.ndarray]]:
+        if name.endswith(".expert_bias"):
+            return [(name.replace("model.layers", "blk").replace("mlp.expert_bias", "exp_probs_b.bias"), value)]
         if self.type == "nemotron" and name.endswith("norm.weight"):
             return [(name, value + 1)]
         if self.type == "minicpm3":

@@ -19,6 +19,8 @@ from tests.inference.modelling.test_network_dense import CASES, STRETCHED
 
 MINISTRAL = {**STRETCHED, "llama_4_scaling_beta": 0.2, "mscale": 1.0, "mscale_all_dim": 0.7}
 CHANGES = {
+    "apertus": {},
+    "apertus-unscaled": {},
     "arcee": {},
     "arcee-biases": {},
     "cohere": {},

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inference.errors import UnsupportedArchitecture
+from inference.errors import CorruptCheckpoint, UnsupportedArchitecture
 from inference.modelling.gguf.architectures import read_checkpoint
 from tests.inference.modelling.gguf.dense_converter import convert_dense
 from tests.inference.modelling.gguf.test_architectures import load_gguf
@@ -16,7 +17,15 @@ from tests.inference.modelling.gguf.test_dense_configs import SIZES, checkpoint,
 from tests.inference.modelling.harness import assert_matches_oracle
 
 HALF = {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}
+MSCALED = {
+    "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 128, "factor": 2.0,
+    "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [2.0, 3.0, 4.0, 6.0],
+    **dict.fromkeys(("short_mscale", "long_mscale"), math.sqrt(1 + math.log(2) / math.log(128))),
+}  # fmt: skip
 CHANGES = {
+    "afmoe": {"num_hidden_layers": 5, "layer_types": None, "global_attn_every_n_layers": 4},
+    "phimoe": {},
+    "phimoe-near-choices-longrope": {"rope_parameters": MSCALED, "router_jitter_noise": 0.01},
     "dots1": {"layer_types": ["full_attention"] * 3},
     "ernie4_5_moe": {},
     "exaone_moe": {},
@@ -57,6 +66,11 @@ def test_layers_that_draft_arent_the_models(name, tmp_path):
 def test_another_function_of_the_scores_is_refused(arch, tmp_path):
     with pytest.raises(UnsupportedArchitecture, match=r"expert_gating_func is 1; 2 \(sigmoid\) is read"):
         read(tmp_path, arch, SIZES | {"expert_gating_func": 1})
+
+
+def test_a_number_of_each_layer_has_to_be_there(tmp_path):
+    with pytest.raises(CorruptCheckpoint, match=r"xielu\.alpha_p must be an array of 4 float32"):
+        read(tmp_path, "apertus", SIZES)
 
 
 def test_granite_with_a_shared_expert_is_a_type_of_its_own(tmp_path):

@@ -7,7 +7,13 @@ import re
 import pytest
 from gguf.constants import MODEL_ARCH_NAMES, MODEL_TENSORS, TENSOR_NAMES
 
-from inference.modelling.gguf.architectures import _MIXTRAL, _QWEN3_NEXT_AS_IT_WAS, ARCHITECTURES, CONFIG_TENSORS
+from inference.modelling.gguf.architectures import (
+    _FALCON_TWO_NORMS,
+    _MIXTRAL,
+    _QWEN3_NEXT_AS_IT_WAS,
+    ARCHITECTURES,
+    CONFIG_TENSORS,
+)
 
 EXPERTS = {"ffn_gate_inp", "ffn_gate_exps", "ffn_down_exps", "ffn_up_exps"}
 UNREAD = {
@@ -15,6 +21,8 @@ UNREAD = {
     "mistral3": {"attn_rot_embd", *EXPERTS},
     "deepseek2": {"attn_rot_embd", "attn_k", "attn_v"},
     "phi2": {"ffn_norm"},
+    "mpt": {"attn_q_norm", "attn_k_norm", "position_embd", "ffn"},
+    "apertus": {"attn_rot_embd", "ffn_gate"},
     "glm4": {f"nextn.{name}" for name in (
         "eh_proj", "embed_tokens", "enorm", "hnorm", "shared_head_head", "shared_head_norm"
     )},
@@ -22,11 +30,11 @@ UNREAD = {
     "nemotron_h_moe": {"ffn_latent_down", "ffn_latent_up"},
 }  # fmt: skip
 """Rotary tables of the first files, names that the package lists but no model has, experts in a latent space, the head
-of an embedding model, and drafts of GLM-OCR."""
+of an embedding model, drafts of GLM-OCR, and variants of MPT."""
 
 
 LEAF = re.compile(r"\.(weight|bias)$")
-OTHER_FORMS = {"llama": _MIXTRAL, "qwen3next": _QWEN3_NEXT_AS_IT_WAS}
+OTHER_FORMS = {"falcon": _FALCON_TWO_NORMS, "llama": _MIXTRAL, "qwen3next": _QWEN3_NEXT_AS_IT_WAS}
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
