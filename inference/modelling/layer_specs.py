@@ -40,7 +40,9 @@ class AttentionSpec:
         has_sinks: Each query head has a learned score, of a position without a value, beside those of the positions
             that it sees (gpt-oss).
         query_growth: (β, L): queries at position p are multiplied by 1 + β · ln(1 + floor(p / L)) (Ministral 3).
-        output_gate: The output is multiplied by sigmoid of a projection of the input, before ``o_proj`` (Qwen3-Next).
+        output_gate: The output is multiplied by a function of a projection of the input, before ``o_proj``.
+        gate_activation: That function.
+        gate_per_head: The projection has one value for each head, not one for each of its values (Laguna).
         slopes: Each query head's score falls by so much for each position between query and key (ALiBi, MPT); None:
             it doesn't.
     """
@@ -61,6 +63,8 @@ class AttentionSpec:
     sliding_window: int | None = None
     softcap: float | None = None
     output_gate: bool = False
+    gate_activation: Literal["sigmoid", "softplus"] = "sigmoid"
+    gate_per_head: bool = False
     has_sinks: bool = False
     query_growth: tuple[float, int] | None = None
     slopes: tuple[float, ...] | None = None
@@ -75,7 +79,7 @@ class AttentionSpec:
         if self.o_bias:
             shapes["o_proj.bias"] = (hidden_size,)
         if self.output_gate:
-            shapes["gate_proj.weight"] = (q_width, hidden_size)
+            shapes["gate_proj.weight"] = (self.num_heads if self.gate_per_head else q_width, hidden_size)
         if self.has_sinks:
             shapes["sinks"] = (self.num_heads,)
         if self.qk_norm is not None:

@@ -49,7 +49,6 @@ NOT_READ: Mapping[str, str] = {
     "blt, ctrl, cpmant, doge, emu3, hrm_text, reformer, xlnet": "a layer of its own each; rarely served",
     "openai-gpt, biogpt, xglm, gpt_neox_japanese": "early layouts; rarely served",
     "cohere_compass_text": "a family file; its layers are there",
-    "laguna": "another number of heads in each layer, with gates",
     "jetmoe": "experts that are heads of attention",
     "dbrx": "experts stored in one matrix with another order",
     "deepseek_v4, dots3_note, dots3_note_text, hy_v4, inkling_text, inkling2_text, qwen4_exp, qwen4_exp_text, zaya":

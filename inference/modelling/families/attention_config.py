@@ -88,6 +88,7 @@ def attention_sources(
     fused: Fused | None = None,
     qk_norms: tuple[str, str] = ("q_norm", "k_norm"),
     sinks: str = "sinks",
+    gate: str = "gate_proj",
 ) -> dict[str, Source]:
     """Sources of an ``AttentionSpec``'s parameters: separate or fused projections."""
     base = layer + attention
@@ -104,7 +105,7 @@ def attention_sources(
     if spec.has_sinks:
         sources["sinks"] = tensor(base + sinks)
     if spec.output_gate:
-        sources["gate_proj.weight"] = tensor(f"{base}gate_proj.weight")
+        sources["gate_proj.weight"] = tensor(f"{base}{gate}.weight")
     if spec.qk_norm is not None:
         counts = (spec.num_heads, spec.num_kv_heads)
         for name, own, count in zip(("q_norm", "k_norm"), qk_norms, counts, strict=True):

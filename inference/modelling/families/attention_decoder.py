@@ -50,6 +50,7 @@ class LayerNames:
         fused: How q, k and v lie in one tensor, where they do in the family's own way.
         qk_norms: The norms of queries and keys, within the attention.
         sinks: The scores beside those of the positions, within the attention.
+        gate: The projection that the attention's output is multiplied by, within the attention.
         mlp: Start of the MLP's tensor names, within the layer.
         mlp_matrices: Its projections.
         norms: Our names of a layer's norms to the file's.
@@ -61,6 +62,7 @@ class LayerNames:
     fused: Fused | None = None
     qk_norms: tuple[str, str] = ("q_norm", "k_norm")
     sinks: str = "sinks"
+    gate: str = "gate_proj"
     mlp: str = "mlp."
     mlp_matrices: MLPNames = USUAL_MLP
     norms: Mapping[str, str] = field(default_factory=lambda: PRE_NORMS)
@@ -125,6 +127,7 @@ class AttentionDecoder:
         norm: NormSpec,
         ropes: RopeSpec | Sequence[RopeSpec | None] | None,
         windows: Sequence[int | None] | None = None,
+        heads: Sequence[HeadSizes] | None = None,
         qk_norm: Literal["head", "each_head", "row"] | None = None,
         qk_norm_spec: NormSpec | None = None,
         attention_options: Mapping[str, Any] | None = None,
@@ -143,6 +146,7 @@ class AttentionDecoder:
         Args:
             ropes: The rotation of all layers, or of each; None: no positions.
             windows: Each layer's sliding window; None: all see everything.
+            heads: Each layer's heads; None: all have those that were read.
             qk_norm: What a norm of queries and keys runs over, and whose weights it has; None: there is none.
             qk_norm_spec: That norm; None: ``norm``.
             attention_options: Further arguments of ``AttentionSpec``.
@@ -164,7 +168,8 @@ class AttentionDecoder:
             at = min(number, count - 1)  # a head behind the layers has the positions of the last one
             rope = ropes if ropes is None or isinstance(ropes, RopeSpec) else ropes[at]
             window = None if windows is None else windows[at]
-            attention = self._attention(layer, rope, sliding_window=window, **options)
+            sizes = self.heads if heads is None else heads[at]
+            attention = self._attention(layer, sizes, rope, sliding_window=window, **options)
             if experts is not None and (not router or layer + router in self.view.tensors):
                 channel = experts(layer)
             else:
@@ -190,12 +195,12 @@ class AttentionDecoder:
         names = names_behind_layers(self.layout)
         return prediction_head(self.view, self.layout, names, norm, read_layers, feeds_normed_rows=False)
 
-    def _attention(self, layer: str, rope: RopeSpec | None, **options: Any) -> AttentionSpec:
+    def _attention(self, layer: str, heads: HeadSizes, rope: RopeSpec | None, **options: Any) -> AttentionSpec:
         names = self.names
         return attention_spec(
             self.view,
             layer,
-            self.heads,
+            heads,
             rope,
             attention=names.attention,
             output=names.output,
@@ -222,6 +227,7 @@ class AttentionDecoder:
             fused=names.fused,
             qk_norms=names.qk_norms,
             sinks=names.sinks,
+            gate=names.gate,
         )
         sources = prefixed("token_mixer", token) | prefixed("channel_mixer", channel)
         for kind, name in names.norms.items():

@@ -56,6 +56,7 @@ FAMILIES: dict[str, Family] = {
     "cohere2_moe": Family("cohere2_moe", "Cohere2MoeForCausalLM"),
     "flint": Family("flint", "FlintForCausalLM"),
     "kolibri1": Family("kolibri1", "Kolibri1ForCausalLM"),
+    "laguna": Family("laguna", "LagunaForCausalLM"),
     "mellum": Family("mellum", "MellumForCausalLM"),
     "gpt_neox": Family("gpt_neox", "GPTNeoXForCausalLM"),
     "mpt": Family("mpt", "MptForCausalLM"),

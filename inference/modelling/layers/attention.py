@@ -40,7 +40,9 @@ class Attention(Layer):
         q_width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         self.qkv_proj = Linear(hidden_size, q_width + 2 * kv_width, spec.qkv_bias)
         self.o_proj = Linear(q_width, hidden_size, spec.o_bias)
-        self.gate_proj = Linear(hidden_size, q_width) if spec.output_gate else None
+        self.gate_proj = None
+        if spec.output_gate:
+            self.gate_proj = Linear(hidden_size, spec.num_heads if spec.gate_per_head else q_width)
         self.sinks = nn.Parameter(torch.empty(spec.num_heads), requires_grad=False) if spec.has_sinks else None
         self.q_norm = self.k_norm = None
         if spec.qk_norm is not None:
@@ -65,9 +67,19 @@ class Attention(Layer):
             joint = torch.cat((joint[:, :width] * growth, joint[:, width:]), 1)
         mixed = self.mix(joint, batch, state)
         if self.gate_proj is not None:
-            mixed = mixed * self.gate_proj(hidden).sigmoid()
+            mixed = self._gated(mixed, self.gate_proj(hidden))
         out: torch.Tensor = self.o_proj(mixed)
         return out
+
+    def _gated(self, mixed: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """(T, H · P) times the function of the gate (T, H · P), or (T, H) with one value for each head."""
+        if self.spec.gate_activation == "softplus":
+            gate = functional.softplus(gate.float()).to(mixed.dtype)
+        else:
+            gate = gate.sigmoid()
+        if not self.spec.gate_per_head:
+            return mixed * gate
+        return (mixed.view(*gate.shape, -1) * gate.unsqueeze(-1)).flatten(1)
 
     def mix(self, joint: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """What lies between the projections: qkv_proj's rows (T, (H + 2V) · P) to o_proj's input (T, H · P)."""

@@ -208,6 +208,21 @@ MOE_CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": True,
         },
     ),
+    "laguna": (
+        "laguna",
+        {
+            **QWEN_EXPERTS, **WINDOWS, "layer_types": TYPES, "num_attention_heads_per_layer": [4, 2, 6, 4],
+            "shared_expert_intermediate_size": 28, "moe_routed_scaling_factor": 1.7,
+            "rope_parameters": dict(zip(TYPES[:2], (PLAIN, {**STRETCHED, "partial_rotary_factor": 0.5}), strict=True)),
+        },
+    ),
+    "laguna-gates-of-values": (
+        "laguna",
+        {
+            **QWEN_EXPERTS, "gating": "per-element", "shared_expert_intermediate_size": 28,
+            "mlp_layer_types": ["sparse"] * 2,
+        },
+    ),
     "mellum": (
         "mellum",
         {

@@ -42,6 +42,14 @@ LATER: dict[str, tuple[str, dict[str, Any]]] = {
         "norm_topk_prob": True, "num_shared_experts": 1, "prefix_dense_intermediate_size": 22528,
         "prefix_dense_sliding_window_pattern": 1, "shared_expert_combination_strategy": "average",
         "sliding_window": 4096, "sliding_window_pattern": 4}),
+    "poolside/laguna-XS.2": ("laguna", _EXPERTS | {
+        "gating": "per-head", "layer_types": ["full_attention", "sliding_attention"],
+        "mlp_layer_types": ["dense", "sparse"], "moe_apply_router_weight_on_input": False,
+        "moe_routed_scaling_factor": 2.5, "moe_router_logit_softcapping": 0.0,
+        "num_attention_heads_per_layer": [48, 64], "rope_theta": None, "shared_expert_intermediate_size": 512,
+        "sliding_window": 512, "rope_parameters": {
+            "full_attention": {"rope_theta": 500000.0, "rope_type": "default", "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default", "partial_rotary_factor": 1.0}}}),
     "RecursiveSI/flint": ("flint", _EXPERTS | {
         "layer_types": ["full_attention", "sliding_attention"], "mlp_only_layers": [0, 1], "norm_topk_prob": True,
         "shared_expert_intermediate_size": 1024, "sliding_window": 513, "decoder_sparse_step": 1}),
