@@ -129,6 +129,7 @@ class Piece:
 
     Attributes:
         name: Tensor name.
+        parts: See the first axis as so many equal parts, one behind the other, which become a new first axis (DBRX).
         index: Take this entry of the first axis (``{e}`` sources may use -1: the expert's own number).
         transpose: Swap the last two axes (stored in × out).
         rows: Take rows start to stop of the first axis.
@@ -139,6 +140,7 @@ class Piece:
     """
 
     name: str
+    parts: int | None = None
     index: int | None = None
     transpose: bool = False
     rows: tuple[int, int] | None = None

@@ -50,7 +50,6 @@ NOT_READ: Mapping[str, str] = {
     "openai-gpt, biogpt, xglm, gpt_neox_japanese": "early layouts; rarely served",
     "cohere_compass_text": "a family file; its layers are there",
     "jetmoe": "experts that are heads of attention",
-    "dbrx": "experts stored in one matrix with another order",
     "deepseek_v4, dots3_note, dots3_note_text, hy_v4, inkling_text, inkling2_text, qwen4_exp, qwen4_exp_text, zaya":
         "new layers: hyper-connections, compressed attention, routers with memory",
     "diffllama": "differential attention",

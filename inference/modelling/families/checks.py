@@ -126,6 +126,10 @@ def _piece_shape(piece: Piece, tensors: TensorTable, expert: int | None) -> Shap
     name = piece.name if expert is None else piece.name.replace("{e}", str(expert))
     shape = tensors.shape(name)
     bad = TensorShapeMismatch(f"{name} has shape {list(shape)}, which its use doesn't allow.", param=name)
+    if piece.parts is not None:
+        if not shape or shape[0] % piece.parts:
+            raise bad
+        shape = (piece.parts, shape[0] // piece.parts, *shape[1:])
     if piece.index is not None:
         index = expert if piece.index == -1 and expert is not None else piece.index
         if len(shape) < 2 or not 0 <= index < shape[0]:

@@ -54,6 +54,7 @@ FAMILIES: dict[str, Family] = {
     "phimoe": Family("phimoe", "PhimoeForCausalLM"),
     "afmoe": Family("afmoe", "AfmoeForCausalLM"),
     "cohere2_moe": Family("cohere2_moe", "Cohere2MoeForCausalLM"),
+    "dbrx": Family("dbrx", "DbrxForCausalLM"),
     "flint": Family("flint", "FlintForCausalLM"),
     "kolibri1": Family("kolibri1", "Kolibri1ForCausalLM"),
     "laguna": Family("laguna", "LagunaForCausalLM"),

@@ -358,6 +358,8 @@ def _joined(files: TensorFiles, source: Source, shape: torch.Size) -> torch.Tens
 def _read_piece(files: TensorFiles, piece: Piece, expert: int | None) -> torch.Tensor:
     name = piece.name if expert is None else piece.name.replace("{e}", str(expert))
     value = files.read(name)
+    if piece.parts is not None:
+        value = value.reshape(piece.parts, -1, *value.shape[1:])
     if piece.index is not None:
         value = value[expert if piece.index == -1 and expert is not None else piece.index]
     if piece.transpose:

@@ -128,6 +128,10 @@ GROUPED = {
     "first_k_dense_replace": 1, "num_hidden_layers": 3, "routed_scaling_factor": 1.7,
 }  # fmt: skip
 QWEN_EXPERTS = {**EXPERTS, "moe_intermediate_size": 20, "head_dim": 8}
+DBRX = {
+    "d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+}  # fmt: skip
 MOE_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "afmoe": (
         "afmoe",
@@ -148,6 +152,21 @@ MOE_CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **EXPERTS, **WINDOWS, "head_dim": 8, "num_shared_experts": 1, "layer_types": TYPES, "rms_norm_eps": 1e-5,
             "expert_selection_fn": "sigmoid", "shared_expert_combination_strategy": "sum", "norm_topk_prob": False,
+        },
+    ),
+    "dbrx": (
+        "dbrx",
+        {
+            **DBRX, "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.7, "rope_theta": 500.0},
+            "ffn_config": {"ffn_hidden_size": 20, "moe_num_experts": 6, "moe_top_k": 2},
+        },
+    ),
+    "dbrx-scores-as-they-are": (
+        "dbrx",
+        {
+            **DBRX, "attn_config": {"kv_n_heads": 4, "clip_qkv": 0.4, "rope_theta": 500.0}, "ffn_config": {
+                "ffn_hidden_size": 20, "moe_num_experts": 6, "moe_top_k": 2, "moe_normalize_expert_weights": None,
+            },
         },
     ),
     "dots1": ("dots1", {**GROUPED, "n_shared_experts": 2, "sliding_window": 6, "layer_types": TYPES[:3]}),

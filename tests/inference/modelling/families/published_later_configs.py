@@ -50,6 +50,15 @@ LATER: dict[str, tuple[str, dict[str, Any]]] = {
         "sliding_window": 512, "rope_parameters": {
             "full_attention": {"rope_theta": 500000.0, "rope_type": "default", "partial_rotary_factor": 0.5},
             "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default", "partial_rotary_factor": 1.0}}}),
+    "databricks/dbrx-instruct": ("dbrx", {
+        "architectures": ["DbrxForCausalLM"], "auto_map": {"AutoConfig": "x"}, "d_model": 6144, "emb_pdrop": 0.0,
+        "initializer_range": 0.02, "max_seq_len": 32768, "model_type": "dbrx", "n_heads": 48, "n_layers": 40,
+        "output_router_logits": False, "resid_pdrop": 0.0, "router_aux_loss_coef": 0.05,
+        "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 100352,
+        "attn_config": {"clip_qkv": 8, "kv_n_heads": 8, "model_type": "", "rope_theta": 500000},
+        "ffn_config": {
+            "ffn_hidden_size": 10752, "model_type": "", "moe_jitter_eps": 0.01, "moe_loss_weight": 0.05,
+            "moe_num_experts": 16, "moe_top_k": 4}}),
     "RecursiveSI/flint": ("flint", _EXPERTS | {
         "layer_types": ["full_attention", "sliding_attention"], "mlp_only_layers": [0, 1], "norm_topk_prob": True,
         "shared_expert_intermediate_size": 1024, "sliding_window": 513, "decoder_sparse_step": 1}),
