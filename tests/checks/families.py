@@ -45,10 +45,10 @@ Text decoders that transformers 5.23 has and blazr doesn't, and what they need.
 """
 NOT_READ: Mapping[str, str] = {
     "axk1, axk2, deepseek_v32, glm_moe_dsa": "sparse latent attention: an indexer that chooses keys",
-    "bitnet": "norms inside the mixers, ternary weights",
+    "bitnet": "norms inside the mixers, ternary weights, inputs rounded to 8 bits",
     "blt, ctrl, cpmant, doge, emu3, hrm_text, reformer, xlnet": "a layer of its own each; rarely served",
     "openai-gpt, biogpt, xglm, gpt_neox_japanese": "early layouts; rarely served",
-    "cohere_compass_text": "a family file; its layers are there",
+    "cohere_compass_text": "the text model of one that sees pictures; layers that rotate differ by type",
     "jetmoe": "experts that are heads of attention",
     "deepseek_v4, dots3_note, dots3_note_text, hy_v4, inkling_text, inkling2_text, qwen4_exp, qwen4_exp_text, zaya":
         "new layers: hyper-connections, compressed attention, routers with memory",

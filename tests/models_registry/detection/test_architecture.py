@@ -43,7 +43,7 @@ def test_model_type_from_architectures(llama: Path) -> None:
 NO_TYPE = {key: value for key, value in LLAMA_CONFIG.items() if key not in ("model_type", "architectures")}
 
 
-@pytest.mark.parametrize("model_type", ["brandnew", "dbrx", "codegen", "reformer", "hrm_text", "blt", 7])
+@pytest.mark.parametrize("model_type", ["brandnew", "doge", "emu3", "reformer", "hrm_text", "blt", 7])
 def test_a_type_outside_the_list_is_refused_with_the_override(llama: Path, model_type: object) -> None:
     """Although every tensor has llama's name and shape: another type may compute with other multipliers."""
     write_json(llama / "config.json", LLAMA_CONFIG | {"model_type": model_type, "architectures": None})
@@ -80,7 +80,7 @@ def test_a_missing_type_is_inferred_loudly(llama: Path) -> None:
 @pytest.mark.parametrize(
     ("stated", "class_"),
     [
-        (None, "DbrxForCausalLM"),
+        (None, "DogeForCausalLM"),
         (None, "LlamaForSequenceClassification"),
         ("llama", "BitnetForCausalLM"),
         ("llama", "MistralForCausalLM"),
@@ -113,8 +113,8 @@ def test_names_without_a_prefix_go_by_the_stated_type(tmp_path: Path) -> None:
     shapes = {name.removeprefix("model."): shape for name, shape in llama_shapes().items()}
     path = write_checkpoint(tmp_path, shapes, LLAMA_CONFIG)
     assert (inspect_checkpoint(path).spec.format, inspect_checkpoint(path).spec.model_type) == ("huggingface", "llama")
-    write_json(path / "config.json", LLAMA_CONFIG | {"model_type": "dbrx", "architectures": ["DbrxModel"]})
-    with pytest.raises(UnsupportedArchitecture, match="'dbrx' is not supported"):
+    write_json(path / "config.json", LLAMA_CONFIG | {"model_type": "doge", "architectures": ["DogeModel"]})
+    with pytest.raises(UnsupportedArchitecture, match="'doge' is not supported"):
         inspect_checkpoint(path)
     write_json(path / "config.json", NO_TYPE)
     assert inspect_checkpoint(path).spec.model_type == "oxidizr"

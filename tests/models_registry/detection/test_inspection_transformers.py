@@ -71,7 +71,7 @@ SUPPORTED: dict[str, dict[str, Any]] = {
               "num_experts": 2, "use_mamba_kernels": False, "mamba_d_state": 8, "mamba_dt_rank": 4},
 }  # fmt: skip
 
-LOOK_ALIKES = ("afmoe", "apertus", "bitnet", "diffllama", "nanochat")
+LOOK_ALIKES = ("bitnet", "diffllama")
 
 # The same names as another type's, another arithmetic: without a model_type only this key tells them apart.
 TELLTALE_KEYS = {"mistral": "sliding_window", "falcon_mamba": "mixer_rms_eps"}
