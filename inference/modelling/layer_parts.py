@@ -72,6 +72,9 @@ class RopeSpec:
 
     ``interleaved`` rotates adjacent pairs (2i, 2i+1); otherwise pairs are (i, i + rotary_dim/2). ``is_reversed``
     turns them the other way (nanochat).
+
+    Attributes:
+        turning_pairs: Only so many pairs, the fastest, turn; None: all (Gemma 4's ``proportional`` rotation).
     """
 
     theta: float
@@ -80,6 +83,7 @@ class RopeSpec:
     scaling: RopeScaling | None = None
     max_position_embeddings: int = 4096
     is_reversed: bool = False
+    turning_pairs: int | None = None
 
     @property
     def depends_on_length(self) -> bool:

@@ -15,6 +15,7 @@ from inference.modelling.linear_specs import (
     GatedDeltaSpec,
     KimiDeltaSpec,
     LightningSpec,
+    Mamba3Spec,
     MLSTMSpec,
     RGLRUSpec,
     ShortConvSpec,
@@ -43,6 +44,9 @@ class AttentionSpec:
         output_gate: The output is multiplied by a function of a projection of the input, before ``o_proj``.
         gate_activation: That function.
         gate_per_head: The projection has one value for each head, not one for each of its values (Laguna).
+        v_norm: Norm of each head's values; it has no weights (Gemma 4).
+        kv_source: Number of the earlier layer whose cached keys and values the queries read; the layer computes and
+            caches none of its own (Gemma 3n); None: its own.
         slopes: Each query head's score falls by so much for each position between query and key (ALiBi, MPT); None:
             it doesn't.
     """
@@ -68,13 +72,21 @@ class AttentionSpec:
     has_sinks: bool = False
     query_growth: tuple[float, int] | None = None
     slopes: tuple[float, ...] | None = None
+    v_norm: NormSpec | None = None
+    kv_source: int | None = None
+
+    @property
+    def qkv_rows(self) -> int:
+        """Rows of ``qkv_proj``."""
+        kv_heads = 0 if self.kv_source is not None else 2 * self.num_kv_heads
+        return (self.num_heads + kv_heads) * self.head_dim
 
     def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
-        """``qkv_proj`` is q, k and v stacked in this order."""
-        q_width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        shapes: dict[str, Shape] = {"qkv_proj.weight": (q_width + 2 * kv_width, hidden_size)}
+        """``qkv_proj`` is q, k and v stacked in this order, or q alone where ``kv_source`` is another layer."""
+        q_width = self.num_heads * self.head_dim
+        shapes: dict[str, Shape] = {"qkv_proj.weight": (self.qkv_rows, hidden_size)}
         if self.qkv_bias:
-            shapes["qkv_proj.bias"] = (q_width + 2 * kv_width,)
+            shapes["qkv_proj.bias"] = (self.qkv_rows,)
         shapes["o_proj.weight"] = (hidden_size, q_width)
         if self.o_bias:
             shapes["o_proj.bias"] = (hidden_size,)
@@ -83,9 +95,14 @@ class AttentionSpec:
         if self.has_sinks:
             shapes["sinks"] = (self.num_heads,)
         if self.qk_norm is not None:
-            for name, heads in (("q_norm", self.num_heads), ("k_norm", self.num_kv_heads)):
+            for name, heads in self.normed_heads():
                 shapes |= prefixed(name, self.qk_norm.parameter_shapes(*self.qk_norm_shape(heads)))
         return shapes
+
+    def normed_heads(self) -> tuple[tuple[str, int], ...]:
+        """Name and number of heads of each norm of ``qk_norm``."""
+        both = (("q_norm", self.num_heads), ("k_norm", self.num_kv_heads))
+        return both if self.kv_source is None else both[:1]
 
     def qk_norm_shape(self, heads: int) -> Shape:
         """Shape of the weights of the norm over so many heads."""
@@ -94,7 +111,9 @@ class AttentionSpec:
         return (heads, self.head_dim) if self.qk_norm_of_each_head else (self.head_dim,)
 
     def state(self) -> tuple[StateTensor, ...]:
-        """Keys (already rotated) and values of each token."""
+        """Keys (already rotated) and values of each token; none where another layer's are read."""
+        if self.kv_source is not None:
+            return ()
         shape = (self.num_kv_heads, self.head_dim)
         return (StateTensor("k", "token", shape), StateTensor("v", "token", shape))
 
@@ -281,85 +300,6 @@ class Mamba2Spec:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Mamba3Spec:
-    """oxidizr's Mamba-3: trapezoidal recurrence, optional complex rotation, convolution and MIMO.
-
-    The state is as wide as P · max(R, 1) per head, R = ``mimo_rank``. Norms inside have eps 1e-6.
-    """
-
-    kind: ClassVar[str] = "mamba3"
-    intermediate_size: int
-    num_heads: int
-    head_dim: int
-    state_size: int
-    num_groups: int
-    conv_kernel: int | None
-    complex_rope: bool
-    mimo_rank: int
-    gated_norm: NormSpec
-    bc_norm: NormSpec
-    dt_min: float = 0.001
-    dt_max: float = 0.1
-    a_clamp: tuple[float, float] | None = (1e-6, 1e6)
-    a_override: Literal["-(1..H)"] | None = None
-
-    @property
-    def conv_width(self) -> int:
-        """C = I + 2GS: width of x, B and C together."""
-        return self.intermediate_size + 2 * self.num_groups * self.state_size
-
-    @property
-    def state_head_dim(self) -> int:
-        """P · max(R, 1)."""
-        return self.head_dim * max(self.mimo_rank, 1)
-
-    def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
-        """``in_proj`` is gate, x, B, C, dt."""
-        inner, heads, size = self.intermediate_size, self.num_heads, self.state_size
-        rows = inner + self.conv_width + heads
-        shapes: dict[str, Shape] = {
-            "in_proj.weight": (rows, hidden_size),
-            "in_proj.bias": (rows,),
-            "lambda_proj.weight": (heads, hidden_size),
-            "lambda_proj.bias": (heads,),
-            "b_bias": (heads, size),
-            "c_bias": (heads, size),
-            "dt_bias": (heads,),
-            "A_log": (heads,),
-            "D": (heads,),
-        }
-        shapes |= prefixed("bc_norm", self.bc_norm.parameter_shapes(size))
-        shapes |= prefixed("norm", self.gated_norm.parameter_shapes(inner))
-        if self.complex_rope:
-            shapes |= {"theta_proj.weight": (heads * size // 2, hidden_size), "theta_proj.bias": (heads * size // 2,)}
-        if self.conv_kernel is not None:
-            shapes |= {"conv1d.weight": (self.conv_width, 1, self.conv_kernel), "conv1d.bias": (self.conv_width,)}
-        if self.mimo_rank > 0:
-            wide, narrow = self.state_head_dim, self.head_dim
-            shapes |= {
-                "mimo_x_up.weight": (wide, narrow),
-                "mimo_x_up.bias": (wide,),
-                "mimo_x_down.weight": (narrow, wide),
-                "mimo_x_down.bias": (narrow,),
-            }
-        return shapes | {"out_proj.weight": (hidden_size, inner), "out_proj.bias": (hidden_size,)}
-
-    def state(self) -> tuple[StateTensor, ...]:
-        """Recurrent state, previous expanded x and rotated B, running angle, convolution tail."""
-        heads, wide, size = self.num_heads, self.state_head_dim, self.state_size
-        found = [
-            StateTensor("ssm_state", "sequence", (heads, wide, size), "float32"),
-            StateTensor("x_state", "sequence", (heads, wide), "float32"),
-            StateTensor("b_state", "sequence", (heads, size), "float32"),
-        ]
-        if self.complex_rope:
-            found.append(StateTensor("angle_state", "sequence", (heads, size // 2), "float32"))
-        if self.conv_kernel is not None:
-            found.append(StateTensor("conv_state", "sequence", (self.conv_width, self.conv_kernel - 1), "float32"))
-        return tuple(found)
-
-
 TokenMixerSpec = (
     AttentionSpec
     | MLASpec
@@ -434,6 +374,10 @@ class MoESpec:
             gate · sigmoid(α · gate) · (up + 1) instead of the activation's (gpt-oss); None: off.
         shared_multiplier: Multiplies what the shared expert gives.
         shared_gate: The shared expert is multiplied by sigmoid of a learned projection (Qwen2-MoE).
+        branch_norm: Norms before and behind the shared expert, and before and behind the routed ones; the router reads
+            what comes in (Gemma 4); None: all read the same.
+        router_norm, router_multiplier: The router reads norm(x) · multiplier.
+        expert_scale: Each expert's weight is multiplied by a learned number of it.
     """
 
     kind: ClassVar[str] = "moe"
@@ -459,6 +403,10 @@ class MoESpec:
     expert_bias: bool = False
     is_interleaved: bool = False
     gate_clamp: tuple[float, float] | None = None
+    branch_norm: NormSpec | None = None
+    router_norm: NormSpec | None = None
+    router_multiplier: float = 1.0
+    expert_scale: bool = False
 
     def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
         """Experts are stacked: ``experts.gate_up_proj`` (E, 2f, h), ``experts.down_proj`` (E, h, f)."""
@@ -468,6 +416,13 @@ class MoESpec:
             shapes["router.bias"] = (count,)
         if self.correction_bias:
             shapes["router.correction_bias"] = (count,)
+        if self.router_norm is not None:
+            shapes |= prefixed("router.norm", self.router_norm.parameter_shapes(hidden_size))
+        if self.expert_scale:
+            shapes["router.expert_scale"] = (count,)
+        if self.branch_norm is not None:
+            for name in ("shared_norm", "shared_post_norm", "experts_norm", "experts_post_norm"):
+                shapes |= prefixed(name, self.branch_norm.parameter_shapes(hidden_size))
         first, rows = ("gate_up_proj", 2 * inner) if self.gated else ("up_proj", inner)
         shapes[f"experts.{first}"] = (count, rows, hidden_size)
         shapes["experts.down_proj"] = (count, hidden_size, inner)

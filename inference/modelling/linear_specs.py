@@ -1,4 +1,4 @@
-"""Specs of layers between attention and state space models: delta rules, linear attention, short convolutions.
+"""Specs of layers between attention and state space models: delta rules, linear attention, convolutions, Mamba-3.
 
 Shape letters: h hidden, G key heads, H (value) heads, P width of a key head, V width of a value head, K convolution
 kernel.
@@ -7,7 +7,7 @@ kernel.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from inference.modelling.layer_parts import NormSpec, Shape, StateTensor, prefixed
 
@@ -273,3 +273,82 @@ class ShortConvSpec:
     def state(self) -> tuple[StateTensor, ...]:
         """The last K-1 rows of B · x."""
         return (StateTensor("conv_state", "sequence", (self.width, self.conv_kernel - 1), "float32"),)
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba3Spec:
+    """oxidizr's Mamba-3: trapezoidal recurrence, optional complex rotation, convolution and MIMO.
+
+    The state is as wide as P · max(R, 1) per head, R = ``mimo_rank``. Norms inside have eps 1e-6.
+    """
+
+    kind: ClassVar[str] = "mamba3"
+    intermediate_size: int
+    num_heads: int
+    head_dim: int
+    state_size: int
+    num_groups: int
+    conv_kernel: int | None
+    complex_rope: bool
+    mimo_rank: int
+    gated_norm: NormSpec
+    bc_norm: NormSpec
+    dt_min: float = 0.001
+    dt_max: float = 0.1
+    a_clamp: tuple[float, float] | None = (1e-6, 1e6)
+    a_override: Literal[-((1.0).H)] | None = None
+
+    @property
+    def conv_width(self) -> int:
+        """C = I + 2GS: width of x, B and C together."""
+        return self.intermediate_size + 2 * self.num_groups * self.state_size
+
+    @property
+    def state_head_dim(self) -> int:
+        """P · max(R, 1)."""
+        return self.head_dim * max(self.mimo_rank, 1)
+
+    def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
+        """``in_proj`` is gate, x, B, C, dt."""
+        inner, heads, size = self.intermediate_size, self.num_heads, self.state_size
+        rows = inner + self.conv_width + heads
+        shapes: dict[str, Shape] = {
+            "in_proj.weight": (rows, hidden_size),
+            "in_proj.bias": (rows,),
+            "lambda_proj.weight": (heads, hidden_size),
+            "lambda_proj.bias": (heads,),
+            "b_bias": (heads, size),
+            "c_bias": (heads, size),
+            "dt_bias": (heads,),
+            "A_log": (heads,),
+            "D": (heads,),
+        }
+        shapes |= prefixed("bc_norm", self.bc_norm.parameter_shapes(size))
+        shapes |= prefixed("norm", self.gated_norm.parameter_shapes(inner))
+        if self.complex_rope:
+            shapes |= {"theta_proj.weight": (heads * size // 2, hidden_size), "theta_proj.bias": (heads * size // 2,)}
+        if self.conv_kernel is not None:
+            shapes |= {"conv1d.weight": (self.conv_width, 1, self.conv_kernel), "conv1d.bias": (self.conv_width,)}
+        if self.mimo_rank > 0:
+            wide, narrow = self.state_head_dim, self.head_dim
+            shapes |= {
+                "mimo_x_up.weight": (wide, narrow),
+                "mimo_x_up.bias": (wide,),
+                "mimo_x_down.weight": (narrow, wide),
+                "mimo_x_down.bias": (narrow,),
+            }
+        return shapes | {"out_proj.weight": (hidden_size, inner), "out_proj.bias": (hidden_size,)}
+
+    def state(self) -> tuple[StateTensor, ...]:
+        """Recurrent state, previous expanded x and rotated B, running angle, convolution tail."""
+        heads, wide, size = self.num_heads, self.state_head_dim, self.state_size
+        found = [
+            StateTensor("ssm_state", "sequence", (heads, wide, size), "float32"),
+            StateTensor("x_state", "sequence", (heads, wide), "float32"),
+            StateTensor("b_state", "sequence", (heads, size), "float32"),
+        ]
+        if self.complex_rope:
+            found.append(StateTensor("angle_state", "sequence", (heads, size // 2), "float32"))
+        if self.conv_kernel is not None:
+            found.append(StateTensor("conv_state", "sequence", (self.conv_width, self.conv_kernel - 1), "float32"))
+        return tuple(found)

@@ -13,6 +13,7 @@ from inference.modelling.forward_batch import ForwardBatch, LayerState
 from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layer_specs import ChannelMixerSpec
 from inference.modelling.layers.layer import Layer
+from inference.modelling.layers.layer_inputs import LayerInput, LayerInputs
 from inference.modelling.layers.linear import Embedding, Linear
 from inference.modelling.layers.norm import Norm, add_scaled
 from inference.modelling.layers.shared_block import SharedBlock, SharedWeights
@@ -58,19 +59,23 @@ class ResidualStream:
     Args:
         hidden: (T, h), overwritten.
         embedding: (T, h), the embedding for layers that read it again.
+        layer_inputs: (T, L, p), the inputs of the layers that have one of their own.
     """
 
-    __slots__ = ("_hidden", "_mixed", "_multiplier", "embedding")
+    __slots__ = ("_hidden", "_mixed", "_multiplier", "embedding", "layer_inputs")
 
-    def __init__(self, hidden: torch.Tensor, embedding: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, hidden: torch.Tensor, embedding: torch.Tensor | None = None, layer_inputs: torch.Tensor | None = None
+    ) -> None:
         self._hidden = hidden
         self.embedding = embedding
+        self.layer_inputs = layer_inputs
         self._mixed: torch.Tensor | None = None
         self._multiplier = 1.0
 
     def copy(self) -> ResidualStream:
         """The same stream in memory of its own, to compute what follows several times."""
-        copied = ResidualStream(self._hidden.clone(), self.embedding)
+        copied = ResidualStream(self._hidden.clone(), self.embedding, self.layer_inputs)
         copied._mixed = None if self._mixed is None else self._mixed.clone()
         copied._multiplier = self._multiplier
         return copied
@@ -99,6 +104,10 @@ class ResidualStream:
         assert self._mixed is None, "a sublayer left the stream without entering it"
         self._mixed, self._multiplier = mixed, multiplier
 
+    def scale(self, factor: torch.Tensor) -> None:
+        """Multiply the stream by a number (1,)."""
+        self.enter(None).mul_(factor)
+
 
 class HybridLayer(Layer):
     """One layer of the residual stream: a token mixer, a channel mixer, or both.
@@ -106,12 +115,14 @@ class HybridLayer(Layer):
     Args:
         spec: Which.
         hidden_size: h.
+        number: Of the layer.
         blocks: The shared blocks by number; the layer adds the one that it is the first to use.
     """
 
-    def __init__(self, spec: LayerSpec, hidden_size: int, blocks: dict[int, SharedWeights]) -> None:
+    def __init__(self, spec: LayerSpec, hidden_size: int, number: int, blocks: dict[int, SharedWeights]) -> None:
         super().__init__()
         self.spec = spec
+        self.number = number
         self.prologue = None
         if spec.prologue is not None:
             if spec.prologue.block not in blocks:
@@ -123,6 +134,8 @@ class HybridLayer(Layer):
         self.channel_norm = _build_norm(spec.channel_norm, hidden_size)
         self.channel_mixer = None if spec.channel_mixer is None else _build_mixer(spec.channel_mixer, hidden_size)
         self.channel_post_norm = _build_norm(spec.channel_post_norm, hidden_size)
+        self.layer_input = None if spec.layer_input is None else LayerInput(spec.layer_input, hidden_size)
+        self.stream_scale = nn.Parameter(torch.empty(1), requires_grad=False) if spec.has_stream_scale else None
 
     def forward(self, stream: ResidualStream, batch: ForwardBatch, state: LayerState) -> None:
         """Pass the residual stream through; ``state`` advances in place."""
@@ -137,6 +150,11 @@ class HybridLayer(Layer):
             mixed = self.channel_mixer(stream.enter(self.channel_norm, replaces=spec.replaces_stream))
             multiplier = spec.residual_multiplier if spec.channel_multiplier is None else spec.channel_multiplier
             stream.leave(mixed if self.channel_post_norm is None else self.channel_post_norm(mixed), multiplier)
+        if self.layer_input is not None:
+            assert stream.layer_inputs is not None
+            stream.leave(self.layer_input(stream.enter(None), stream.layer_inputs[:, self.number]), 1.0)
+        if self.stream_scale is not None:
+            stream.scale(self.stream_scale)
 
     def _enter(self, stream: ResidualStream, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """What the token mixer reads."""
@@ -172,7 +190,13 @@ class HybridForCausalLM(nn.Module):
             self.embed_positions = Embedding(spec.position_rows, spec.hidden_size, is_head=False)
         self.embedding_norm = _build_norm(spec.embedding_norm, spec.hidden_size)
         blocks: dict[int, SharedWeights] = {}
-        self.layers = nn.ModuleList(HybridLayer(layer, spec.hidden_size, blocks) for layer in spec.layers)
+        self.layer_inputs = None
+        if spec.layer_inputs is not None:
+            self.layer_inputs = LayerInputs(spec.layer_inputs, spec.hidden_size)
+        self.layers = nn.ModuleList(
+            HybridLayer(layer, spec.hidden_size, number, blocks) for number, layer in enumerate(spec.layers)
+        )
+        self._state_numbers = spec.state_numbers()
         self._reads_embedding = bool(blocks)
         self.final_norm = Norm(spec.final_norm, spec.hidden_size)
         self.lm_head = None if spec.tie_word_embeddings else Linear(spec.hidden_size, spec.vocab_size, spec.head_bias)
@@ -188,9 +212,13 @@ class HybridForCausalLM(nn.Module):
             (T, h), after the final norm.
         """
         stream = self.embed(batch)
-        for layer, state in zip(self.layers, states, strict=True):
+        for layer, state in zip(self.layers, self.states_by_layer(states), strict=True):
             layer(stream, batch, state)
         return stream.enter(self.final_norm)
+
+    def states_by_layer(self, states: Sequence[LayerState]) -> list[LayerState]:
+        """The state that each layer reads and writes: its own, or that of the layer whose keys and values it reads."""
+        return [states[number] for number in self._state_numbers]
 
     def embed(self, batch: ForwardBatch) -> ResidualStream:
         """The stream that enters the first layer."""
@@ -201,7 +229,8 @@ class HybridForCausalLM(nn.Module):
             hidden = hidden + self.embed_positions(batch.positions)
         if self.embedding_norm is not None:
             hidden = self.embedding_norm(hidden)
-        return ResidualStream(hidden, hidden.clone() if self._reads_embedding else None)
+        layer_inputs = None if self.layer_inputs is None else self.layer_inputs(batch.input_ids, hidden)
+        return ResidualStream(hidden, hidden.clone() if self._reads_embedding else None, layer_inputs)
 
     @property
     def can_choose(self) -> bool:

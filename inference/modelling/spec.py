@@ -13,8 +13,11 @@ with r = ``residual_multiplier``, or in a parallel layer both at once,
 
     x = x + r · (token_mixer(norm(x)) + channel_mixer(norm(x)));
 
-then logits = cap(head(final_norm(x)) · ``logits_multiplier``). A ``PredictionHeadSpec`` is what some checkpoints hold
-beside that to draft tokens with.
+and at the end of a layer, where it has them, its own input (``layer_input_specs``) and a factor; then
+
+    logits = cap(head(final_norm(x)) · ``logits_multiplier``).
+
+A ``PredictionHeadSpec`` is what some checkpoints hold beside that to draft tokens with.
 
 Our parameter names are the keys of ``ModelSpec.parameters``; ``Source`` says from which tensors of
 the checkpoint each one is put together. ``parameter_shapes`` gives the shape that each must have,
@@ -33,13 +36,13 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
 from inference.modelling.encoded_tensor import EncodedTensor
+from inference.modelling.layer_input_specs import LayerInputSpec, LayerInputsSpec
 from inference.modelling.layer_parts import Dtype, NormSpec, RopeScaling, RopeSpec, Shape, StateTensor, prefixed
 from inference.modelling.layer_specs import (
     AttentionSpec,
     ChannelMixerSpec,
     Mamba1Spec,
     Mamba2Spec,
-    Mamba3Spec,
     MLASpec,
     MLPSpec,
     MoESpec,
@@ -49,6 +52,7 @@ from inference.modelling.linear_specs import (
     GatedDeltaSpec,
     KimiDeltaSpec,
     LightningSpec,
+    Mamba3Spec,
     MLSTMSpec,
     RGLRUSpec,
     ShortConvSpec,
@@ -71,6 +75,8 @@ class LayerSpec:
         replaces_stream: The stream goes on from what the norms before the mixers give: x = norm(x); x + mixer(x)
             (MiniMax).
         channel_multiplier: r of the channel mixer; None: ``residual_multiplier``.
+        layer_input: What the layer adds of its own input, at its end.
+        has_stream_scale: A learned number multiplies the stream, at the layer's end (Gemma 4).
         prologue: Runs first; its result is added to what the token mixer's norm reads, not to the stream (Zamba 2).
     """
 
@@ -85,6 +91,8 @@ class LayerSpec:
     replaces_stream: bool = False
     channel_multiplier: float | None = None
     prologue: SharedBlockSpec | None = None
+    layer_input: LayerInputSpec | None = None
+    has_stream_scale: bool = False
 
     @property
     def kind(self) -> str:
@@ -113,6 +121,10 @@ class LayerSpec:
             shapes |= prefixed("token_mixer", self.token_mixer.parameter_shapes(hidden_size))
         if self.channel_mixer is not None:
             shapes |= prefixed("channel_mixer", self.channel_mixer.parameter_shapes(hidden_size))
+        if self.layer_input is not None:
+            shapes |= prefixed("layer_input", self.layer_input.parameter_shapes(hidden_size))
+        if self.has_stream_scale:
+            shapes["stream_scale"] = (1,)
         return shapes
 
     def state(self) -> tuple[StateTensor, ...]:
@@ -190,6 +202,7 @@ class ModelSpec:
         vocab_size: Rows of the embedding; token ids must be below it.
         dtype: dtype of the stored weights.
         position_rows: Rows of a table of learned positions, added to the embedding (GPT-2); 0: there is none.
+        layer_inputs: Makes each layer's own input; None: there are none.
         embedding_multiplier: Multiplies the embedding's output.
         embedding_norm: Norm of the embedding's output (BLOOM); None: there is none.
         logits_multiplier: Multiplies the logits before the cap.
@@ -219,6 +232,7 @@ class ModelSpec:
     parameters: Mapping[str, Source] = field(default_factory=dict)
     encoded: tuple[EncodedTensor, ...] = ()
     prediction_head: PredictionHeadSpec | None = None
+    layer_inputs: LayerInputsSpec | None = None
 
     def parameter_shapes(self) -> dict[str, Shape]:
         """The shape each parameter must have, by its full name; a shared block's is its first layer's."""
@@ -227,6 +241,8 @@ class ModelSpec:
             shapes["embed_positions.weight"] = (self.position_rows, self.hidden_size)
         if self.embedding_norm is not None:
             shapes |= prefixed("embedding_norm", self.embedding_norm.parameter_shapes(self.hidden_size))
+        if self.layer_inputs is not None:
+            shapes |= prefixed("layer_inputs", self.layer_inputs.parameter_shapes(self.hidden_size))
         blocks: set[int] = set()
         for number, layer in enumerate(self.layers):
             own = layer.parameter_shapes(self.hidden_size)
@@ -241,6 +257,14 @@ class ModelSpec:
         if self.head_bias:
             shapes["lm_head.bias"] = (self.vocab_size,)
         return shapes
+
+    def state_numbers(self) -> tuple[int, ...]:
+        """For each layer the number of the one whose state it reads and writes: its own, or ``kv_source``."""
+        sources = [
+            layer.token_mixer.kv_source if isinstance(layer.token_mixer, AttentionSpec) else None
+            for layer in self.layers
+        ]
+        return tuple(number if source is None else source for number, source in enumerate(sources))
 
     def num_parameters(self) -> int:
         """Number of weights, a tied head counted once."""
@@ -337,7 +361,8 @@ _CLASSES: dict[str, type] = {
     for cls in (
         NormSpec, RopeScaling, RopeSpec, AttentionSpec, MLASpec, Mamba1Spec, Mamba2Spec, Mamba3Spec, GatedDeltaSpec,
         KimiDeltaSpec, LightningSpec, MLSTMSpec, RGLRUSpec, ShortConvSpec, BranchSpec, ParallelSpec, SharedBlockSpec,
-        MLPSpec, MoESpec, LayerSpec, Piece, Source, EncodedTensor, ModelSpec, PredictionHeadSpec,
+        MLPSpec, MoESpec, LayerInputSpec, LayerInputsSpec, LayerSpec, Piece, Source, EncodedTensor, ModelSpec,
+        PredictionHeadSpec,
     )
 }  # fmt: skip
 

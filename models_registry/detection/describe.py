@@ -6,19 +6,12 @@ import math
 from collections import Counter
 from typing import Any
 
-from inference.modelling.layer_specs import (
-    AttentionSpec,
-    ChannelMixerSpec,
-    Mamba1Spec,
-    Mamba2Spec,
-    Mamba3Spec,
-    MLASpec,
-    MoESpec,
-)
+from inference.modelling.layer_specs import AttentionSpec, ChannelMixerSpec, Mamba1Spec, Mamba2Spec, MLASpec, MoESpec
 from inference.modelling.linear_specs import (
     GatedDeltaSpec,
     KimiDeltaSpec,
     LightningSpec,
+    Mamba3Spec,
     MLSTMSpec,
     RGLRUSpec,
     ShortConvSpec,

@@ -37,7 +37,8 @@ from inference.modelling.families.config import (
 from inference.modelling.families.config_keys import IGNORED_KEYS
 from inference.modelling.families.headers import STORED_DTYPES
 from inference.modelling.families.registry import family_builder
-from inference.modelling.layer_specs import AttentionSpec, Mamba2Spec, Mamba3Spec, MLASpec, MoESpec
+from inference.modelling.layer_specs import AttentionSpec, Mamba2Spec, MLASpec, MoESpec
+from inference.modelling.linear_specs import Mamba3Spec
 from inference.modelling.spec import ModelSpec
 from inference.values.tokenizer_spec import TokenizerSpec
 from models_registry.detection.architecture import detect_format, detect_model_type

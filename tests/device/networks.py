@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from inference.modelling.layer_parts import NormSpec, RopeScaling, RopeSpec
-from inference.modelling.layer_specs import AttentionSpec, Mamba1Spec, Mamba2Spec, Mamba3Spec, MLASpec, MLPSpec, MoESpec
-from inference.modelling.linear_specs import GatedDeltaSpec, KimiDeltaSpec, ShortConvSpec
+from inference.modelling.layer_specs import AttentionSpec, Mamba1Spec, Mamba2Spec, MLASpec, MLPSpec, MoESpec
+from inference.modelling.linear_specs import GatedDeltaSpec, KimiDeltaSpec, Mamba3Spec, ShortConvSpec
 from inference.modelling.spec import LayerSpec, ModelSpec
 
 HIDDEN, VOCAB = 64, 320

@@ -164,9 +164,11 @@ class Measurement:
 
     def _hidden(self, window: _Window, first_layer: int) -> torch.Tensor:
         network = self._network
-        stream = network.embed(window.batch) if first_layer < 0 else window.streams[first_layer].copy()
-        first = max(first_layer, 0)
-        for layer, state in zip(network.layers[first:], self._runner.states[first:], strict=True):
+        states = network.states_by_layer(self._runner.states)
+        # The states of earlier layers are those of another window, so the run begins with the first one that is read.
+        first = min([max(first_layer, 0), *network.spec.state_numbers()[max(first_layer, 0) :]])
+        stream = network.embed(window.batch) if first_layer < 0 else window.streams[first].copy()
+        for layer, state in zip(network.layers[first:], states[first:], strict=True):
             layer(stream, window.batch, state)
         return stream.enter(network.final_norm)
 
@@ -174,7 +176,7 @@ class Measurement:
         network, batch = self._network, self._runner.batch(tokens[:-1])
         stream = network.embed(batch)
         streams = [stream.copy()]
-        for layer, state in zip(network.layers, self._runner.states, strict=True):
+        for layer, state in zip(network.layers, network.states_by_layer(self._runner.states), strict=True):
             layer(stream, batch, state)
             streams.append(stream.copy())
         hidden = stream.enter(network.final_norm)

@@ -93,7 +93,7 @@ def attention_sources(
     """Sources of an ``AttentionSpec``'s parameters: separate or fused projections."""
     base = layer + attention
     sources: dict[str, Source] = {}
-    names = _projections(view, base, fused)
+    names = _projections(view, base, fused) if spec.kv_source is None else ("q_proj",)
     leaves = ("weight", "bias") if spec.qkv_bias else ("weight",)
     for leaf in leaves:
         stored = [f"{base}{name}.{leaf}" for name in names]
@@ -107,8 +107,7 @@ def attention_sources(
     if spec.output_gate:
         sources["gate_proj.weight"] = tensor(f"{base}{gate}.weight")
     if spec.qk_norm is not None:
-        counts = (spec.num_heads, spec.num_kv_heads)
-        for name, own, count in zip(("q_norm", "k_norm"), qk_norms, counts, strict=True):
+        for (name, count), own in zip(spec.normed_heads(), qk_norms, strict=False):
             each = f"{base}{own}.norms.{{e}}.weight"
             if each.replace("{e}", "0") in view.tensors:
                 sources[f"{name}.weight"] = Source((Piece(each),), count)

@@ -38,8 +38,10 @@ MASK_BUFFERS = IgnoredTensors(
 )
 
 OTHER_PARTS = IgnoredTensors(
-    re.compile(r"^(model\.)?(visual|vision_tower|vision_model|multi_modal_projector)\."),
-    "the encoder of pictures, which aren't read",
+    re.compile(
+        r"^(model\.)?(visual|vision_tower|vision_model|multi_modal_projector|audio_tower|embed_vision|embed_audio)\."
+    ),
+    "the encoders of pictures and sound, which aren't read",
 )
 
 

@@ -11,6 +11,7 @@ from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import check_size
 from inference.modelling.families.decoder_layout import CONTEXT_KEYS, DecoderLayout
 from inference.modelling.families.headers import matrix_shape
+from inference.modelling.layer_input_specs import LayerInputsSpec
 from inference.modelling.layer_parts import NormSpec, prefixed
 from inference.modelling.layer_specs import ChannelMixerSpec, TokenMixerSpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Piece, PredictionHeadSpec, Source, tensor
@@ -115,12 +116,14 @@ def decoder_spec(
     can_have_head_bias: bool = False,
     positions: Positions | None = None,
     prediction_head: PredictionHeadSpec | None = None,
+    layer_inputs: LayerInputsSpec | None = None,
 ) -> ModelSpec:
     """Spec of the whole model, checked by ``finish``; ``ignored`` as there.
 
     Args:
         embedding_norm: Norm of the embedding, with its name in the files.
         can_have_head_bias: The head has a bias where its tensor is there.
+        layer_inputs: As in ``ModelSpec``; ``layer_sources`` has its sources too.
         positions: Learned positions; the context is as long as their table.
         prediction_head: The head for multi-token prediction, if the files have one.
     """
@@ -153,6 +156,7 @@ def decoder_spec(
         embedding_norm=embedding_norm,
         logits_multiplier=logits_multiplier,
         logits_softcap=logits_softcap,
+        layer_inputs=layer_inputs,
         parameters={**outer, **layer_sources},
         prediction_head=prediction_head,
     )

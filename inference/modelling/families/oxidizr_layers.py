@@ -25,12 +25,12 @@ from inference.modelling.layer_specs import (
     ChannelMixerSpec,
     Mamba1Spec,
     Mamba2Spec,
-    Mamba3Spec,
     MLASpec,
     MLPSpec,
     MoESpec,
     TokenMixerSpec,
 )
+from inference.modelling.linear_specs import Mamba3Spec
 from inference.modelling.spec import LayerSpec, Piece, Source, concatenated, tensor
 
 DT_RANGE = (0.001, 0.1)

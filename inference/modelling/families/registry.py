@@ -69,6 +69,8 @@ FAMILIES: dict[str, Family] = {
     "ministral3": Family("llama", "Ministral3ForCausalLM"),
     "gpt_oss": Family("gpt_oss", "GptOssForCausalLM"),
     "gemma3": Family("gemma3", "Gemma3ForConditionalGeneration"),
+    "gemma4": Family("gemma4", "Gemma4ForConditionalGeneration"),
+    "gemma4_text": Family("gemma4", "Gemma4ForCausalLM"),
     "internlm3": Family("llama", "InternLM3ForCausalLM"),
     "mistral3": Family("llama", "Mistral3ForConditionalGeneration"),
     "minicpm3": Family("deepseek", "MiniCPM3ForCausalLM"),

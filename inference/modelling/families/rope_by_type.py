@@ -13,6 +13,7 @@ from typing import Any
 from inference.errors import CorruptCheckpoint
 from inference.modelling.families.config import CheckpointConfig, CheckpointView
 from inference.modelling.families.config_values import number_with_evidence
+from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.windows import TYPES
 from inference.modelling.layer_parts import RopeSpec
 
@@ -66,3 +67,29 @@ def ropes_by_type(
             param="rope_parameters",
         )
     return {TYPES[0]: replace(found, theta=base, scaling=None), TYPES[1]: found}
+
+
+def rope_of_type(
+    view: CheckpointView, kind: str, head_dim: int, defaults: Mapping[str, Mapping[str, Any]], **options: Any
+) -> RopeSpec:
+    """The rotation of the layers of a type whose heads have a width of their own.
+
+    Args:
+        kind: The type, under which ``rope_parameters`` has an object.
+        defaults: These objects where config.json has no ``rope_parameters``.
+        options: As in ``read_rope``.
+
+    Raises:
+        CorruptCheckpoint: ``rope_parameters`` has no object for the type.
+    """
+    config = view.config
+    nested = config.get("rope_parameters", default=defaults)
+    own = nested.get(kind) if isinstance(nested, Mapping) else None
+    if not isinstance(own, Mapping):
+        raise CorruptCheckpoint(
+            f"config.json: rope_parameters is {str(nested)[:60]!r}; it must have an object for {kind}.",
+            param="rope_parameters",
+        )
+    rest = {key: value for key, value in config.values.items() if key not in ROPE_KEYS}
+    plain = CheckpointView(CheckpointConfig({**rest, "rope_parameters": dict(own)}), view.tensors, view.facts)
+    return read_rope(plain, head_dim, default_theta=defaults[kind]["rope_theta"], **options)

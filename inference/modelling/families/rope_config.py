@@ -27,6 +27,7 @@ def read_rope(
     interleaved: bool = False,
     renamed_types: Mapping[str, str] | None = None,
     default_original: int | None = None,
+    can_be_proportional: bool = False,
 ) -> RopeSpec:
     """The rotary embedding that config.json describes, in either naming.
 
@@ -37,6 +38,7 @@ def read_rope(
         interleaved: Adjacent pairs rather than halves.
         renamed_types: A family's own names for scaling kinds (Phi-3's ``su``).
         default_original: The trained context when config.json has none (the model's context otherwise).
+        can_be_proportional: The family may have Gemma 4's rotation, of which a share of a head's pairs turns.
 
     Raises:
         UnsupportedArchitecture: An unknown kind of scaling, an odd number of rotated values, or a share of the head in
@@ -47,6 +49,12 @@ def read_rope(
     theta = number_with_evidence(view, "rope.theta", ("rope_theta",), default_theta, low=1.001, high=1e15, config=rope)
     whole = 1.0 if default_partial is None else default_partial
     partial = rope.number("partial_rotary_factor", "rotary_percent", low=0.0, high=1.0, default=whole)
+    if can_be_proportional and rope.string("rope_type", default="default") == "proportional":
+        # Heads rotate as a whole, but only this share of their pairs, the fastest, turns.
+        factor = rope.number("factor", default=1.0, low=1e-6, high=1e6)
+        stretched = None if factor == 1.0 else RopeScaling("linear", factor)
+        pairs = int(partial * head_dim // 2)
+        return RopeSpec(theta, head_dim, interleaved, stretched, max_position_embeddings, turning_pairs=pairs)
     if default_partial is None and partial != 1.0:
         raise UnsupportedArchitecture(
             f"config.json: partial_rotary_factor is {partial:g}, but this family rotates whole heads, and programs "

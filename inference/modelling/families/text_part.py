@@ -22,9 +22,11 @@ def around(text: Table) -> Table:
         **COMMON,
         "text_config": Members(text),
         **harmless(
-            "pictures aren't read",
+            "pictures and sound aren't read",
             "vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id",
             "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index", "projector_hidden_act",
+            "audio_config", "audio_token_id", "boa_token_id", "eoa_token_id", "eoa_token_index", "boi_token_id",
+            "eoi_token_id", "audio_soft_tokens_per_image", "vision_soft_tokens_per_image",
             "vision_feature_layer", "multimodal_projector_bias", "spatial_merge_size",
         ),
     }  # fmt: skip
@@ -45,6 +47,6 @@ def text_part(view: CheckpointView) -> CheckpointView:
         )
     others = sum(bool(OTHER_PARTS.names.search(name)) for name in view.tensors)
     if others:
-        view.facts.add("vision", "left out", f"{others} tensors beside the text model; pictures aren't read")
+        view.facts.add("vision", "left out", f"{others} tensors beside the text model; pictures and sound aren't read")
     outer = {key: view.config.get(key) for key in OUTER_KEYS if key in view.config}
     return CheckpointView(CheckpointConfig({**text, **outer}), view.tensors, view.facts)

@@ -37,8 +37,8 @@ class Attention(Layer):
     def __init__(self, spec: AttentionSpec, hidden_size: int) -> None:
         super().__init__()
         self.spec = spec
-        q_width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        self.qkv_proj = Linear(hidden_size, q_width + 2 * kv_width, spec.qkv_bias)
+        q_width = spec.num_heads * spec.head_dim
+        self.qkv_proj = Linear(hidden_size, spec.qkv_rows, spec.qkv_bias)
         self.o_proj = Linear(q_width, hidden_size, spec.o_bias)
         self.gate_proj = None
         if spec.output_gate:
@@ -47,13 +47,16 @@ class Attention(Layer):
         self.q_norm = self.k_norm = None
         if spec.qk_norm is not None:
             self.q_norm = Norm(spec.qk_norm, *spec.qk_norm_shape(spec.num_heads))
-            self.k_norm = Norm(spec.qk_norm, *spec.qk_norm_shape(spec.num_kv_heads))
+            if spec.kv_source is None:
+                self.k_norm = Norm(spec.qk_norm, *spec.qk_norm_shape(spec.num_kv_heads))
+        self.v_norm = None if spec.v_norm is None else Norm(spec.v_norm, spec.head_dim)
         self.rope = None if spec.rope is None else rotary_embedding(spec.rope)
 
     @property
     def is_plain(self) -> bool:
         """Whether the backends' kernels compute it."""
-        return self.sinks is None and not self.spec.qk_norm_after_rope and self.spec.slopes is None
+        spec = self.spec
+        return self.sinks is None and not spec.qk_norm_after_rope and spec.slopes is None and spec.kv_source is None
 
     def forward(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """(T, h) to (T, h); the keys and values of the rows are written to ``state``."""
@@ -65,6 +68,10 @@ class Attention(Layer):
             width = self.spec.num_heads * self.spec.head_dim
             growth = query_growth(batch, *self.spec.query_growth).to(joint.dtype)
             joint = torch.cat((joint[:, :width] * growth, joint[:, width:]), 1)
+        if self.v_norm is not None:
+            first = (self.spec.num_heads + self.spec.num_kv_heads) * self.spec.head_dim
+            value = self.v_norm(joint[:, first:].unflatten(1, (-1, self.spec.head_dim)))
+            joint = torch.cat((joint[:, :first], value.flatten(1)), 1)
         mixed = self.mix(joint, batch, state)
         if self.gate_proj is not None:
             mixed = self._gated(mixed, self.gate_proj(hidden))
@@ -82,10 +89,13 @@ class Attention(Layer):
         return (mixed.view(*gate.shape, -1) * gate.unsqueeze(-1)).flatten(1)
 
     def mix(self, joint: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
-        """What lies between the projections: qkv_proj's rows (T, (H + 2V) · P) to o_proj's input (T, H · P)."""
-        query, key, value = self._heads(joint, batch)
-        state["k"].index_copy_(0, batch.slot_mapping, key)
-        state["v"].index_copy_(0, batch.slot_mapping, value)
+        """What lies between the projections: qkv_proj's rows to o_proj's input (T, H · P)."""
+        if self.spec.kv_source is None:
+            query, key, value = self._heads(joint, batch)
+            state["k"].index_copy_(0, batch.slot_mapping, key)
+            state["v"].index_copy_(0, batch.slot_mapping, value)
+        else:
+            query, key, value = self._queries(joint, batch), None, None
         decodes = batch.num_decodes
         if not batch.prefills:
             mixed = self._decode(query, batch, state)
@@ -95,7 +105,8 @@ class Attention(Layer):
                 mixed[:decodes] = self._decode(query[:decodes], batch, state)
             for chunk in batch.prefills:
                 rows = slice(chunk.start, chunk.stop)
-                mixed[rows] = self.attend_chunk(chunk, query[rows], key[rows], value[rows], batch, state)
+                own = (None, None) if key is None or value is None else (key[rows], value[rows])
+                mixed[rows] = self.attend_chunk(chunk, query[rows], *own, batch, state)
         return mixed.flatten(1)
 
     def normed(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -124,6 +135,13 @@ class Attention(Layer):
             query_key = torch.cat(self.normed(query_key[:, :heads], query_key[:, heads:]), 1)
         return query_key[:, :heads], query_key[:, heads:], value
 
+    def _queries(self, joint: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """q (T, H, P), normed and rotated, of a layer without keys of its own."""
+        query = joint.view(-1, self.spec.num_heads, self.spec.head_dim)
+        if self.q_norm is not None:
+            query = self.q_norm(query)
+        return query if self.rope is None else rotate_first(query, self.rope.step(batch), self.rope.spec)
+
     def _decode(self, query: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """One query of each decoding sequence (B, H, P) over its context, to the same shape."""
         spec = self.spec
@@ -143,15 +161,19 @@ class Attention(Layer):
         self,
         chunk: PrefillChunk,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
         batch: ForwardBatch,
         state: LayerState,
     ) -> torch.Tensor:
-        """A chunk's queries (n, H, P) over the tokens up to each of them, to the same shape."""
+        """A chunk's queries (n, H, P) over the tokens up to each of them, to the same shape.
+
+        Args:
+            key, value: (n, V, P), of the chunk's own tokens; None: they are in the cache only.
+        """
         spec = self.spec
         first = 0
-        if chunk.context_len:
+        if chunk.context_len or key is None or value is None:
             # Positions before the window of the chunk's first token are seen by none of its tokens.
             if spec.sliding_window is not None:
                 first = max(0, chunk.context_len - spec.sliding_window + 1)

@@ -17,7 +17,6 @@ from torch import nn
 from torch.nn import functional
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
-from inference.modelling.layer_specs import Mamba3Spec
 from inference.modelling.layers.conv import CausalConv1d
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.norm import Norm
@@ -31,6 +30,7 @@ from inference.modelling.layers.recurrent import (
     step_sizes,
 )
 from inference.modelling.layers.scan import trapezoidal_scan, trapezoidal_step
+from inference.modelling.linear_specs import Mamba3Spec
 
 
 class Mamba3Mixer(RecurrentMixer):

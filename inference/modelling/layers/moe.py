@@ -20,6 +20,7 @@ from inference.modelling.layer_specs import MLPSpec, MoESpec
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.mlp import MLP, activate, clamped_gate
+from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.packed import Packed, PackedStack, empty_parameter
 
 
@@ -86,7 +87,7 @@ def _best(scores: torch.Tensor, count: int) -> torch.Tensor:
 class Router(Layer):
     """(T, h) to (T, E) logits in float32: rounding them would change which experts are chosen."""
 
-    float32_parameters: ClassVar[frozenset[str]] = frozenset({"weight", "bias", "correction_bias"})
+    float32_parameters: ClassVar[frozenset[str]] = frozenset({"weight", "bias", "correction_bias", "expert_scale"})
 
     def __init__(self, spec: MoESpec, hidden_size: int) -> None:
         super().__init__()
@@ -96,9 +97,15 @@ class Router(Layer):
         self.correction_bias = (
             nn.Parameter(torch.empty(spec.num_experts), requires_grad=False) if spec.correction_bias else None
         )
+        self.norm = None if spec.router_norm is None else Norm(spec.router_norm, hidden_size)
+        self.expert_scale = (
+            nn.Parameter(torch.empty(spec.num_experts), requires_grad=False) if spec.expert_scale else None
+        )
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits, without the correction bias."""
+        if self.norm is not None:
+            hidden = self.norm(hidden) * self.spec.router_multiplier
         return functional.linear(hidden.float(), self.weight.float(), self.bias)
 
     def choose(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -219,10 +226,20 @@ class MixtureOfExperts(Layer):
             self.shared_expert = MLP(shared, hidden_size)
             if spec.shared_gate:
                 self.shared_expert_gate = Linear(hidden_size, 1)
+        self.has_branch_norms = spec.branch_norm is not None
+        if spec.branch_norm is not None:
+            self.shared_norm, self.shared_post_norm = (Norm(spec.branch_norm, hidden_size) for _ in range(2))
+            self.experts_norm, self.experts_post_norm = (Norm(spec.branch_norm, hidden_size) for _ in range(2))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """(T, h) to (T, h)."""
         weights, chosen = self.router.choose(self.router(hidden))
+        if self.router.expert_scale is not None:
+            weights = weights * self.router.expert_scale[chosen]
+        if self.has_branch_norms:
+            shared = self.shared_post_norm(self._shared(self.shared_norm(hidden)))
+            routed: torch.Tensor = self.experts_post_norm(self.experts(self.experts_norm(hidden), weights, chosen))
+            return shared + routed
         mixed: torch.Tensor = self.experts(hidden, weights, chosen)
         return mixed if self.shared_expert is None else mixed + self._shared(hidden)
 

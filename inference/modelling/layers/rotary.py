@@ -38,6 +38,8 @@ def inverse_frequencies(spec: RopeSpec, *, long: bool = False) -> torch.Tensor:
     # The device is named because networks are built under a default of "meta".
     exponents = torch.arange(0, spec.rotary_dim, 2, dtype=torch.int64, device="cpu").float() / spec.rotary_dim
     powers = spec.theta**exponents
+    if spec.turning_pairs is not None:
+        powers[spec.turning_pairs :] = math.inf  # their frequency is 0
     scaling = spec.scaling
     if scaling is None or scaling.kind == "dynamic":
         return 1.0 / powers

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+PLAIN_GEMMAS = ("gemma3n", "gemma4")
+"""Gemmas whose norms multiply by the weight itself."""
 Oracle = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -46,7 +48,10 @@ def make_checkpoint(
                 value.copy_(0.2 * noise)
             elif "norm" in name or re.search(r"\bln_\w+\.weight$", name):
                 # Gemma's norms multiply by 1 + weight and are stored around zero.
-                value.copy_(0.2 * noise + (0.0 if config.model_type.startswith("gemma") else 1.0))
+                is_centred = config.model_type.startswith("gemma") and not config.model_type.startswith(PLAIN_GEMMAS)
+                value.copy_(0.2 * noise + (0.0 if is_centred else 1.0))
+            elif value.dim() == 1 and name.endswith(("layer_scalar", "scale")):
+                value.copy_(0.2 * noise + 1.0)
             elif value.dim() == 1 and name.endswith("bias"):
                 value.copy_(0.2 * noise)
             elif name.endswith((".alpha_p", ".alpha_n", ".sinks")):

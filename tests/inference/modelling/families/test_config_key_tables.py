@@ -34,6 +34,8 @@ from tests.inference.modelling.test_network_attention import CASES as ATTENTION_
 from tests.inference.modelling.test_network_dense import CASES as DENSE_CASES
 from tests.inference.modelling.test_network_dense import tiny_config
 from tests.inference.modelling.test_network_kimi import CASES as KIMI_CASES
+from tests.inference.modelling.test_network_large import AROUND as LARGE_AROUND
+from tests.inference.modelling.test_network_large import CASES as LARGE_CASES
 from tests.inference.modelling.test_network_linear import CASES as LINEAR_CASES
 from tests.inference.modelling.test_network_recurrent import CASES as RECURRENT_CASES
 from tests.models_registry.detection.builders import EXAMPLES
@@ -53,10 +55,12 @@ TYPES = {
     "lfm2": "lfm2", "lfm2_moe": "lfm2_moe",
     "qwen3_next": "qwen3_next", "qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe",
     **{model_type: model_type for model_type, _ in DENSE_CASES.values()}, "cohere": "cohere-qk-norm-biases-untied",
+    **{model_type: model_type for model_type, _ in LARGE_CASES.values()},
 }  # fmt: skip
 """``model_type`` to a case of the tests of logits."""
 AROUND = {
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "gemma3": "gemma3_text", "mistral3": "ministral3",
+    **{outer: text for outer, (text, _) in LARGE_AROUND.items()},
 }  # fmt: skip
 """Types of models that see pictures, to that of their text model."""
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -133,8 +137,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
             case = TYPES[model_type]
             if case in ATTENTION_CASES:
                 config = copy.deepcopy(ATTENTION_CASES[case])
-            elif case in DENSE_CASES:
-                config = tiny_config(model_type, DENSE_CASES[case][1])
+            elif case in DENSE_CASES | LARGE_CASES:
+                config = tiny_config(model_type, (DENSE_CASES | LARGE_CASES)[case][1])
             else:
                 family, values = (RECURRENT_CASES | LINEAR_CASES | KIMI_CASES)[case]
                 config = getattr(transformers, f"{family}Config")(**values)

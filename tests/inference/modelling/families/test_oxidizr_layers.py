@@ -15,7 +15,8 @@ from inference.modelling.families.config import (
     Confidence,
 )
 from inference.modelling.layer_parts import NormSpec
-from inference.modelling.layer_specs import AttentionSpec, Mamba1Spec, Mamba2Spec, Mamba3Spec, MLASpec, MLPSpec, MoESpec
+from inference.modelling.layer_specs import AttentionSpec, Mamba1Spec, Mamba2Spec, MLASpec, MLPSpec, MoESpec
+from inference.modelling.linear_specs import Mamba3Spec
 from inference.modelling.spec import ModelSpec
 from tests.inference.modelling.families.test_oxidizr import fact, read
 from tests.models_registry.detection.builders import (

@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional
 
 from inference.modelling.layer_parts import NormSpec
-from inference.modelling.layer_specs import Mamba3Spec
 from inference.modelling.layers.mamba3 import Mamba3Mixer
+from inference.modelling.linear_specs import Mamba3Spec
 from tests.inference.modelling.layers.recurrent_steps import HIDDEN, PIECES, convolved, fill, hidden_rows, run_in_pieces
 from tests.inference.modelling.sequential_scans import trapezoidal_scan_sequential
 

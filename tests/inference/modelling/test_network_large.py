@@ -1,0 +1,81 @@
+"""The larger families, whose layers share caches, have inputs of their own or several streams, against transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForImageTextToText
+
+from tests.inference.modelling.harness import assert_matches_oracle, load_directory, read_view
+from tests.inference.modelling.huggingface import make_checkpoint
+from tests.inference.modelling.test_network_dense import tiny_config
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+GEMMA4: dict[str, Any] = {
+    "head_dim": 8, "global_head_dim": 16, "sliding_window": 6, "tie_word_embeddings": True, "num_hidden_layers": 6,
+    "layer_types": [SLIDING, SLIDING, FULL] * 2, "hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": 99,
+    "num_kv_shared_layers": 2,
+}  # fmt: skip
+STRETCHED = {
+    SLIDING: {"rope_type": "default", "rope_theta": 300.0},
+    FULL: {"rope_type": "proportional", "rope_theta": 5000.0, "partial_rotary_factor": 0.5, "factor": 4.0},
+}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma4_text": ("gemma4_text", {**GEMMA4, "use_double_wide_mlp": True}),
+    "gemma4_text-keys-as-values": (
+        "gemma4_text",
+        {
+            **GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1, "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 0, "final_logit_softcapping": 3.0, "rope_parameters": STRETCHED,
+        },
+    ),
+    "gemma4_text-experts": (
+        "gemma4_text",
+        {
+            **GEMMA4, "enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 20,
+            "num_hidden_layers": 4, "layer_types": [SLIDING, FULL] * 2, "attention_bias": True,
+        },
+    ),
+}  # fmt: skip
+VISION = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8,
+    "num_key_value_heads": 2, "patch_size": 8, "position_embedding_size": 16,
+}  # fmt: skip
+AUDIO = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "output_proj_dims": 16}
+TOKENS = {
+    key: 200 + number
+    for number, key in enumerate(
+        ("boi_token_id", "eoi_token_id", "image_token_id", "video_token_id", "boa_token_id", "eoa_token_index")
+    )
+}
+AROUND: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma4": ("gemma4_text", {"vision_config": VISION, "audio_config": AUDIO, "audio_token_id": 210, **TOKENS}),
+}
+"""Types of models that see pictures or hear, to the case of their text model and the configs beside it."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_family_matches_transformers(name, tmp_path):
+    model_type, values = CASES[name]
+    directory, oracle = make_checkpoint(tiny_config(model_type, values), tmp_path / name)
+    assert_matches_oracle(load_directory(directory), oracle)
+
+
+@pytest.mark.parametrize("naming", ["of transformers 5", "of the hub"])
+@pytest.mark.parametrize("family", AROUND)
+def test_the_text_model_of_one_that_sees_pictures(family, naming, tmp_path):
+    case, beside = AROUND[family]
+    text = {key: value for key, value in tiny_config(*CASES[case]).to_dict().items() if key != "model_type"}
+    config = AutoConfig.for_model(family, text_config=text | {"pad_token_id": 0}, **beside)
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
+    model.save_pretrained(tmp_path, save_original_format=naming == "of the hub")
+    assert any("vision" in name for name in read_view(tmp_path).tensors)
+
+    def oracle(tokens: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            return model(tokens.unsqueeze(0), use_cache=False).logits[0].float()
+
+    assert_matches_oracle(load_directory(tmp_path), oracle)
