@@ -36,11 +36,13 @@ class AttentionSpec:
             (``qk_norm_of_each_head``).
         qkv_clip: q, k and v stay within ± this (OLMo); None: free.
         sliding_window: A query sees this many positions, its own included; None: all.
+        chunk_size: Positions lie in chunks of this many, and a query sees only its own chunk's (Llama 4); None: all.
         softcap: cap · tanh(score / cap) before the softmax (Gemma 2); None: off.
         rope: None: no positions (Jamba, Nemotron-H).
         has_sinks: Each query head has a learned score, of a position without a value, beside those of the positions
             that it sees (gpt-oss).
-        query_growth: (β, L): queries at position p are multiplied by 1 + β · ln(1 + floor(p / L)) (Ministral 3).
+        query_growth: (β, L): queries at position p are multiplied by 1 + β · ln(1 + floor((p + s) / L)) (Ministral 3).
+        query_growth_start: s (Llama 4: 1).
         output_gate: The output is multiplied by a function of a projection of the input, before ``o_proj``.
         gate_activation: That function.
         gate_per_head: The projection has one value for each head, not one for each of its values (Laguna).
@@ -71,9 +73,11 @@ class AttentionSpec:
     gate_per_head: bool = False
     has_sinks: bool = False
     query_growth: tuple[float, int] | None = None
+    query_growth_start: int = 0
     slopes: tuple[float, ...] | None = None
     v_norm: NormSpec | None = None
     kv_source: int | None = None
+    chunk_size: int | None = None
 
     @property
     def qkv_rows(self) -> int:
@@ -377,6 +381,7 @@ class MoESpec:
         branch_norm: Norms before and behind the shared expert, and before and behind the routed ones; the router reads
             what comes in (Gemma 4); None: all read the same.
         router_norm, router_multiplier: The router reads norm(x) · multiplier.
+        scales_input: The weights multiply the experts' inputs, not their outputs (Llama 4).
         expert_scale: Each expert's weight is multiplied by a learned number of it.
     """
 
@@ -407,6 +412,7 @@ class MoESpec:
     router_norm: NormSpec | None = None
     router_multiplier: float = 1.0
     expert_scale: bool = False
+    scales_input: bool = False
 
     def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
         """Experts are stacked: ``experts.gate_up_proj`` (E, 2f, h), ``experts.down_proj`` (E, h, f)."""

@@ -296,7 +296,7 @@ class Mamba3Spec:
     dt_min: float = 0.001
     dt_max: float = 0.1
     a_clamp: tuple[float, float] | None = (1e-6, 1e6)
-    a_override: Literal[-((1.0).H)] | None = None
+    a_override: Literal["-(1..H)"] | None = None
 
     @property
     def conv_width(self) -> int:

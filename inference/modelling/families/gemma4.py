@@ -19,7 +19,7 @@ from inference.modelling.families.attention_config import attention_sources
 from inference.modelling.families.attention_decoder import SANDWICH_NORMS
 from inference.modelling.families.checks import OTHER_PARTS, ROTARY_BUFFERS
 from inference.modelling.families.config import CheckpointConfig, CheckpointView
-from inference.modelling.families.config_key_tables import LLAMA_LIKE, Table, used
+from inference.modelling.families.config_key_tables import COMMON, QKVO_BIAS, ROPE_MEMBERS, Table, used
 from inference.modelling.families.config_keys import Members, Only
 from inference.modelling.families.config_values import check_size, integer_with_evidence, rms_norm
 from inference.modelling.families.decoder import decoder_spec, norm_sources
@@ -39,22 +39,35 @@ from inference.modelling.layer_parts import NormSpec, RopeSpec, prefixed
 from inference.modelling.layer_specs import AttentionSpec, MoESpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Source, concatenated, tensor
 
-GEMMA4: Table = {
-    **LLAMA_LIKE,
+UNIFIED: Table = {
+    **COMMON,
     **used(
+        "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size", "rms_norm_eps",
         "hidden_activation", "sliding_window", "layer_types", "final_logit_softcapping", "global_head_dim",
-        "num_global_key_value_heads", "attention_k_eq_v", "num_kv_shared_layers", "hidden_size_per_layer_input",
-        "vocab_size_per_layer_input", "use_double_wide_mlp", "enable_moe_block", "num_experts", "top_k_experts",
-        "moe_intermediate_size",
+        "num_global_key_value_heads", "attention_k_eq_v", "num_kv_shared_layers", "use_double_wide_mlp",
     ),
+    "attention_bias": QKVO_BIAS,
+    "rope_parameters": Members(ROPE_MEMBERS),
     "per_layer_config": Members(used("head_dim", "num_key_value_heads")),
     "use_bidirectional_attention": Only(("vision",), "a model that sees later tokens of a text can't generate one"),
 }  # fmt: skip
-CONFIG_KEYS: Mapping[str, Table] = {"gemma4_text": GEMMA4, "gemma4": around(GEMMA4)}
+GEMMA4: Table = {
+    **UNIFIED,
+    **used(
+        "hidden_size_per_layer_input", "vocab_size_per_layer_input", "enable_moe_block", "num_experts",
+        "top_k_experts", "moe_intermediate_size",
+    ),
+}  # fmt: skip
+CONFIG_KEYS: Mapping[str, Table] = {
+    "gemma4_text": GEMMA4,
+    "gemma4": around(GEMMA4),
+    "gemma4_unified_text": UNIFIED,
+    "gemma4_unified": around(UNIFIED),
+}
 
 # transformers' defaults.
-CONTEXT = 131072
-WINDOW = 512
+CONTEXT, UNIFIED_CONTEXT = 131072, 262144
+WINDOW, UNIFIED_WINDOW = 512, 1024
 PATTERN = 6
 """Every so many layers, one sees all positions."""
 ROPES: Mapping[str, Mapping[str, Any]] = {
@@ -201,13 +214,15 @@ class _Reader:
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
+    is_unified = view.config.string("model_type", default="gemma4_text").startswith("gemma4_unified")
     view = text_part(view)
-    layout = read_layout(view, prefixes=PREFIXES, tied_by_default=True, default_max_position_embeddings=CONTEXT)
+    context, window = (UNIFIED_CONTEXT, UNIFIED_WINDOW) if is_unified else (CONTEXT, WINDOW)
+    layout = read_layout(view, prefixes=PREFIXES, tied_by_default=True, default_max_position_embeddings=context)
     norm = rms_norm(view)
     inputs = layer_inputs_spec(view, layout, norm)
     reader = _Reader(view, norm, gemma_activation(view), 0 if inputs is None else inputs.width)
     types = _types(view, layout.num_layers)
-    windows = window_of_each_layer(types, sliding_window(view, default=WINDOW))
+    windows = window_of_each_layer(types, sliding_window(view, default=window))
     shared = kv_sources(view, types, 0)
     is_double = view.config.boolean("use_double_wide_mlp", default=False)
     _check_moe(view, layout.layer(0))
@@ -234,7 +249,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     return decoder_spec(
         view,
         layout,
-        "gemma4_text",
+        "gemma4_unified_text" if is_unified else "gemma4_text",
         layers,
         sources,
         norm,

@@ -10,7 +10,7 @@ up to its end, H query heads, V key/value heads, P head width.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -56,7 +56,8 @@ class Attention(Layer):
     def is_plain(self) -> bool:
         """Whether the backends' kernels compute it."""
         spec = self.spec
-        return self.sinks is None and not spec.qk_norm_after_rope and spec.slopes is None and spec.kv_source is None
+        sees_usual = spec.slopes is None and spec.kv_source is None and spec.chunk_size is None
+        return self.sinks is None and not spec.qk_norm_after_rope and sees_usual
 
     def forward(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """(T, h) to (T, h); the keys and values of the rows are written to ``state``."""
@@ -66,7 +67,7 @@ class Attention(Layer):
         if self.spec.query_growth is not None:
             # A rotation keeps the factor, so that it can be applied before.
             width = self.spec.num_heads * self.spec.head_dim
-            growth = query_growth(batch, *self.spec.query_growth).to(joint.dtype)
+            growth = query_growth(batch, *self.spec.query_growth, self.spec.query_growth_start).to(joint.dtype)
             joint = torch.cat((joint[:, :width] * growth, joint[:, width:]), 1)
         if self.v_norm is not None:
             first = (self.spec.num_heads + self.spec.num_kv_heads) * self.spec.head_dim
@@ -105,8 +106,8 @@ class Attention(Layer):
                 mixed[:decodes] = self._decode(query[:decodes], batch, state)
             for chunk in batch.prefills:
                 rows = slice(chunk.start, chunk.stop)
-                own = (None, None) if key is None or value is None else (key[rows], value[rows])
-                mixed[rows] = self.attend_chunk(chunk, query[rows], *own, batch, state)
+                own_key, own_value = (None if part is None else part[rows] for part in (key, value))
+                mixed[rows] = self.attend_chunk(chunk, query[rows], own_key, own_value, batch, state)
         return mixed.flatten(1)
 
     def normed(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,7 +150,7 @@ class Attention(Layer):
         key, value = (decode_rows(batch, state[name]).transpose(1, 2) for name in ("k", "v"))
         # The query heads of one key/value head are its rows, so that no key is repeated for them.
         grouped = query.reshape(count, spec.num_kv_heads, -1, spec.head_dim)
-        mask = decode_bias(batch, spec.sliding_window, query.dtype)
+        mask = decode_bias(batch, spec.sliding_window, query.dtype, spec.chunk_size)
         if spec.slopes is not None:
             falling = decode_slopes(batch, spec.slopes, query.dtype).view(count, spec.num_kv_heads, -1, key.shape[2])
             mask = falling if mask is None else falling + mask
@@ -174,12 +175,11 @@ class Attention(Layer):
         spec = self.spec
         first = 0
         if chunk.context_len or key is None or value is None:
-            # Positions before the window of the chunk's first token are seen by none of its tokens.
-            if spec.sliding_window is not None:
-                first = max(0, chunk.context_len - spec.sliding_window + 1)
+            # Positions that the chunk's first token doesn't see are seen by none of its tokens.
+            first = max(0, first_visible(chunk.context_len, spec.sliding_window, spec.chunk_size))
             slots = chunk_slots(batch, chunk)[first:]
             key, value = state["k"].index_select(0, slots), state["v"].index_select(0, slots)
-        mask = chunk_bias(batch, chunk, first, spec.sliding_window, query.dtype)
+        mask = chunk_bias(batch, chunk, first, spec.sliding_window, query.dtype, spec.chunk_size)
         if spec.slopes is not None:
             falling = chunk_slopes(batch, chunk, first, spec.slopes, query.dtype)
             mask = falling if mask is None else falling + mask
@@ -196,15 +196,15 @@ class Attention(Layer):
         return mixed.squeeze(0).transpose(0, 1)
 
 
-def query_growth(batch: ForwardBatch, slope: float, length: int) -> torch.Tensor:
+def query_growth(batch: ForwardBatch, slope: float, length: int, start: int) -> torch.Tensor:
     """(T, 1) float32 factors of ``AttentionSpec.query_growth``, shared by the layers.
 
     Source: https://arxiv.org/abs/2501.19399 (temperature that grows with the context).
     """
-    key = ("query_growth", slope, length)
+    key = ("query_growth", slope, length, start)
     factors: torch.Tensor | None = batch.shared.get(key)
     if factors is None:
-        steps = torch.floor(batch.positions.float() / length)
+        steps = torch.floor((batch.positions + start).float() / length)
         factors = batch.shared[key] = (1 + slope * torch.log1p(steps)).unsqueeze(1)
     return factors
 
@@ -302,49 +302,66 @@ def falling_scores(distances: torch.Tensor, slopes: tuple[float, ...], dtype: to
     return (distances.unsqueeze(1) * torch.tensor(slopes, device=distances.device)[:, None]).to(dtype)
 
 
-def decode_bias(batch: ForwardBatch, sliding_window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
+def first_visible(position: int | torch.Tensor, sliding_window: int | None, chunk_size: int | None) -> Any:
+    """The first position that a query sees, of the type of its own; below 0 where the window begins before 0."""
+    if chunk_size is not None:
+        return position - position % chunk_size
+    return position * 0 if sliding_window is None else position - sliding_window + 1
+
+
+def decode_bias(
+    batch: ForwardBatch, sliding_window: int | None, dtype: torch.dtype, chunk_size: int | None = None
+) -> torch.Tensor | None:
     """(B, 1, 1, L) of 0 and -inf for the decoding rows; None when all columns are seen.
 
     Args:
         batch: The step.
         sliding_window: Number of visible positions, the new token's own included; None: all.
         dtype: Of the mask.
+        chunk_size: As in ``AttentionSpec``.
     """
     count, longest = batch.attention.slots(0, batch.num_decodes).shape
-    if sliding_window is not None and sliding_window >= longest:
-        sliding_window = None
-    if count == 1 and sliding_window is None:
+    if (sliding_window or chunk_size or longest) >= longest:
+        sliding_window = chunk_size = None
+    is_cut = sliding_window is not None or chunk_size is not None
+    if count == 1 and not is_cut:
         return None  # a lone sequence has no padding
-    key = ("decode_bias", sliding_window, dtype)
+    key = ("decode_bias", sliding_window, chunk_size, dtype)
     bias: torch.Tensor | None = batch.shared.get(key)
     if bias is None:
         lengths = batch.attention.lengths[:count, None]
         columns = torch.arange(longest, device=lengths.device)
         hidden = columns >= lengths
-        if sliding_window is not None:
-            hidden |= columns < lengths - sliding_window
+        if is_cut:
+            hidden |= columns < first_visible(lengths - 1, sliding_window, chunk_size)
         bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
         bias = batch.shared[key] = bias[:, None, None, :]
     return bias
 
 
 def chunk_bias(
-    batch: ForwardBatch, chunk: PrefillChunk, first: int, sliding_window: int | None, dtype: torch.dtype
+    batch: ForwardBatch,
+    chunk: PrefillChunk,
+    first: int,
+    sliding_window: int | None,
+    dtype: torch.dtype,
+    chunk_size: int | None = None,
 ) -> torch.Tensor | None:
     """(n, N - first) of 0 and -inf for a chunk's rows over positions ``first`` …; None: row i sees columns up to i."""
-    if sliding_window is not None and sliding_window >= chunk.length:
-        sliding_window = None
-    if chunk.context_len == 0 and sliding_window is None:
+    if (sliding_window or chunk_size or chunk.length) >= chunk.length:
+        sliding_window = chunk_size = None
+    is_cut = sliding_window is not None or chunk_size is not None
+    if chunk.context_len == 0 and not is_cut:
         return None
-    key = ("chunk_bias", chunk.start, first, sliding_window, dtype)
+    key = ("chunk_bias", chunk.start, first, sliding_window, chunk_size, dtype)
     bias: torch.Tensor | None = batch.shared.get(key)
     if bias is None:
         device = batch.positions.device
         rows = torch.arange(chunk.context_len, chunk.length, device=device).unsqueeze(1)
         columns = torch.arange(first, chunk.length, device=device)
         hidden = columns > rows
-        if sliding_window is not None:
-            hidden |= columns <= rows - sliding_window
+        if is_cut:
+            hidden |= columns < first_visible(rows, sliding_window, chunk_size)
         bias = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
         batch.shared[key] = bias
     return bias

@@ -236,11 +236,17 @@ class MixtureOfExperts(Layer):
         weights, chosen = self.router.choose(self.router(hidden))
         if self.router.expert_scale is not None:
             weights = weights * self.router.expert_scale[chosen]
+        mixed: torch.Tensor
+        if self.spec.scales_input:
+            scaled = (hidden.unsqueeze(1) * weights.unsqueeze(2).to(hidden.dtype)).flatten(0, 1)
+            parts = self.experts(scaled, torch.ones_like(weights).view(-1, 1), chosen.view(-1, 1))
+            mixed = parts.view(*weights.shape, -1).sum(1)
+            return mixed if self.shared_expert is None else mixed + self._shared(hidden)
         if self.has_branch_norms:
-            shared = self.shared_post_norm(self._shared(self.shared_norm(hidden)))
-            routed: torch.Tensor = self.experts_post_norm(self.experts(self.experts_norm(hidden), weights, chosen))
-            return shared + routed
-        mixed: torch.Tensor = self.experts(hidden, weights, chosen)
+            mixed = self.experts_post_norm(self.experts(self.experts_norm(hidden), weights, chosen))
+            shared: torch.Tensor = self.shared_post_norm(self._shared(self.shared_norm(hidden)))
+            return mixed + shared
+        mixed = self.experts(hidden, weights, chosen)
         return mixed if self.shared_expert is None else mixed + self._shared(hidden)
 
     def _shared(self, hidden: torch.Tensor) -> torch.Tensor:

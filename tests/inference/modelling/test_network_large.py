@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from tests.inference.modelling.harness import assert_matches_oracle, load_directory, read_view
 from tests.inference.modelling.huggingface import make_checkpoint
+from tests.inference.modelling.test_network_attention import LLAMA3, YARN
 from tests.inference.modelling.test_network_dense import tiny_config
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -18,24 +19,52 @@ GEMMA4: dict[str, Any] = {
     "layer_types": [SLIDING, SLIDING, FULL] * 2, "hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": 99,
     "num_kv_shared_layers": 2,
 }  # fmt: skip
+EXPERTS4 = {"enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 20}
 STRETCHED = {
     SLIDING: {"rope_type": "default", "rope_theta": 300.0},
     FULL: {"rope_type": "proportional", "rope_theta": 5000.0, "partial_rotary_factor": 0.5, "factor": 4.0},
 }
+LLAMA4: dict[str, Any] = {
+    "head_dim": 8, "num_hidden_layers": 4, "num_local_experts": 4, "intermediate_size": 24, "intermediate_size_mlp": 40,
+    "attention_chunk_size": 9, "floor_scale": 5, "attn_scale": 0.4,
+}  # fmt: skip
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "gemma4_text": ("gemma4_text", {**GEMMA4, "use_double_wide_mlp": True}),
-    "gemma4_text-keys-as-values": (
+    "gemma4_text": (
         "gemma4_text",
         {
-            **GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1, "num_kv_shared_layers": 0,
-            "hidden_size_per_layer_input": 0, "final_logit_softcapping": 3.0, "rope_parameters": STRETCHED,
+            **GEMMA4, **EXPERTS4, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+            "use_double_wide_mlp": True, "num_hidden_layers": 4, "layer_types": [SLIDING, FULL] * 2,
         },
     ),
-    "gemma4_text-experts": (
+    "gemma4_text-values-of-their-own": (
+        "gemma4_text",
+        {**GEMMA4, "attention_bias": True, "num_hidden_layers": 4, "layer_types": [SLIDING, FULL] * 2},
+    ),
+    "llama4_text": ("llama4_text", {**LLAMA4, "moe_layers": [1, 3]}),
+    "llama4_text-all-experts-two-chosen": (
+        "llama4_text",
+        {
+            **LLAMA4, "num_experts_per_tok": 2, "use_qk_norm": False, "attention_bias": True,
+            "no_rope_layers": [1, 0, 0, 1], "rope_parameters": LLAMA3,
+        },
+    ),
+    "llama4_text-yarn-every-other": (
+        "llama4_text",
+        {**LLAMA4, "interleave_moe_layer_step": 2, "attn_temperature_tuning": False, "rope_parameters": YARN},
+    ),
+    "gemma4_unified_text": (
+        "gemma4_unified_text",
+        {
+            "head_dim": 8, "global_head_dim": 16, "sliding_window": 6, "tie_word_embeddings": True,
+            "num_hidden_layers": 4, "layer_types": [SLIDING, FULL] * 2, "num_kv_shared_layers": 2,
+            "attention_k_eq_v": True, "num_global_key_value_heads": 1, "use_double_wide_mlp": True,
+        },
+    ),
+    "gemma4_text-without-inputs": (
         "gemma4_text",
         {
-            **GEMMA4, "enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 20,
-            "num_hidden_layers": 4, "layer_types": [SLIDING, FULL] * 2, "attention_bias": True,
+            **GEMMA4, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "final_logit_softcapping": 3.0,
+            "rope_parameters": STRETCHED,
         },
     ),
 }  # fmt: skip
@@ -52,6 +81,35 @@ TOKENS = {
 }
 AROUND: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4": ("gemma4_text", {"vision_config": VISION, "audio_config": AUDIO, "audio_token_id": 210, **TOKENS}),
+    "llama4": (
+        "llama4_text",
+        {
+            "vision_config": {
+                "hidden_size": 16,
+                "intermediate_size": 64,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "image_size": 16,
+                "patch_size": 8,
+                "vision_output_dim": 16,
+                "projector_input_dim": 16,
+                "projector_output_dim": 16,
+                "pixel_shuffle_ratio": 0.5,
+            },
+            "boi_token_index": 200,
+            "eoi_token_index": 201,
+            "image_token_index": 202,
+        },
+    ),
+    "gemma4_unified": (
+        "gemma4_unified_text",
+        {
+            "vision_config": {"patch_size": 8, "mm_embed_dim": 16, "mm_posemb_size": 16, "output_proj_dims": 16},
+            "audio_config": {"audio_embed_dim": 16},
+            "audio_token_id": 210,
+            **TOKENS,
+        },
+    ),
 }
 """Types of models that see pictures or hear, to the case of their text model and the configs beside it."""
 

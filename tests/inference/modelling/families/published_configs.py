@@ -120,6 +120,16 @@ _LATENT = _USUAL | {
     "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64,
 }  # fmt: skip
 
+_GEMMA4 = {key: value for key, value in _USUAL.items() if key != "hidden_act"} | {
+    "attention_bias": False, "attention_dropout": 0.0, "attention_k_eq_v": False, "dtype": "bfloat16",
+    "final_logit_softcapping": 30.0, "global_head_dim": 512, "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh", **_TYPES, "num_global_key_value_heads": None,
+    "num_kv_shared_layers": 20, "pad_token_id": 0, "rope_parameters": {
+        "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
+        "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"}},
+    "use_bidirectional_attention": None, "use_double_wide_mlp": True,
+}  # fmt: skip
+
 PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "meta-llama/Llama-2-7b-hf": ("llama", _USUAL | {
         "_name_or_path": "meta-llama/Llama-2-7b-hf", "architectures": ["LlamaForCausalLM"], "pretraining_tp": 1,
@@ -166,6 +176,18 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "hidden_activation": "gelu_pytorch_tanh", "pad_token_id": 0, "query_pre_attn_scalar": 256,
         "rope_local_base_freq": 10000, "rope_scaling": None, "rope_theta": 1000000, "sliding_window": 512,
         "sliding_window_pattern": 6}),
+    "google/gemma-4-E2B-it": ("gemma4_text", _GEMMA4 | {
+        "enable_moe_block": False, "hidden_size_per_layer_input": 256, "moe_intermediate_size": None,
+        "num_experts": None, "top_k_experts": None, "vocab_size_per_layer_input": 262144}),
+    "meta-llama/Llama-4-Scout-17B-16E": ("llama4_text", _USUAL | {
+        "_attn_implementation_autoset": True, "attention_bias": False, "attention_chunk_size": 8192,
+        "attention_dropout": 0.0, "attn_scale": 0.1, "attn_temperature_tuning": True, "floor_scale": 8192,
+        "head_dim": 128, "interleave_moe_layer_step": 1, "intermediate_size_mlp": 16384, "no_rope_layers": [],
+        "num_experts_per_tok": 1, "num_local_experts": 16, "output_router_logits": False, "pad_token_id": 200018,
+        "rope_scaling": {"factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+        "rope_theta": 500000.0, "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0, "use_qk_norm": True}),
+    "google/gemma-4-unified": ("gemma4_unified_text", _GEMMA4 | {"use_bidirectional_attention": "vision"}),
     "deepseek-ai/DeepSeek-V2-Lite": ("deepseek_v2", _DEEPSEEK),
     "deepseek-ai/DeepSeek-V3": ("deepseek_v3", _DEEPSEEK | {
         "n_group": 8, "norm_topk_prob": True, "num_nextn_predict_layers": 1, "q_lora_rank": 1536,

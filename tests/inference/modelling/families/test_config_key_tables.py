@@ -115,6 +115,8 @@ PREPARED: dict[str, dict[str, Any]] = {
     "first_k_dense_replace": {"mlp_layer_types": None},
     "moe_layer_freq": {"mlp_layer_types": None, "first_k_dense_replace": 1},
     "layers_block_type": {"layer_types": None},
+    "global_head_dim": {"per_layer_config": None},
+    "num_global_key_value_heads": {"per_layer_config": None},
 }
 """What has to be absent, or present, for a key to matter: another spelling wins over it."""
 

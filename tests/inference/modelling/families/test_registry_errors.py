@@ -327,7 +327,7 @@ def test_encoders_are_refused(edited):
         ("llama", {"rms_norm_eps": -1.0}, ("rms_norm_eps",)),
         ("llama", {"rope_parameters": {"rope_theta": 0.0}}, ("rope_theta",)),
         ("llama", {"rope_parameters": [1]}, ("rope_parameters",)),
-        ("llama", {"rope_parameters": LLAMA3 | {"high_freq_factor": 1.0}}, ("high_freq_factor",)),
+        ("llama", {"rope_parameters": LLAMA3 | {"high_freq_factor": 0.5}}, ("high_freq_factor",)),
         ("llama", {"rope_parameters": {"rope_type": "linear"}}, ("factor",)),
         ("llama", {"num_attention_heads": True}, ("num_attention_heads",)),
         ("llama", {"num_hidden_layers": 1 << 40}, ("num_hidden_layers",)),

@@ -62,9 +62,9 @@ def test_longrope_has_a_factor_for_each_pair() -> None:
         ({"rope_scaling": [1]}, CorruptCheckpoint, "must be an object"),
         ({"rope_scaling": {"type": "linear"}}, CorruptCheckpoint, "factor is missing"),
         (
-            {"rope_scaling": {"type": "llama3", "factor": 2.0, "low_freq_factor": 4.0}},
+            {"rope_scaling": {"type": "llama3", "factor": 2.0, "low_freq_factor": 5.0}},
             CorruptCheckpoint,
-            "high_freq_factor 4 must be above low_freq_factor 4",
+            "high_freq_factor 4 must not be below low_freq_factor 5",
         ),
         (
             {"rope_parameters": {"full_attention": {"rope_theta": 2.0}, "sliding_attention": {"rope_theta": 3.0}}},
