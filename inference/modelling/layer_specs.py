@@ -331,6 +331,8 @@ class MLPSpec:
         activation: One of ``ACTIVATIONS``, or, without a gate, ``xielu``, which has learned numbers.
         gate_multiplier: f.
         output_multiplier: r.
+        gate_sparsity: So much of a row's gates becomes 0, if they are spread normally: what is above the cut remains,
+            less the cut (Gemma 3n); 0: all remain.
     """
 
     kind: ClassVar[str] = "mlp"
@@ -340,6 +342,7 @@ class MLPSpec:
     bias: bool = False
     gate_multiplier: float = 1.0
     output_multiplier: float = 1.0
+    gate_sparsity: float = 0.0
 
     def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
         """``gate_up_proj`` is gate then up."""

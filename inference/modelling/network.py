@@ -12,6 +12,7 @@ from torch import nn
 from inference.modelling.forward_batch import ForwardBatch, LayerState
 from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layer_specs import ChannelMixerSpec
+from inference.modelling.layers.altup import AltUp, Streams
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.layer_inputs import LayerInput, LayerInputs
 from inference.modelling.layers.linear import Embedding, Linear
@@ -57,7 +58,7 @@ class ResidualStream:
     The addition waits for the next norm, so that both are one pass over the rows.
 
     Args:
-        hidden: (T, h), overwritten.
+        hidden: (T, h), overwritten; (P, T, h) where there are several streams.
         embedding: (T, h), the embedding for layers that read it again.
         layer_inputs: (T, L, p), the inputs of the layers that have one of their own.
     """
@@ -104,6 +105,10 @@ class ResidualStream:
         assert self._mixed is None, "a sublayer left the stream without entering it"
         self._mixed, self._multiplier = mixed, multiplier
 
+    def replace(self, streams: torch.Tensor) -> None:
+        """Go on from several streams (P, T, h)."""
+        self._hidden = streams
+
     def scale(self, factor: torch.Tensor) -> None:
         """Multiply the stream by a number (1,)."""
         self.enter(None).mul_(factor)
@@ -134,6 +139,7 @@ class HybridLayer(Layer):
         self.channel_norm = _build_norm(spec.channel_norm, hidden_size)
         self.channel_mixer = None if spec.channel_mixer is None else _build_mixer(spec.channel_mixer, hidden_size)
         self.channel_post_norm = _build_norm(spec.channel_post_norm, hidden_size)
+        self.altup = None if spec.altup is None else AltUp(spec.altup, hidden_size)
         self.layer_input = None if spec.layer_input is None else LayerInput(spec.layer_input, hidden_size)
         self.stream_scale = nn.Parameter(torch.empty(1), requires_grad=False) if spec.has_stream_scale else None
 
@@ -141,6 +147,9 @@ class HybridLayer(Layer):
         """Pass the residual stream through; ``state`` advances in place."""
         if self.spec.is_parallel:
             self._forward_parallel(stream, batch, state)
+            return
+        if self.altup is not None:
+            stream.replace(self._forward_streams(self.altup, stream, batch, state))
             return
         spec = self.spec
         if self.token_mixer is not None:
@@ -171,6 +180,23 @@ class HybridLayer(Layer):
         second = normed if self.channel_norm is None else stream.enter(self.channel_norm)
         self._leave(stream, mixed + self.channel_mixer(second), None)
 
+    def _forward_streams(
+        self, altup: AltUp, stream: ResidualStream, batch: ForwardBatch, state: LayerState
+    ) -> torch.Tensor:
+        """The streams (P, T, h) after the layer; see ``AltUpSpec``."""
+        assert self.token_mixer is not None and self.channel_mixer is not None and self.layer_input is not None
+        assert self.token_norm is not None and self.token_post_norm is not None and stream.layer_inputs is not None
+        assert self.channel_norm is not None and self.channel_post_norm is not None
+        predicted = altup.predict(stream.enter(None))
+        active = predicted[altup.spec.active]
+        normed = self.token_norm(active)
+        attended = self.token_post_norm(self.token_mixer(normed, batch, state))
+        hidden = (active + attended + altup.laurel(normed)) * 2**-0.5
+        hidden = hidden + self.channel_post_norm(self.channel_mixer(self.channel_norm(hidden)))
+        streams = altup.correct(predicted, hidden)
+        streams[1:] += self.layer_input(altup.gate_input(streams), stream.layer_inputs[:, self.number])
+        return streams
+
     def _leave(self, stream: ResidualStream, mixed: torch.Tensor, post_norm: Norm | None) -> None:
         stream.leave(mixed if post_norm is None else post_norm(mixed), self.spec.residual_multiplier)
 
@@ -196,6 +222,7 @@ class HybridForCausalLM(nn.Module):
         self.layers = nn.ModuleList(
             HybridLayer(layer, spec.hidden_size, number, blocks) for number, layer in enumerate(spec.layers)
         )
+        self.streams = None if spec.streams is None else Streams(spec.streams, spec.hidden_size)
         self._state_numbers = spec.state_numbers()
         self._reads_embedding = bool(blocks)
         self.final_norm = Norm(spec.final_norm, spec.hidden_size)
@@ -214,7 +241,13 @@ class HybridForCausalLM(nn.Module):
         stream = self.embed(batch)
         for layer, state in zip(self.layers, self.states_by_layer(states), strict=True):
             layer(stream, batch, state)
-        return stream.enter(self.final_norm)
+        return self.finish(stream)
+
+    def finish(self, stream: ResidualStream) -> torch.Tensor:
+        """(T, h) of the stream behind the last layer, after the final norm."""
+        if self.streams is None:
+            return stream.enter(self.final_norm)
+        return self.final_norm.normalise(self.streams.merge(stream.enter(None)))
 
     def states_by_layer(self, states: Sequence[LayerState]) -> list[LayerState]:
         """The state that each layer reads and writes: its own, or that of the layer whose keys and values it reads."""
@@ -230,7 +263,8 @@ class HybridForCausalLM(nn.Module):
         if self.embedding_norm is not None:
             hidden = self.embedding_norm(hidden)
         layer_inputs = None if self.layer_inputs is None else self.layer_inputs(batch.input_ids, hidden)
-        return ResidualStream(hidden, hidden.clone() if self._reads_embedding else None, layer_inputs)
+        first = hidden if self.streams is None else self.streams.split(hidden)
+        return ResidualStream(first, hidden.clone() if self._reads_embedding else None, layer_inputs)
 
     @property
     def can_choose(self) -> bool:

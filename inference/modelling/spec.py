@@ -35,6 +35,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
+from inference.modelling.altup_specs import AltUpSpec, StreamsSpec
 from inference.modelling.encoded_tensor import EncodedTensor
 from inference.modelling.layer_input_specs import LayerInputSpec, LayerInputsSpec
 from inference.modelling.layer_parts import Dtype, NormSpec, RopeScaling, RopeSpec, Shape, StateTensor, prefixed
@@ -76,6 +77,7 @@ class LayerSpec:
             (MiniMax).
         channel_multiplier: r of the channel mixer; None: ``residual_multiplier``.
         layer_input: What the layer adds of its own input, at its end.
+        altup: There are several streams, and what is around the mixers is this (Gemma 3n); None: one stream.
         has_stream_scale: A learned number multiplies the stream, at the layer's end (Gemma 4).
         prologue: Runs first; its result is added to what the token mixer's norm reads, not to the stream (Zamba 2).
     """
@@ -93,6 +95,7 @@ class LayerSpec:
     prologue: SharedBlockSpec | None = None
     layer_input: LayerInputSpec | None = None
     has_stream_scale: bool = False
+    altup: AltUpSpec | None = None
 
     @property
     def kind(self) -> str:
@@ -123,6 +126,8 @@ class LayerSpec:
             shapes |= prefixed("channel_mixer", self.channel_mixer.parameter_shapes(hidden_size))
         if self.layer_input is not None:
             shapes |= prefixed("layer_input", self.layer_input.parameter_shapes(hidden_size))
+        if self.altup is not None:
+            shapes |= prefixed("altup", self.altup.parameter_shapes(hidden_size))
         if self.has_stream_scale:
             shapes["stream_scale"] = (1,)
         return shapes
@@ -202,6 +207,7 @@ class ModelSpec:
         vocab_size: Rows of the embedding; token ids must be below it.
         dtype: dtype of the stored weights.
         position_rows: Rows of a table of learned positions, added to the embedding (GPT-2); 0: there is none.
+        streams: How several residual streams begin and end; None: there is one.
         layer_inputs: Makes each layer's own input; None: there are none.
         embedding_multiplier: Multiplies the embedding's output.
         embedding_norm: Norm of the embedding's output (BLOOM); None: there is none.
@@ -233,6 +239,7 @@ class ModelSpec:
     encoded: tuple[EncodedTensor, ...] = ()
     prediction_head: PredictionHeadSpec | None = None
     layer_inputs: LayerInputsSpec | None = None
+    streams: StreamsSpec | None = None
 
     def parameter_shapes(self) -> dict[str, Shape]:
         """The shape each parameter must have, by its full name; a shared block's is its first layer's."""
@@ -243,6 +250,8 @@ class ModelSpec:
             shapes |= prefixed("embedding_norm", self.embedding_norm.parameter_shapes(self.hidden_size))
         if self.layer_inputs is not None:
             shapes |= prefixed("layer_inputs", self.layer_inputs.parameter_shapes(self.hidden_size))
+        if self.streams is not None:
+            shapes |= prefixed("streams", self.streams.parameter_shapes(self.hidden_size))
         blocks: set[int] = set()
         for number, layer in enumerate(self.layers):
             own = layer.parameter_shapes(self.hidden_size)
@@ -361,7 +370,8 @@ _CLASSES: dict[str, type] = {
     for cls in (
         NormSpec, RopeScaling, RopeSpec, AttentionSpec, MLASpec, Mamba1Spec, Mamba2Spec, Mamba3Spec, GatedDeltaSpec,
         KimiDeltaSpec, LightningSpec, MLSTMSpec, RGLRUSpec, ShortConvSpec, BranchSpec, ParallelSpec, SharedBlockSpec,
-        MLPSpec, MoESpec, LayerInputSpec, LayerInputsSpec, LayerSpec, Piece, Source, EncodedTensor, ModelSpec,
+        MLPSpec, MoESpec, AltUpSpec, StreamsSpec, LayerInputSpec, LayerInputsSpec, LayerSpec, Piece, Source,
+        EncodedTensor, ModelSpec,
         PredictionHeadSpec,
     )
 }  # fmt: skip

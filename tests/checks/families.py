@@ -53,7 +53,6 @@ NOT_READ: Mapping[str, str] = {
     "deepseek_v4, dots3_note, dots3_note_text, hy_v4, inkling_text, inkling2_text, qwen4_exp, qwen4_exp_text, zaya":
         "new layers: hyper-connections, compressed attention, routers with memory",
     "diffllama": "differential attention",
-    "gemma3n, gemma3n_text": "several residual streams",
     "gemma4_assistant, gemma4_unified_assistant": "models that only draft for another one",
     "gpt-sw3": "nothing: its published files say `gpt2`, which is read",
     "lfm3, zamba, rwkv": "recurrent layers that aren't there",

@@ -170,7 +170,7 @@ class Measurement:
         stream = network.embed(window.batch) if first_layer < 0 else window.streams[first].copy()
         for layer, state in zip(network.layers[first:], states[first:], strict=True):
             layer(stream, window.batch, state)
-        return stream.enter(network.final_norm)
+        return network.finish(stream)
 
     def _reference(self, tokens: Sequence[int], step: int) -> _Window:
         network, batch = self._network, self._runner.batch(tokens[:-1])
@@ -179,7 +179,7 @@ class Measurement:
         for layer, state in zip(network.layers, network.states_by_layer(self._runner.states), strict=True):
             layer(stream, batch, state)
             streams.append(stream.copy())
-        hidden = stream.enter(network.final_norm)
+        hidden = network.finish(stream)
         rows = torch.arange(0, len(tokens) - 1, step, device=hidden.device)
         targets = torch.tensor(tokens[1:], device=hidden.device)[rows]
         log_probs = network.compute_logits(hidden[rows]).log_softmax(-1)

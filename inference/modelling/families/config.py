@@ -231,3 +231,7 @@ class CheckpointView:
     config: CheckpointConfig
     tensors: TensorTable
     facts: Facts
+
+    def changed(self, **values: Any) -> CheckpointView:
+        """The same checkpoint with other values in config.json."""
+        return CheckpointView(CheckpointConfig({**self.config.values, **values}), self.tensors, self.facts)

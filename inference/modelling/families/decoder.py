@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from inference.modelling.altup_specs import StreamsSpec
 from inference.modelling.families.checks import MASK_BUFFERS, IgnoredTensors, finish
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import check_size
@@ -117,13 +118,14 @@ def decoder_spec(
     positions: Positions | None = None,
     prediction_head: PredictionHeadSpec | None = None,
     layer_inputs: LayerInputsSpec | None = None,
+    streams: StreamsSpec | None = None,
 ) -> ModelSpec:
     """Spec of the whole model, checked by ``finish``; ``ignored`` as there.
 
     Args:
         embedding_norm: Norm of the embedding, with its name in the files.
         can_have_head_bias: The head has a bias where its tensor is there.
-        layer_inputs: As in ``ModelSpec``; ``layer_sources`` has its sources too.
+        layer_inputs, streams: As in ``ModelSpec``; ``layer_sources`` has their sources too.
         positions: Learned positions; the context is as long as their table.
         prediction_head: The head for multi-token prediction, if the files have one.
     """
@@ -157,6 +159,7 @@ def decoder_spec(
         logits_multiplier=logits_multiplier,
         logits_softcap=logits_softcap,
         layer_inputs=layer_inputs,
+        streams=streams,
         parameters={**outer, **layer_sources},
         prediction_head=prediction_head,
     )

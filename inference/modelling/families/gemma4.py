@@ -18,7 +18,7 @@ from inference.errors import CorruptCheckpoint, TensorShapeMismatch
 from inference.modelling.families.attention_config import attention_sources
 from inference.modelling.families.attention_decoder import SANDWICH_NORMS
 from inference.modelling.families.checks import OTHER_PARTS, ROTARY_BUFFERS
-from inference.modelling.families.config import CheckpointConfig, CheckpointView
+from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import COMMON, QKVO_BIAS, ROPE_MEMBERS, Table, used
 from inference.modelling.families.config_keys import Members, Only
 from inference.modelling.families.config_values import check_size, integer_with_evidence, rms_norm
@@ -151,7 +151,7 @@ class _Reader:
             is_wide: The MLP is twice as wide as config.json says.
         """
         width = self.view.config.optional_integer("intermediate_size")
-        wider = self.view if width is None or not is_wide else _with(self.view, intermediate_size=2 * width)
+        wider = self.view if width is None or not is_wide else self.view.changed(intermediate_size=2 * width)
         mlp = mlp_spec(wider, layer, self.act)
         sources = mlp_sources(self.view, mlp, layer)
         if f"{layer}router.proj.weight" not in self.view.tensors:
@@ -272,11 +272,6 @@ def _rope(view: CheckpointView, kind: str, head_dim: int, context: int) -> RopeS
     )
 
 
-def _with(view: CheckpointView, **values: Any) -> CheckpointView:
-    """The same checkpoint with other values in config.json."""
-    return CheckpointView(CheckpointConfig({**view.config.values, **values}), view.tensors, view.facts)
-
-
 def _stated_sizes(view: CheckpointView, kind: str, number: int) -> CheckpointView:
     """config.json with the sizes of the heads of this layer, or without them where it doesn't state any.
 
@@ -294,11 +289,11 @@ def _stated_sizes(view: CheckpointView, kind: str, number: int) -> CheckpointVie
             param="per_layer_config",
         )
     if by_layer or kind != TYPES[1]:
-        return _with(view, **own)
+        return view.changed(**own)
     heads = config.get("num_key_value_heads")
     if config.boolean("attention_k_eq_v", default=False):
         heads = config.get("num_global_key_value_heads", default=heads)
-    return _with(view, head_dim=config.get("global_head_dim"), num_key_value_heads=heads)
+    return view.changed(head_dim=config.get("global_head_dim"), num_key_value_heads=heads)
 
 
 def _check_values(view: CheckpointView, layer: str, kind: str) -> None:

@@ -69,6 +69,8 @@ FAMILIES: dict[str, Family] = {
     "ministral3": Family("llama", "Ministral3ForCausalLM"),
     "gpt_oss": Family("gpt_oss", "GptOssForCausalLM"),
     "gemma3": Family("gemma3", "Gemma3ForConditionalGeneration"),
+    "gemma3n": Family("gemma3n", "Gemma3nForConditionalGeneration"),
+    "gemma3n_text": Family("gemma3n", "Gemma3nForCausalLM"),
     "llama4": Family("llama4", "Llama4ForConditionalGeneration"),
     "llama4_text": Family("llama4", "Llama4ForCausalLM"),
     "gemma4": Family("gemma4", "Gemma4ForConditionalGeneration"),

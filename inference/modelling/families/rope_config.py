@@ -125,9 +125,9 @@ def _rope_scaling(
     if kind == "llama3":
         low = rope.number("low_freq_factor", default=1.0, low=1e-6, high=1e6)
         high = rope.number("high_freq_factor", default=4.0, low=1e-6, high=1e6)
-        if high <= low:
+        if high < low:
             raise CorruptCheckpoint(
-                f"config.json: high_freq_factor {high:g} must be above low_freq_factor {low:g}.",
+                f"config.json: high_freq_factor {high:g} must not be below low_freq_factor {low:g}.",
                 param="high_freq_factor",
             )
         return RopeScaling("llama3", low_freq_factor=low, high_freq_factor=high, **common)

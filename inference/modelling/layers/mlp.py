@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from statistics import NormalDist
 from typing import ClassVar
 
 import torch
@@ -58,6 +59,13 @@ def xielu(values: torch.Tensor, alphas: torch.Tensor) -> torch.Tensor:
     return (torch.where(x > 0, positive * x * x, below) + 0.5 * x).to(values.dtype)
 
 
+def above_cut(values: torch.Tensor, sparsity: float) -> torch.Tensor:
+    """What of (T, f) lies above the cut under which this share of normally spread values lies."""
+    deviations = NormalDist().inv_cdf(sparsity)
+    cut = values.mean(-1, keepdim=True) + deviations * values.std(-1, keepdim=True, correction=0)
+    return functional.relu(values - cut)
+
+
 def activate(values: torch.Tensor, activation: str, *, gated: bool) -> torch.Tensor:
     """(…, 2f) gate then up to (…, f) act(gate) · up; without gate (…, f) to act.
 
@@ -99,6 +107,9 @@ class MLP(Layer):
         values = self.gate_up_proj(hidden) if spec.gated else self.up_proj(hidden)
         if spec.gate_multiplier != 1.0:
             values[:, : spec.intermediate_size].mul_(spec.gate_multiplier)
+        if spec.gate_sparsity:
+            gate = values[:, : spec.intermediate_size]
+            gate.copy_(above_cut(gate, spec.gate_sparsity))
         out: torch.Tensor = self.down_proj(self.activate(values))
         return out if spec.output_multiplier == 1.0 else out * spec.output_multiplier
 

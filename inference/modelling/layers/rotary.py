@@ -79,7 +79,8 @@ def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
     """Long wavelengths are divided by the factor, short ones kept, those between blended."""
     low, high, original = scaling.low_freq_factor, scaling.high_freq_factor, scaling.original_max_position_embeddings
     wavelengths = 2 * math.pi / frequencies
-    share = ((original / wavelengths - low) / (high - low)).clamp(0.0, 1.0)
+    # Where the bands meet (Llama 4), there is nothing to blend.
+    share = ((original / wavelengths - low) / max(high - low, 1e-9)).clamp(0.0, 1.0)
     return frequencies * (share + (1 - share) / scaling.factor)
 
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from tests.inference.modelling.harness import assert_matches_oracle, load_directory, read_view
-from tests.inference.modelling.huggingface import make_checkpoint
+from tests.inference.modelling.huggingface import make_checkpoint, read_config
 from tests.inference.modelling.test_network_attention import LLAMA3, YARN
 from tests.inference.modelling.test_network_dense import tiny_config
 
@@ -24,6 +25,11 @@ STRETCHED = {
     SLIDING: {"rope_type": "default", "rope_theta": 300.0},
     FULL: {"rope_type": "proportional", "rope_theta": 5000.0, "partial_rotary_factor": 0.5, "factor": 4.0},
 }
+GEMMA3N: dict[str, Any] = {
+    "head_dim": 8, "sliding_window": 6, "tie_word_embeddings": True, "num_hidden_layers": 4,
+    "layer_types": [SLIDING, FULL] * 2, "hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": 90,
+    "num_kv_shared_layers": 2, "laurel_rank": 4, "pad_token_id": 0,
+}  # fmt: skip
 LLAMA4: dict[str, Any] = {
     "head_dim": 8, "num_hidden_layers": 4, "num_local_experts": 4, "intermediate_size": 24, "intermediate_size_mlp": 40,
     "attention_chunk_size": 9, "floor_scale": 5, "attn_scale": 0.4,
@@ -39,6 +45,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4_text-values-of-their-own": (
         "gemma4_text",
         {**GEMMA4, "attention_bias": True, "num_hidden_layers": 4, "layer_types": [SLIDING, FULL] * 2},
+    ),
+    "gemma3n_text": (
+        "gemma3n_text",
+        {**GEMMA3N, "activation_sparsity_pattern": [0.9, 0.0, 0.5, 0.0], "intermediate_size": [48, 40, 48, 32]},
+    ),
+    "gemma3n_text-other-stream-without-scale": (
+        "gemma3n_text",
+        {
+            **GEMMA3N, "altup_active_idx": 1, "altup_num_inputs": 3, "altup_correct_scale": False,
+            "num_kv_shared_layers": 0, "attention_bias": True, "final_logit_softcapping": 2.0,
+        },
     ),
     "llama4_text": ("llama4_text", {**LLAMA4, "moe_layers": [1, 3]}),
     "llama4_text-all-experts-two-chosen": (
@@ -119,6 +136,22 @@ def test_family_matches_transformers(name, tmp_path):
     model_type, values = CASES[name]
     directory, oracle = make_checkpoint(tiny_config(model_type, values), tmp_path / name)
     assert_matches_oracle(load_directory(directory), oracle)
+
+
+def test_gemma3n_within_a_model_that_sees_and_hears(tmp_path):
+    """Its encoder of pictures is no part of transformers, so that the outer names are given here."""
+    directory, oracle = make_checkpoint(tiny_config(*CASES["gemma3n_text"]), tmp_path)
+    tensors = load_file(directory / "model.safetensors")
+    inner = {name.replace("model.", "model.language_model.", 1): value for name, value in tensors.items()}
+    others = ("model.vision_tower.timm_model.conv_stem.conv.weight", "model.audio_tower.conformer.0.norm.weight",
+              "model.embed_vision.embedding.weight", "model.embed_audio.embedding.weight")  # fmt: skip
+    save_file(inner | {name: torch.ones(2, 2) for name in others}, directory / "model.safetensors")
+    config = {
+        "model_type": "gemma3n", "text_config": read_config(directory), "vision_config": {}, "audio_config": {},
+        "audio_soft_tokens_per_image": 188, "vision_soft_tokens_per_image": 256, "image_token_id": 262145,
+        "boa_token_id": 256000, "eoa_token_id": 262272,
+    }  # fmt: skip
+    assert_matches_oracle(load_directory(directory, config), oracle)
 
 
 @pytest.mark.parametrize("naming", ["of transformers 5", "of the hub"])

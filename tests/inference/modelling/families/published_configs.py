@@ -187,6 +187,13 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "rope_scaling": {"factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0,
             "original_max_position_embeddings": 8192, "rope_type": "llama3"},
         "rope_theta": 500000.0, "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0, "use_qk_norm": True}),
+    "google/gemma-3n-E4B": ("gemma3n_text", {key: value for key, value in _USUAL.items() if key != "hidden_act"} | {
+        "activation_sparsity_pattern": [0.95, 0.0], "altup_active_idx": 0, "altup_coef_clip": 120.0,
+        "altup_correct_scale": True, "altup_num_inputs": 4, "attention_bias": False,
+        "attention_dropout": 0.0, "final_logit_softcapping": 30.0, "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size_per_layer_input": 256, "intermediate_size": [16384] * 2,
+        "laurel_rank": 64, **_TYPES, "num_kv_shared_layers": 15, "rope_local_base_freq": 10000.0,
+        "rope_scaling": None, "rope_theta": 1000000.0, "vocab_size_per_layer_input": 262144}),
     "google/gemma-4-unified": ("gemma4_unified_text", _GEMMA4 | {"use_bidirectional_attention": "vision"}),
     "deepseek-ai/DeepSeek-V2-Lite": ("deepseek_v2", _DEEPSEEK),
     "deepseek-ai/DeepSeek-V3": ("deepseek_v3", _DEEPSEEK | {

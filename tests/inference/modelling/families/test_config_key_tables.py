@@ -60,10 +60,11 @@ TYPES = {
 """``model_type`` to a case of the tests of logits."""
 AROUND = {
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "gemma3": "gemma3_text", "mistral3": "ministral3",
-    **{outer: text for outer, (text, _) in LARGE_AROUND.items()},
+    **{outer: text for outer, (text, _) in LARGE_AROUND.items()}, "gemma3n": "gemma3n_text",
 }  # fmt: skip
 """Types of models that see pictures, to that of their text model."""
 SETTINGS: dict[str, dict[str, Any]] = {
+    "gemma3n_text": {"rope_parameters": None, "rope_theta": 5e5, "rope_local_base_freq": 300.0},
     "gemma3_text": {
         "layer_types": None, "sliding_window_pattern": 2, "rope_parameters": None, "rope_theta": 5e5,
         "rope_local_base_freq": 300.0,

@@ -161,7 +161,7 @@ def test_the_router_stays_in_float32_in_a_bfloat16_network():
     with torch.inference_mode():
         assert layer.router(torch.randn(3, H).bfloat16()).dtype == torch.float32
         assert layer(torch.randn(3, H).bfloat16()).dtype == torch.bfloat16
-    assert set(layer.router.float32_parameters) == {"weight", "bias", "correction_bias"}
+    assert set(layer.router.float32_parameters) == {"weight", "bias", "correction_bias", "expert_scale"}
 
 
 def test_each_choice_is_scored_among_the_experts_near_it():
