@@ -137,7 +137,7 @@ def make_calls(
         torch.nn.init.normal_(value, std=0.05)
     hidden = torch.randn(batch.num_tokens, hidden_size).to(dtype)
     rows = latent.kv_a_proj(hidden), batch
-    queries = latent.queries(hidden)
+    queries = latent.queries(hidden, latent.query_latent(hidden))
     return (
         lambda: latent.mix(*queries, *rows, next(states)),
         lambda: FORMS[MultiHeadLatentAttention]["mix"](latent, *queries, *rows, next(states)),

@@ -123,6 +123,31 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexerSpec:
+    """What chooses the keys that each query sees (DeepSeek-V3.2).
+
+    Attributes:
+        head_dim: Of its queries, and of the key of each token, whose first values are rotated.
+        top_k: Number of keys that a query sees.
+    """
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+    rope: RopeSpec
+    k_norm: NormSpec
+
+    def parameter_shapes(self, hidden_size: int, q_lora_rank: int) -> dict[str, Shape]:
+        """Shapes of the parameters, by name within ``indexer``."""
+        return {
+            "q_proj.weight": (self.num_heads * self.head_dim, q_lora_rank),
+            "k_proj.weight": (self.head_dim, hidden_size),
+            **prefixed("k_norm", self.k_norm.parameter_shapes(self.head_dim)),
+            "head_weights.weight": (self.num_heads, hidden_size),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class MLASpec:
     """Multi-head latent attention; the cache holds the compressed latent and the rotated shared key.
 
@@ -134,6 +159,7 @@ class MLASpec:
         rope: None: the parts of queries and keys that would be rotated aren't (Kimi Linear).
         head_gate: Each head's output is multiplied by sigmoid of a projection of the input, before ``o_proj`` (Ling 3).
         scale: Factor of (q_nope·k_nope + q_rope·k_rope).
+        indexer: Chooses the keys that each query sees; the queries have a latent then. None: all.
     """
 
     kind: ClassVar[str] = "mla"
@@ -150,6 +176,7 @@ class MLASpec:
     kv_a_norm: NormSpec | None = None
     bias: bool = False
     head_gate: bool = False
+    indexer: IndexerSpec | None = None
 
     def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
         """``kv_a_proj`` is latent then rotary key; ``k_b_proj``, ``v_b_proj`` expand the latent per head."""
@@ -178,11 +205,16 @@ class MLASpec:
         shapes["o_proj.weight"] = (hidden_size, heads * self.v_head_dim)
         if self.bias:
             shapes["o_proj.bias"] = (hidden_size,)
+        if self.indexer is not None and self.q_lora_rank is not None:
+            shapes |= prefixed("indexer", self.indexer.parameter_shapes(hidden_size, self.q_lora_rank))
         return shapes
 
     def state(self) -> tuple[StateTensor, ...]:
-        """One row per token: latent (normed where there is a norm), then the rotated key."""
-        return (StateTensor("latent", "token", (self.kv_lora_rank + self.qk_rope_head_dim,)),)
+        """One row per token: latent (normed where there is a norm), then the rotated key; the indexer's key."""
+        latent = StateTensor("latent", "token", (self.kv_lora_rank + self.qk_rope_head_dim,))
+        if self.indexer is None:
+            return (latent,)
+        return (latent, StateTensor("index_k", "token", (self.indexer.head_dim,)))
 
 
 @dataclass(frozen=True, slots=True)

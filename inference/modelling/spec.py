@@ -42,6 +42,7 @@ from inference.modelling.layer_parts import Dtype, NormSpec, RopeScaling, RopeSp
 from inference.modelling.layer_specs import (
     AttentionSpec,
     ChannelMixerSpec,
+    IndexerSpec,
     Mamba1Spec,
     Mamba2Spec,
     MLASpec,
@@ -371,8 +372,7 @@ _CLASSES: dict[str, type] = {
         NormSpec, RopeScaling, RopeSpec, AttentionSpec, MLASpec, Mamba1Spec, Mamba2Spec, Mamba3Spec, GatedDeltaSpec,
         KimiDeltaSpec, LightningSpec, MLSTMSpec, RGLRUSpec, ShortConvSpec, BranchSpec, ParallelSpec, SharedBlockSpec,
         MLPSpec, MoESpec, AltUpSpec, StreamsSpec, LayerInputSpec, LayerInputsSpec, LayerSpec, Piece, Source,
-        EncodedTensor, ModelSpec,
-        PredictionHeadSpec,
+        EncodedTensor, IndexerSpec, ModelSpec, PredictionHeadSpec,
     )
 }  # fmt: skip
 

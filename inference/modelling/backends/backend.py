@@ -35,6 +35,7 @@ from inference.modelling.layers.attention import Attention
 from inference.modelling.layers.coded import CodeSink, CodeStore, PlainCoded, PlainStore
 from inference.modelling.layers.layer import cache_attributes
 from inference.modelling.layers.linear import Linear
+from inference.modelling.layers.mla import MultiHeadLatentAttention
 from inference.modelling.layers.moe import Experts
 from inference.modelling.layers.packed import Packable, PackedStack, PackedTable, PlainQuantised, quantise_plainly
 from inference.modelling.quantisation import CodedRows, Form, Kind
@@ -281,12 +282,16 @@ class TritonBackend(Backend):
         return graphs
 
 
+CHECKED = (Attention, MultiHeadLatentAttention, Experts)
+"""Layer types whose options not all kernels have."""
+
+
 def can_capture(network: nn.Module) -> bool:
     """Whether no layer waits for the device.
 
     Experts that no kernel takes do, to count their rows, and attention that none takes, for the longest context.
     """
-    if not all(module.is_plain for module in network.modules() if isinstance(module, Attention | Experts)):
+    if not all(module.is_plain for module in network.modules() if isinstance(module, CHECKED)):
         return False
     experts = [module for module in network.modules() if isinstance(module, Experts)]
     plain = (PlainQuantised, PlainCoded)

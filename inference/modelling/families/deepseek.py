@@ -38,7 +38,7 @@ from inference.modelling.families.moe_config import (
 from inference.modelling.families.prediction_head import HeadLayer, names_behind_layers, prediction_head
 from inference.modelling.families.rope_config import read_rope, yarn_softmax_multiplier
 from inference.modelling.layer_parts import NormSpec, prefixed
-from inference.modelling.layer_specs import ChannelMixerSpec, MLASpec, MoESpec
+from inference.modelling.layer_specs import ChannelMixerSpec, IndexerSpec, MLASpec, MoESpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, tensor
 
 DENSE: Table = {
@@ -70,6 +70,11 @@ CONFIG_KEYS: Mapping[str, Table] = {
         "rope_interleave": Only((True,), "adjacent pairs are rotated"),
     },
     "deepseek_v3": {**DEEPSEEK, **used("norm_topk_prob", "rope_interleave", "num_mtp_layers")},
+    "deepseek_v32": {
+        **DEEPSEEK,
+        **used("norm_topk_prob", "mlp_layer_types", "index_topk", "index_head_dim", "index_n_heads"),
+        "layer_types": Only(("indexed_attention",), "every layer chooses its keys"),
+    },
     "glm4_moe_lite": {**DEEPSEEK, **used("norm_topk_prob", "rope_interleave", "mlp_layer_types")},
     "youtu": {**DENSE, **used("rope_interleave")},
     "minicpm3": {**DENSE, **used("scale_emb", "scale_depth", "dim_model_base")},
@@ -84,7 +89,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     prediction = view.config.integer(
         "num_nextn_predict_layers",
         "num_mtp_layers",
-        default=1 if model_type in ("deepseek_v3", "glm4_moe_lite") else 0,
+        default=1 if model_type in ("deepseek_v3", "deepseek_v32", "glm4_moe_lite") else 0,
         low=0,
         high=MAX_LAYERS,
     )
@@ -97,6 +102,8 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     )
     attention = f"{layout.layer(0)}self_attn."
     mla = mla_spec(view, attention, layout.max_position_embeddings, interleaved=interleaved)
+    if model_type == "deepseek_v32":
+        mla = replace(mla, indexer=_indexer(view, attention, mla))
     _check_dense_layers(view, layout)
 
     def read_layer(number: int) -> HeadLayer:
@@ -213,6 +220,31 @@ def mla_spec(
     )
 
 
+def _indexer(view: CheckpointView, base: str, spec: MLASpec) -> IndexerSpec:
+    """What chooses the keys of the attention ``spec``; it rotates the halves of what the attention rotates in pairs.
+
+    Raises:
+        UnsupportedArchitecture: The queries have no latent.
+    """
+    if spec.q_lora_rank is None or spec.rope is None:
+        raise UnsupportedArchitecture(
+            f"{base}q_a_proj.weight is missing; the indexer makes its queries from that latent.", param="q_lora_rank"
+        )
+    width = _rows(view, f"{base}indexer.wk.weight")
+    heads = _rows(view, f"{base}indexer.weights_proj.weight")
+    check_size(view, width, f"rows of {base}indexer.wk.weight", "index_head_dim")
+    check_size(view, heads, f"rows of {base}indexer.weights_proj.weight", "index_n_heads")
+    top_k = integer_with_evidence(view, "attention.index_topk", ("index_topk",), 2048)
+    return IndexerSpec(heads, width, top_k, replace(spec.rope, interleaved=False), NormSpec("layer", 1e-6))
+
+
+def _indexer_sources(base: str) -> dict[str, Source]:
+    names = {"q_proj": "wq_b", "k_proj": "wk", "head_weights": "weights_proj"}
+    sources = {f"{ours}.weight": tensor(f"{base}indexer.{theirs}.weight") for ours, theirs in names.items()}
+    sources |= {f"k_norm.{leaf}": tensor(f"{base}indexer.k_norm.{leaf}") for leaf in ("weight", "bias")}
+    return prefixed("indexer", sources)
+
+
 def mla_sources(spec: MLASpec, base: str, *, output: str = "o_proj") -> dict[str, Source]:
     """``kv_b_proj`` holds k and v head by head; they become two parameters."""
     nope, both = spec.qk_nope_head_dim, spec.qk_nope_head_dim + spec.v_head_dim
@@ -229,6 +261,8 @@ def mla_sources(spec: MLASpec, base: str, *, output: str = "o_proj") -> dict[str
         sources["q_a_proj.weight"] = tensor(f"{base}q_a_proj.weight")
         sources["q_a_norm.weight"] = tensor(f"{base}q_a_layernorm.weight")
         sources["q_b_proj.weight"] = tensor(f"{base}q_b_proj.weight")
+    if spec.indexer is not None:
+        sources |= _indexer_sources(base)
     if spec.bias:
         sources["kv_a_proj.bias"] = tensor(f"{base}kv_a_proj_with_mqa.bias")
         sources["o_proj.bias"] = tensor(f"{base}{output}.bias")

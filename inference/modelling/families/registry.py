@@ -128,6 +128,7 @@ FAMILIES: dict[str, Family] = {
     "gemma2": Family("gemma2", "Gemma2ForCausalLM"),
     "gemma3_text": Family("gemma3", "Gemma3ForCausalLM"),
     "deepseek_v2": Family("deepseek", "DeepseekV2ForCausalLM"),
+    "deepseek_v32": Family("deepseek", "DeepseekV32ForCausalLM"),
     "deepseek_v3": Family("deepseek", "DeepseekV3ForCausalLM"),
     "mamba": Family("mamba", "MambaForCausalLM"),
     "falcon_mamba": Family("mamba", "FalconMambaForCausalLM"),

@@ -339,6 +339,12 @@ def decode_bias(
     return bias
 
 
+def causal_bias(chunk: PrefillChunk, like: torch.Tensor) -> torch.Tensor:
+    """(n, N) of 0 and -inf for a chunk's rows over all positions; dtype and device of ``like``."""
+    bias = like.new_full((chunk.stop - chunk.start, chunk.length), -torch.inf)
+    return bias.triu_(chunk.context_len + 1)
+
+
 def chunk_bias(
     batch: ForwardBatch,
     chunk: PrefillChunk,

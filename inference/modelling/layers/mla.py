@@ -21,7 +21,8 @@ from torch.nn import functional
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
 from inference.modelling.layer_specs import MLASpec
-from inference.modelling.layers.attention import attend, chunk_bias, chunk_slots, decode_bias, decode_rows
+from inference.modelling.layers.attention import attend, causal_bias, chunk_bias, chunk_slots, decode_bias, decode_rows
+from inference.modelling.layers.indexer import Indexer, Queries
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.norm import Norm
@@ -86,12 +87,30 @@ class MultiHeadLatentAttention(Layer):
         self.o_proj = Linear(heads * spec.v_head_dim, hidden_size, spec.bias)
         self.head_gate = Linear(hidden_size, heads) if spec.head_gate else None
         self.rope = None if spec.rope is None else rotary_embedding(spec.rope)
+        self.indexer = None
+        if spec.indexer is not None and spec.q_lora_rank is not None:
+            self.indexer = Indexer(spec.indexer, hidden_size, spec.q_lora_rank)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the backends' kernels compute it."""
+        return self.indexer is None
 
     def forward(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """(T, h) to (T, h); the latents of the rows are written to ``state``."""
-        q_nope, q_rope = self.queries(hidden)
+        q_latent = self.query_latent(hidden)
+        q_nope, q_rope = self.queries(hidden, q_latent)
         rows = self.kv_a_proj(hidden)
-        mixed = self.mix(q_nope, q_rope, rows, batch, state)
+        if self.indexer is None:
+            mixed = self.mix(q_nope, q_rope, rows, batch, state)
+        else:
+            index = self.indexer.prepare(hidden, q_latent, batch, state)
+            # A query that has no more tokens before it than are chosen sees all of them.
+            is_sparse = int(batch.attention.lengths.max()) > self.indexer.spec.top_k
+            if is_sparse:
+                mixed = self._mix_sparsely(self.indexer, index, q_nope, q_rope, rows, batch, state)
+            else:
+                mixed = self.mix(q_nope, q_rope, rows, batch, state)
         if self.head_gate is not None:
             gate = self.head_gate(hidden).sigmoid().unsqueeze(2)
             mixed = (mixed.view(-1, self.spec.num_heads, self.spec.v_head_dim) * gate).flatten(1)
@@ -126,6 +145,36 @@ class MultiHeadLatentAttention(Layer):
                 mixed[span] = self.attend_chunk(chunk, q_nope[span], q_rope[span], latent[span], batch, state)
         return mixed.flatten(1)
 
+    def _mix_sparsely(
+        self,
+        indexer: Indexer,
+        index: Queries,
+        q_nope: torch.Tensor,
+        q_rope: torch.Tensor,
+        rows: torch.Tensor,
+        batch: ForwardBatch,
+        state: LayerState,
+    ) -> torch.Tensor:
+        """``mix`` where each query sees what the indexer chooses; ``index``: the indexer's queries of the rows."""
+        q_rope, latent = self._prepare(q_rope, rows, batch)
+        state["latent"].index_copy_(0, batch.slot_mapping, latent)
+        mixed = rows.new_empty(rows.shape[0], self.spec.num_heads, self.spec.v_head_dim)
+        decodes = batch.num_decodes
+        if decodes:
+            keys = decode_rows(batch, state["index_k"])
+            visible = decode_bias(batch, None, rows.dtype)
+            visible = rows.new_zeros(keys.shape[:2]) if visible is None else visible[:, 0, 0]
+            queries = (index[0][:decodes].unsqueeze(1), index[1][:decodes].unsqueeze(1))
+            bias = indexer.bias(queries, keys, visible.unsqueeze(1)).unsqueeze(1)
+            mixed[:decodes] = self._decode(q_nope[:decodes], q_rope[:decodes], batch, state, bias)
+        for chunk in batch.prefills:
+            span = slice(chunk.start, chunk.stop)
+            keys = state["index_k"].index_select(0, chunk_slots(batch, chunk))
+            visible = causal_bias(chunk, rows)
+            bias = indexer.bias((index[0][span], index[1][span]), keys, visible)
+            mixed[span] = self.attend_chunk(chunk, q_nope[span], q_rope[span], latent[span], batch, state, bias)
+        return mixed.flatten(1)
+
     def _prepare(
         self, q_rope: torch.Tensor, rows: torch.Tensor, batch: ForwardBatch
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -142,30 +191,39 @@ class MultiHeadLatentAttention(Layer):
         )
         return rotated[:, :-1], torch.cat((latent, rotated[:, -1]), -1)
 
-    def queries(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def query_latent(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(T, h) to what the queries are made from: a latent (T, r), normed where there is a norm, or the same."""
+        if self.spec.q_lora_rank is None:
+            return hidden
+        compressed: torch.Tensor = self.q_a_proj(hidden)
+        return compressed if self.q_a_norm is None else self.q_a_norm(compressed)
+
+    def queries(self, hidden: torch.Tensor, q_latent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """q_nope (T, H, N) and q_rope (T, H, R), not rotated yet."""
         spec = self.spec
         heads, nope, rope = spec.num_heads, spec.qk_nope_head_dim, spec.qk_rope_head_dim
-        if spec.q_lora_rank is None:
-            query = self.q_proj(hidden)
-        else:
-            compressed = self.q_a_proj(hidden)
-            query = self.q_b_proj(compressed if self.q_a_norm is None else self.q_a_norm(compressed))
+        query = self.q_proj(q_latent) if spec.q_lora_rank is None else self.q_b_proj(q_latent)
         if spec.q_rope_from_hidden:
             return query.view(-1, heads, nope), self.q_rope_proj(hidden).view(-1, heads, rope)
         query = query.view(-1, heads, nope + rope)
         return query[..., :nope], query[..., nope:]
 
     def _decode(
-        self, q_nope: torch.Tensor, q_rope: torch.Tensor, batch: ForwardBatch, state: LayerState
+        self,
+        q_nope: torch.Tensor,
+        q_rope: torch.Tensor,
+        batch: ForwardBatch,
+        state: LayerState,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """(B, H, N) and (B, H, R) over the cached rows, absorbed, to (B, H, W)."""
+        """(B, H, N) and (B, H, R) over the cached rows, absorbed, to (B, H, W); ``bias``: instead of the step's."""
         spec = self.spec
+        mask = decode_bias(batch, None, q_nope.dtype) if bias is None else bias
         rows = decode_rows(batch, state["latent"]).unsqueeze(1)
         query = torch.cat((self.k_b_proj.absorb(q_nope), q_rope), -1).unsqueeze(1)
         # The rows serve as values too, rotated part included: attention kernels want keys and values of one
         # width, and dropping the last R columns of the result is cheaper than a copy of the rows without them.
-        mixed = attend(query, rows, rows, scale=spec.scale, mask=decode_bias(batch, None, query.dtype))
+        mixed = attend(query, rows, rows, scale=spec.scale, mask=mask)
         return self.v_b_proj.expand_mixed(mixed.squeeze(1)[..., : spec.kv_lora_rank])
 
     def attend_chunk(
@@ -176,8 +234,13 @@ class MultiHeadLatentAttention(Layer):
         latent: torch.Tensor,
         batch: ForwardBatch,
         state: LayerState,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """A chunk's queries over the expanded keys and values of the tokens up to each, to (n, H, W)."""
+        """A chunk's queries over the expanded keys and values of the tokens up to each, to (n, H, W).
+
+        Args:
+            bias: (n, N), instead of the chunk's own.
+        """
         spec = self.spec
         if chunk.context_len:
             latent = state["latent"].index_select(0, chunk_slots(batch, chunk))
@@ -186,7 +249,7 @@ class MultiHeadLatentAttention(Layer):
         # Fused attention kernels want equal widths; columns of zeros change neither scores nor values.
         width = max(query.shape[-1], spec.v_head_dim)
         query, key, value = (functional.pad(part, (0, width - part.shape[-1])) for part in (query, key, value))
-        mask = chunk_bias(batch, chunk, 0, None, query.dtype)
+        mask = chunk_bias(batch, chunk, 0, None, query.dtype) if bias is None else bias
         mixed = attend(
             query.transpose(0, 1).unsqueeze(0),
             key.transpose(0, 1).unsqueeze(0),

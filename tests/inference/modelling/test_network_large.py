@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from tests.inference.modelling.harness import assert_matches_oracle, load_directory, read_view
 from tests.inference.modelling.huggingface import make_checkpoint, read_config
-from tests.inference.modelling.test_network_attention import LLAMA3, YARN
+from tests.inference.modelling.test_network_attention import LLAMA3, MLA, YARN
 from tests.inference.modelling.test_network_dense import tiny_config
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -25,6 +25,9 @@ STRETCHED = {
     SLIDING: {"rope_type": "default", "rope_theta": 300.0},
     FULL: {"rope_type": "proportional", "rope_theta": 5000.0, "partial_rotary_factor": 0.5, "factor": 4.0},
 }
+INDEXED = {"q_lora_rank": 20, "index_topk": 12, "index_head_dim": 12, "index_n_heads": 24}
+"""So many heads that hardly any two keys have a score of 0, the order of which is nobody's promise."""
+MSCALED = YARN | {"mscale": 1.0, "mscale_all_dim": 0.5}
 GEMMA3N: dict[str, Any] = {
     "head_dim": 8, "sliding_window": 6, "tie_word_embeddings": True, "num_hidden_layers": 4,
     "layer_types": [SLIDING, FULL] * 2, "hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": 90,
@@ -45,6 +48,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4_text-values-of-their-own": (
         "gemma4_text",
         {**GEMMA4, "attention_bias": True, "num_hidden_layers": 4, "layer_types": [SLIDING, FULL] * 2},
+    ),
+    "deepseek_v32": ("deepseek_v32", {**MLA, **INDEXED, "n_group": 4, "topk_group": 2, "rope_parameters": MSCALED}),
+    "deepseek_v32-dense-biases-all-seen": (
+        "deepseek_v32",
+        {**MLA, **INDEXED, "index_topk": 128, "n_group": 1, "topk_group": 1, "attention_bias": True},
     ),
     "gemma3n_text": (
         "gemma3n_text",

@@ -187,6 +187,10 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "rope_scaling": {"factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0,
             "original_max_position_embeddings": 8192, "rope_type": "llama3"},
         "rope_theta": 500000.0, "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0, "use_qk_norm": True}),
+    "deepseek-ai/DeepSeek-V3.2": ("deepseek_v32", _DEEPSEEK | {
+        "index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048, "n_group": 8, "norm_topk_prob": True,
+        "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "scoring_func": "sigmoid", "topk_group": 4,
+        "topk_method": "noaux_tc"}),
     "google/gemma-3n-E4B": ("gemma3n_text", {key: value for key, value in _USUAL.items() if key != "hidden_act"} | {
         "activation_sparsity_pattern": [0.95, 0.0], "altup_active_idx": 0, "altup_coef_clip": 120.0,
         "altup_correct_scale": True, "altup_num_inputs": 4, "attention_bias": False,

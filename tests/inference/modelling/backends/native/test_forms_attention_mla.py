@@ -47,7 +47,7 @@ def test_it_is_the_reference(name, decodes, chunks, dtype):
     hidden = hidden_rows(batch.num_tokens, dtype)
     native, plain = make_state(layer.spec, rows, dtype), make_state(layer.spec, rows, dtype)
     with torch.inference_mode():
-        given = *layer.queries(hidden), layer.kv_a_proj(hidden), batch
+        given = *layer.queries(hidden, layer.query_latent(hidden)), layer.kv_a_proj(hidden), batch
         found, wanted = native_mix(layer, *given, native), layer.mix(*given, plain)
     # Each side rounds to bfloat16 at several places, 2^-8 each time.
     exact = dtype == torch.float32
@@ -66,7 +66,7 @@ def test_both_forms_of_a_chunk_are_the_reference(name, chunk, absorbs, monkeypat
     hidden = hidden_rows(batch.num_tokens, torch.float32)
     native, plain = (make_state(layer.spec, rows, torch.float32) for _ in range(2))
     with torch.inference_mode():
-        given = *layer.queries(hidden), layer.kv_a_proj(hidden), batch
+        given = *layer.queries(hidden, layer.query_latent(hidden)), layer.kv_a_proj(hidden), batch
         found, wanted = native_mix(layer, *given, native), layer.mix(*given, plain)
     torch.testing.assert_close(found, wanted, rtol=0, atol=float(wanted.abs().max()) * 1e-5)
 

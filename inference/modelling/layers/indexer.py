@@ -1,0 +1,77 @@
+"""Indexer: chooses the keys that each query of latent attention sees, by small queries and keys of its own.
+
+Shape letters: T rows, n queries, m keys, H heads, D width of a head; the indexer's own.
+
+Source: DeepSeek-V3.2 (https://arxiv.org/abs/2512.02556, section 2.1), and transformers' ``deepseek_v32``. Its kernels
+for 8-bit scores and the Hadamard rotation before them change the scores by rounding only, and are left out.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from inference.modelling.forward_batch import ForwardBatch, LayerState
+from inference.modelling.layer_specs import IndexerSpec
+from inference.modelling.layers.layer import Layer
+from inference.modelling.layers.linear import Linear
+from inference.modelling.layers.norm import Norm
+from inference.modelling.layers.rotary import rotary_embedding, rotate_first
+
+Queries = tuple[torch.Tensor, torch.Tensor]
+"""Queries (T, H, D), rotated, and the heads' weights (T, H) in float32."""
+
+
+class Indexer(Layer):
+    """score = Σ over heads of weight · relu(q · k); the ``top_k`` best keys are seen.
+
+    Args:
+        spec: Sizes.
+        hidden_size: h.
+        q_lora_rank: Width of the latent that the queries are made from.
+    """
+
+    def __init__(self, spec: IndexerSpec, hidden_size: int, q_lora_rank: int) -> None:
+        super().__init__()
+        self.spec = spec
+        self.q_proj = Linear(q_lora_rank, spec.num_heads * spec.head_dim)
+        self.k_proj = Linear(hidden_size, spec.head_dim)
+        self.k_norm = Norm(spec.k_norm, spec.head_dim)
+        self.head_weights = Linear(hidden_size, spec.num_heads)
+        self.rope = rotary_embedding(spec.rope)
+
+    def prepare(self, hidden: torch.Tensor, q_latent: torch.Tensor, batch: ForwardBatch, state: LayerState) -> Queries:
+        """The rows' queries and weights; their keys are written to ``state``.
+
+        Args:
+            hidden: (T, h).
+            q_latent: (T, r), what the attention makes its own queries from.
+            batch: The step.
+            state: Of the layer, advanced.
+        """
+        spec = self.spec
+        query = self.q_proj(q_latent).view(-1, spec.num_heads, spec.head_dim)
+        key = self.k_norm(self.k_proj(hidden)).unsqueeze(1)
+        rotated = rotate_first(torch.cat((query, key), 1), self.rope.step(batch), self.rope.spec)
+        state["index_k"].index_copy_(0, batch.slot_mapping, rotated[:, -1])
+        return rotated[:, :-1], self.head_weights(hidden).float()
+
+    def bias(self, queries: Queries, keys: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+        """0 for the keys that each query sees and -inf for the others; of equal scores the earliest key is better.
+
+        Args:
+            queries: (…, n, H, D) and (…, n, H).
+            keys: (…, m, D).
+            visible: (…, n, m), added to the scores: 0, or -inf for what a query can't see anyway.
+
+        Returns:
+            (…, n, m), in the dtype of ``visible``.
+        """
+        query, weights = queries
+        transposed = keys.float().transpose(-1, -2)
+        scores = visible.float()
+        # Head by head, as all scores at once would take H times the memory.
+        for head in range(self.spec.num_heads):
+            own = torch.relu(query[..., head, :].float() @ transposed)
+            scores = scores + weights[..., head, None] * own
+        chosen = scores.sort(stable=True, dim=-1, descending=True).indices[..., : self.spec.top_k]
+        return visible + torch.full_like(visible, -torch.inf).scatter_(-1, chosen, 0.0)
