@@ -46,6 +46,8 @@ class AttentionSpec:
         output_gate: The output is multiplied by a function of a projection of the input, before ``o_proj``.
         gate_activation: That function.
         gate_per_head: The projection has one value for each head, not one for each of its values (Laguna).
+        v_head_dim: Width of a head's values; None: ``head_dim`` (MiMo-V2-Flash).
+        output_multiplier: Multiplies the values that the heads give.
         v_norm: Norm of each head's values; it has no weights (Gemma 4).
         kv_source: Number of the earlier layer whose cached keys and values the queries read; the layer computes and
             caches none of its own (Gemma 3n); None: its own.
@@ -78,24 +80,31 @@ class AttentionSpec:
     v_norm: NormSpec | None = None
     kv_source: int | None = None
     chunk_size: int | None = None
+    v_head_dim: int | None = None
+    output_multiplier: float = 1.0
+
+    @property
+    def value_dim(self) -> int:
+        """Width of a head's values."""
+        return self.head_dim if self.v_head_dim is None else self.v_head_dim
 
     @property
     def qkv_rows(self) -> int:
         """Rows of ``qkv_proj``."""
-        kv_heads = 0 if self.kv_source is not None else 2 * self.num_kv_heads
-        return (self.num_heads + kv_heads) * self.head_dim
+        kv_rows = 0 if self.kv_source is not None else self.num_kv_heads * (self.head_dim + self.value_dim)
+        return self.num_heads * self.head_dim + kv_rows
 
     def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
         """``qkv_proj`` is q, k and v stacked in this order, or q alone where ``kv_source`` is another layer."""
-        q_width = self.num_heads * self.head_dim
+        width = self.num_heads * self.value_dim
         shapes: dict[str, Shape] = {"qkv_proj.weight": (self.qkv_rows, hidden_size)}
         if self.qkv_bias:
             shapes["qkv_proj.bias"] = (self.qkv_rows,)
-        shapes["o_proj.weight"] = (hidden_size, q_width)
+        shapes["o_proj.weight"] = (hidden_size, width)
         if self.o_bias:
             shapes["o_proj.bias"] = (hidden_size,)
         if self.output_gate:
-            shapes["gate_proj.weight"] = (self.num_heads if self.gate_per_head else q_width, hidden_size)
+            shapes["gate_proj.weight"] = (self.num_heads if self.gate_per_head else width, hidden_size)
         if self.has_sinks:
             shapes["sinks"] = (self.num_heads,)
         if self.qk_norm is not None:
@@ -118,8 +127,11 @@ class AttentionSpec:
         """Keys (already rotated) and values of each token; none where another layer's are read."""
         if self.kv_source is not None:
             return ()
-        shape = (self.num_kv_heads, self.head_dim)
-        return (StateTensor("k", "token", shape), StateTensor("v", "token", shape))
+        heads = self.num_kv_heads
+        return (
+            StateTensor("k", "token", (heads, self.head_dim)),
+            StateTensor("v", "token", (heads, self.value_dim)),
+        )
 
 
 @dataclass(frozen=True, slots=True)

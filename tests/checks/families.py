@@ -57,7 +57,6 @@ NOT_READ: Mapping[str, str] = {
     "gpt-sw3": "nothing: its published files say `gpt2`, which is read",
     "lfm3, zamba, rwkv": "recurrent layers that aren't there",
     "longcat_flash": "two attentions in a layer, experts that compute nothing",
-    "mimo_v2_flash": "values narrower than keys, beside sinks",
     "minimax_m3_vl_text": "a text model of a model that sees pictures",
 }  # fmt: skip
 """Types, separated by commas, to what is missing."""

@@ -5,7 +5,7 @@ attention call; prefill chunks one by one, a fresh chunk over its own keys witho
 the step only and are shared by the layers.
 
 Shape letters: T rows, B decoding sequences, L longest context among them, n rows of a chunk, N tokens
-up to its end, H query heads, V key/value heads, P head width.
+up to its end, H query heads, V key/value heads, P head width, W width of a head's values.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ class Attention(Layer):
     def __init__(self, spec: AttentionSpec, hidden_size: int) -> None:
         super().__init__()
         self.spec = spec
-        q_width = spec.num_heads * spec.head_dim
+        width = spec.num_heads * spec.value_dim
         self.qkv_proj = Linear(hidden_size, spec.qkv_rows, spec.qkv_bias)
-        self.o_proj = Linear(q_width, hidden_size, spec.o_bias)
+        self.o_proj = Linear(width, hidden_size, spec.o_bias)
         self.gate_proj = None
         if spec.output_gate:
-            self.gate_proj = Linear(hidden_size, spec.num_heads if spec.gate_per_head else q_width)
+            self.gate_proj = Linear(hidden_size, spec.num_heads if spec.gate_per_head else width)
         self.sinks = nn.Parameter(torch.empty(spec.num_heads), requires_grad=False) if spec.has_sinks else None
         self.q_norm = self.k_norm = None
         if spec.qk_norm is not None:
             self.q_norm = Norm(spec.qk_norm, *spec.qk_norm_shape(spec.num_heads))
             if spec.kv_source is None:
                 self.k_norm = Norm(spec.qk_norm, *spec.qk_norm_shape(spec.num_kv_heads))
-        self.v_norm = None if spec.v_norm is None else Norm(spec.v_norm, spec.head_dim)
+        self.v_norm = None if spec.v_norm is None else Norm(spec.v_norm, spec.value_dim)
         self.rope = None if spec.rope is None else rotary_embedding(spec.rope)
 
     @property
@@ -57,7 +57,7 @@ class Attention(Layer):
         """Whether the backends' kernels compute it."""
         spec = self.spec
         sees_usual = spec.slopes is None and spec.kv_source is None and spec.chunk_size is None
-        return self.sinks is None and not spec.qk_norm_after_rope and sees_usual
+        return self.sinks is None and not spec.qk_norm_after_rope and sees_usual and spec.v_head_dim is None
 
     def forward(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """(T, h) to (T, h); the keys and values of the rows are written to ``state``."""
@@ -71,9 +71,11 @@ class Attention(Layer):
             joint = torch.cat((joint[:, :width] * growth, joint[:, width:]), 1)
         if self.v_norm is not None:
             first = (self.spec.num_heads + self.spec.num_kv_heads) * self.spec.head_dim
-            value = self.v_norm(joint[:, first:].unflatten(1, (-1, self.spec.head_dim)))
+            value = self.v_norm(joint[:, first:].unflatten(1, (-1, self.spec.value_dim)))
             joint = torch.cat((joint[:, :first], value.flatten(1)), 1)
         mixed = self.mix(joint, batch, state)
+        if self.spec.output_multiplier != 1.0:
+            mixed = mixed * self.spec.output_multiplier
         if self.gate_proj is not None:
             mixed = self._gated(mixed, self.gate_proj(hidden))
         out: torch.Tensor = self.o_proj(mixed)
@@ -90,7 +92,7 @@ class Attention(Layer):
         return (mixed.view(*gate.shape, -1) * gate.unsqueeze(-1)).flatten(1)
 
     def mix(self, joint: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
-        """What lies between the projections: qkv_proj's rows to o_proj's input (T, H · P)."""
+        """What lies between the projections: qkv_proj's rows to o_proj's input (T, H · W)."""
         if self.spec.kv_source is None:
             query, key, value = self._heads(joint, batch)
             state["k"].index_copy_(0, batch.slot_mapping, key)
@@ -101,7 +103,7 @@ class Attention(Layer):
         if not batch.prefills:
             mixed = self._decode(query, batch, state)
         else:
-            mixed = torch.empty_like(query)
+            mixed = query.new_empty(*query.shape[:2], self.spec.value_dim)
             if decodes:
                 mixed[:decodes] = self._decode(query[:decodes], batch, state)
             for chunk in batch.prefills:
@@ -121,12 +123,13 @@ class Attention(Layer):
         return query.view(rows, -1, width), key.view(rows, -1, width)
 
     def _heads(self, joint: torch.Tensor, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q (T, H, P), k and v (T, V, P), normed and rotated."""
+        """q (T, H, P), k (T, V, P) and v (T, V, W), normed and rotated."""
         spec = self.spec
         heads, kv_heads = spec.num_heads, spec.num_kv_heads
-        joint = joint.view(-1, heads + 2 * kv_heads, spec.head_dim)
         # q and k lie side by side, so that one rotation serves both.
-        query_key, value = joint[:, : heads + kv_heads], joint[:, heads + kv_heads :]
+        width = (heads + kv_heads) * spec.head_dim
+        query_key = joint[:, :width].reshape(joint.shape[0], -1, spec.head_dim)
+        value = joint[:, width:].reshape(joint.shape[0], -1, spec.value_dim)
         is_normed = self.q_norm is not None
         if is_normed and not spec.qk_norm_after_rope:
             query_key = torch.cat(self.normed(query_key[:, :heads], query_key[:, heads:]), 1)
@@ -144,7 +147,7 @@ class Attention(Layer):
         return query if self.rope is None else rotate_first(query, self.rope.step(batch), self.rope.spec)
 
     def _decode(self, query: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
-        """One query of each decoding sequence (B, H, P) over its context, to the same shape."""
+        """One query of each decoding sequence (B, H, P) over its context, to (B, H, W)."""
         spec = self.spec
         count = query.shape[0]
         key, value = (decode_rows(batch, state[name]).transpose(1, 2) for name in ("k", "v"))
@@ -156,7 +159,7 @@ class Attention(Layer):
             mask = falling if mask is None else falling + mask
         sinks = None if self.sinks is None else self.sinks.view(spec.num_kv_heads, -1)
         mixed = attend(grouped, key, value, scale=spec.scale, mask=mask, softcap=spec.softcap, sinks=sinks)
-        return mixed.reshape(count, spec.num_heads, spec.head_dim)
+        return mixed.reshape(count, spec.num_heads, spec.value_dim)
 
     def attend_chunk(
         self,
@@ -167,10 +170,10 @@ class Attention(Layer):
         batch: ForwardBatch,
         state: LayerState,
     ) -> torch.Tensor:
-        """A chunk's queries (n, H, P) over the tokens up to each of them, to the same shape.
+        """A chunk's queries (n, H, P) over the tokens up to each of them, to (n, H, W).
 
         Args:
-            key, value: (n, V, P), of the chunk's own tokens; None: they are in the cache only.
+            key, value: (n, V, P) and (n, V, W), of the chunk's own tokens; None: they are in the cache only.
         """
         spec = self.spec
         first = 0

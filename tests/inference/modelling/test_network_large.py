@@ -33,6 +33,14 @@ GEMMA3N: dict[str, Any] = {
     "layer_types": [SLIDING, FULL] * 2, "hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": 90,
     "num_kv_shared_layers": 2, "laurel_rank": 4, "pad_token_id": 0,
 }  # fmt: skip
+MIMO: dict[str, Any] = {
+    "head_dim": 12, "v_head_dim": 8, "num_key_value_heads": 1, "num_hidden_layers": 3, "moe_intermediate_size": 20,
+    "n_routed_experts": 8, "num_experts_per_tok": 2, "sliding_window": 6, "layer_types": [FULL, SLIDING, SLIDING],
+}  # fmt: skip
+MIMO_ROPES = {
+    FULL: {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.67},
+    SLIDING: {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.34},
+}
 LLAMA4: dict[str, Any] = {
     "head_dim": 8, "num_hidden_layers": 4, "num_local_experts": 4, "intermediate_size": 24, "intermediate_size_mlp": 40,
     "attention_chunk_size": 9, "floor_scale": 5, "attn_scale": 0.4,
@@ -63,6 +71,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **GEMMA3N, "altup_active_idx": 1, "altup_num_inputs": 3, "altup_correct_scale": False,
             "num_kv_shared_layers": 0, "attention_bias": True, "final_logit_softcapping": 2.0,
+        },
+    ),
+    "mimo_v2_flash": ("mimo_v2_flash", {**MIMO, "rope_parameters": MIMO_ROPES}),
+    "mimo_v2_flash-equal-widths-groups-biases": (
+        "mimo_v2_flash",
+        {
+            **MIMO, "v_head_dim": 12, "n_group": 2, "topk_group": 1, "attention_bias": True,
+            "attention_value_scale": None, "layer_types": None,
         },
     ),
     "llama4_text": ("llama4_text", {**LLAMA4, "moe_layers": [1, 3]}),

@@ -81,7 +81,8 @@ def context_arguments(
 def _mix_attention(layer: Attention, joint: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
     spec = layer.spec
     is_cut = spec.chunk_size is not None and int(batch.attention.lengths.max()) > spec.chunk_size
-    if spec.qk_norm_after_rope or spec.slopes is not None or spec.kv_source is not None or is_cut:
+    is_other = spec.slopes is not None or spec.kv_source is not None or spec.v_head_dim is not None
+    if spec.qk_norm_after_rope or is_other or is_cut:
         return Attention.mix(layer, joint, batch, state)
     norm, over, q_weight, k_weight = spec.qk_norm, 0, None, None
     if layer.q_norm is not None and layer.k_norm is not None:

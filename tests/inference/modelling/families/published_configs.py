@@ -191,6 +191,11 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048, "n_group": 8, "norm_topk_prob": True,
         "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "scoring_func": "sigmoid", "topk_group": 4,
         "topk_method": "noaux_tc"}),
+    "XiaomiMiMo/MiMo-V2-Flash": ("mimo_v2_flash", _USUAL | {
+        "attention_bias": False, "attention_dropout": 0.0, "attention_value_scale": 0.707, "head_dim": 192, **_TYPES,
+        "mlp_layer_types": ["dense", "sparse"], "moe_intermediate_size": 2048, "n_group": 1, "n_routed_experts": 256,
+        "norm_topk_prob": True, "num_experts_per_tok": 8, "routed_scaling_factor": None, "topk_group": 1,
+        "v_head_dim": 128, "sliding_window_size": 128}),
     "google/gemma-3n-E4B": ("gemma3n_text", {key: value for key, value in _USUAL.items() if key != "hidden_act"} | {
         "activation_sparsity_pattern": [0.95, 0.0], "altup_active_idx": 0, "altup_coef_clip": 120.0,
         "altup_correct_scale": True, "altup_num_inputs": 4, "attention_bias": False,

@@ -1,0 +1,129 @@
+"""MiMo-V2-Flash: values narrower than keys, windowed layers with sinks and twice the key/value heads, grouped experts.
+
+Source: transformers' ``mimo_v2_flash``, also for what config.json may leave out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from inference.errors import TensorShapeMismatch
+from inference.modelling.families.attention_config import attention_sources, attention_spec
+from inference.modelling.families.checks import ROTARY_BUFFERS
+from inference.modelling.families.config import CheckpointView
+from inference.modelling.families.config_key_tables import COMMON, HEADS, QKV_BIAS, ROPE_MEMBERS, Table, used
+from inference.modelling.families.config_keys import Members
+from inference.modelling.families.config_values import activation, check_size, number_with_evidence, rms_norm
+from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
+from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
+from inference.modelling.families.grouped_moe import GROUPED_MOE, grouped_moe
+from inference.modelling.families.head_sizes import HeadSizes
+from inference.modelling.families.headers import matrix_shape
+from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
+from inference.modelling.families.moe_config import check_dense_layers, has_router, moe_sources
+from inference.modelling.families.rope_by_type import rope_of_type
+from inference.modelling.families.windows import TYPES, layer_types, sliding_window
+from inference.modelling.layer_specs import AttentionSpec, ChannelMixerSpec
+from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
+
+CONFIG_KEYS: Mapping[str, Table] = {
+    "mimo_v2_flash": {
+        **COMMON,
+        **{key: rule for key, rule in HEADS.items() if key not in ("num_heads", "num_kv_heads")},
+        **{key: rule for key, rule in GROUPED_MOE.items() if key not in ("n_shared_experts", "first_k_dense_replace")},
+        **used(
+            "intermediate_size", "hidden_act", "rms_norm_eps", "v_head_dim", "sliding_window", "sliding_window_size",
+            "layer_types", "mlp_layer_types", "attention_value_scale",
+        ),
+        "rope_parameters": Members(ROPE_MEMBERS),
+        "attention_bias": QKV_BIAS,
+    }
+}  # fmt: skip
+
+# transformers' defaults.
+CONTEXT = 131072
+WINDOW = 129
+PATTERN = 6
+"""The first layer and the last of every so many see all positions."""
+SHARE = 0.334
+ROPES = {
+    "full_attention": {"rope_type": "default", "rope_theta": 5_000_000.0, "partial_rotary_factor": SHARE},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": SHARE},
+}
+
+
+def build_spec(view: CheckpointView) -> ModelSpec:
+    layout = read_layout(view, default_max_position_embeddings=CONTEXT)
+    norm, act = rms_norm(view, default=1e-5), activation(view)
+    types = layer_types(view, layout.num_layers, TYPES) or tuple(
+        TYPES[number == 0 or not (number + 1) % PATTERN] for number in range(layout.num_layers)
+    )
+    _check_dense(view, layout)
+    layers: list[LayerSpec] = []
+    sources: dict[str, Source] = {}
+    for number, kind in enumerate(types):
+        layer = layout.layer(number)
+        attention = _attention(view, layer, kind, layout.max_position_embeddings)
+        channel: ChannelMixerSpec
+        if has_router(view, layer):
+            channel = grouped_moe(view, layer, act)
+            own = moe_sources(view, channel, f"{layer}mlp.")
+        else:
+            channel = mlp_spec(view, layer, act)
+            own = mlp_sources(view, channel, layer)
+        layers.append(llama_layer(attention, channel, norm))
+        sources |= llama_layer_sources(number, layer, _attention_sources(view, attention, layer), own)
+    return decoder_spec(view, layout, "mimo_v2_flash", layers, sources, norm, ignored=(ROTARY_BUFFERS,))
+
+
+def _attention(view: CheckpointView, layer: str, kind: str, context: int) -> AttentionSpec:
+    """Attention of a layer: heads by config.json, the width of keys and values by the shapes.
+
+    Raises:
+        TensorShapeMismatch: The projections don't have these heads.
+    """
+    is_windowed, base = kind == TYPES[0], f"{layer}self_attn."
+    num_heads = view.config.integer("num_attention_heads", high=1 << 16)
+    kv_heads = view.config.integer("num_key_value_heads", high=1 << 15) * (2 if is_windowed else 1)
+    rows = {name: matrix_shape(view.tensors, f"{base}{name}_proj.weight")[0] for name in "qkv"}
+    head_dim, value_dim = rows["q"] // num_heads, rows["v"] // kv_heads
+    if rows != {"q": num_heads * head_dim, "k": kv_heads * head_dim, "v": kv_heads * value_dim} or num_heads % kv_heads:
+        raise TensorShapeMismatch(
+            f"{base[:-1]}: {rows['q']}, {rows['k']} and {rows['v']} rows of q, k and v don't fit {num_heads} heads and "
+            f"{kv_heads} of keys and values ({kind}).",
+            param=f"{base}q_proj.weight",
+        )
+    evidence = f"rows of {base}q_proj and v_proj"
+    check_size(view, head_dim, evidence, "head_dim")
+    check_size(view, value_dim, evidence, "v_head_dim")
+    factor = number_with_evidence(view, "attention.value_scale", ("attention_value_scale",), 0.707, low=1e-6, high=1e6)
+    if "attention_value_scale" in view.config.values and view.config.get("attention_value_scale") is None:
+        factor = 1.0
+    rope = rope_of_type(view, kind, head_dim, ROPES, max_position_embeddings=context, default_partial=SHARE)
+    spec = attention_spec(view, layer, HeadSizes(num_heads, kv_heads, head_dim), rope)
+    return replace(
+        spec,
+        v_head_dim=None if value_dim == head_dim else value_dim,
+        output_multiplier=factor,
+        sliding_window=_window(view) if is_windowed else None,
+        has_sinks=is_windowed,
+    )
+
+
+def _window(view: CheckpointView) -> int | None:
+    """The window with the query's own position, which ``sliding_window_size`` doesn't count."""
+    before = view.config.optional_integer("sliding_window_size", low=0)
+    return sliding_window(view, default=WINDOW) if before is None else before + 1
+
+
+def _attention_sources(view: CheckpointView, spec: AttentionSpec, layer: str) -> dict[str, Source]:
+    sources = attention_sources(view, spec, layer)
+    early = f"{layer}self_attn.attention_sink_bias"
+    return sources | ({"sinks": tensor(early)} if early in view.tensors else {})
+
+
+def _check_dense(view: CheckpointView, layout: DecoderLayout) -> None:
+    kinds = view.config.strings("mlp_layer_types") or ("dense", *("sparse",) * (layout.num_layers - 1))
+    if len(kinds) == layout.num_layers:
+        check_dense_layers(view, layout, "mlp_layer_types", lambda number: kinds[number] == "sparse")
