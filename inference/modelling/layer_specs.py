@@ -171,6 +171,7 @@ class MLASpec:
         rope: None: the parts of queries and keys that would be rotated aren't (Kimi Linear).
         head_gate: Each head's output is multiplied by sigmoid of a projection of the input, before ``o_proj`` (Ling 3).
         scale: Factor of (q_nope·k_nope + q_rope·k_rope).
+        latent_multiplier: Multiplies the latents that keys and values are made from (LongCat-Flash).
         indexer: Chooses the keys that each query sees; the queries have a latent then. None: all.
     """
 
@@ -189,6 +190,7 @@ class MLASpec:
     bias: bool = False
     head_gate: bool = False
     indexer: IndexerSpec | None = None
+    latent_multiplier: float = 1.0
 
     def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
         """``kv_a_proj`` is latent then rotary key; ``k_b_proj``, ``v_b_proj`` expand the latent per head."""
@@ -428,6 +430,7 @@ class MoESpec:
         branch_norm: Norms before and behind the shared expert, and before and behind the routed ones; the router reads
             what comes in (Gemma 4); None: all read the same.
         router_norm, router_multiplier: The router reads norm(x) · multiplier.
+        num_identity_experts: The router chooses among so many more, which give back what they read (LongCat-Flash).
         scales_input: The weights multiply the experts' inputs, not their outputs (Llama 4).
         expert_scale: Each expert's weight is multiplied by a learned number of it.
     """
@@ -460,15 +463,21 @@ class MoESpec:
     router_multiplier: float = 1.0
     expert_scale: bool = False
     scales_input: bool = False
+    num_identity_experts: int = 0
+
+    @property
+    def num_choices(self) -> int:
+        """What the router chooses among."""
+        return self.num_experts + self.num_identity_experts
 
     def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
         """Experts are stacked: ``experts.gate_up_proj`` (E, 2f, h), ``experts.down_proj`` (E, h, f)."""
         count, inner = self.num_experts, self.intermediate_size
-        shapes: dict[str, Shape] = {"router.weight": (count, hidden_size)}
+        shapes: dict[str, Shape] = {"router.weight": (self.num_choices, hidden_size)}
         if self.router_bias:
-            shapes["router.bias"] = (count,)
+            shapes["router.bias"] = (self.num_choices,)
         if self.correction_bias:
-            shapes["router.correction_bias"] = (count,)
+            shapes["router.correction_bias"] = (self.num_choices,)
         if self.router_norm is not None:
             shapes |= prefixed("router.norm", self.router_norm.parameter_shapes(hidden_size))
         if self.expert_scale:

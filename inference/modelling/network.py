@@ -61,9 +61,12 @@ class ResidualStream:
         hidden: (T, h), overwritten; (P, T, h) where there are several streams.
         embedding: (T, h), the embedding for layers that read it again.
         layer_inputs: (T, L, p), the inputs of the layers that have one of their own.
+
+    Attributes:
+        shortcut: (T, h) of the last layer's experts, for the end of the next one.
     """
 
-    __slots__ = ("_hidden", "_mixed", "_multiplier", "embedding", "layer_inputs")
+    __slots__ = ("_hidden", "_mixed", "_multiplier", "embedding", "layer_inputs", "shortcut")
 
     def __init__(
         self, hidden: torch.Tensor, embedding: torch.Tensor | None = None, layer_inputs: torch.Tensor | None = None
@@ -71,6 +74,7 @@ class ResidualStream:
         self._hidden = hidden
         self.embedding = embedding
         self.layer_inputs = layer_inputs
+        self.shortcut: torch.Tensor | None = None
         self._mixed: torch.Tensor | None = None
         self._multiplier = 1.0
 
@@ -79,6 +83,7 @@ class ResidualStream:
         copied = ResidualStream(self._hidden.clone(), self.embedding, self.layer_inputs)
         copied._mixed = None if self._mixed is None else self._mixed.clone()
         copied._multiplier = self._multiplier
+        copied.shortcut = self.shortcut
         return copied
 
     def enter(self, norm: Norm | None, *, replaces: bool = False) -> torch.Tensor:
@@ -139,6 +144,7 @@ class HybridLayer(Layer):
         self.channel_norm = _build_norm(spec.channel_norm, hidden_size)
         self.channel_mixer = None if spec.channel_mixer is None else _build_mixer(spec.channel_mixer, hidden_size)
         self.channel_post_norm = _build_norm(spec.channel_post_norm, hidden_size)
+        self.shortcut = None if spec.shortcut is None else _build_mixer(spec.shortcut, hidden_size)
         self.altup = None if spec.altup is None else AltUp(spec.altup, hidden_size)
         self.layer_input = None if spec.layer_input is None else LayerInput(spec.layer_input, hidden_size)
         self.stream_scale = nn.Parameter(torch.empty(1), requires_grad=False) if spec.has_stream_scale else None
@@ -156,7 +162,13 @@ class HybridLayer(Layer):
             mixed = self.token_mixer(self._enter(stream, batch, state), batch, state)
             self._leave(stream, mixed, self.token_post_norm)
         if self.channel_mixer is not None:
-            mixed = self.channel_mixer(stream.enter(self.channel_norm, replaces=spec.replaces_stream))
+            entering = stream.enter(self.channel_norm, replaces=spec.replaces_stream)
+            ends_here, stream.shortcut = stream.shortcut, None
+            if self.shortcut is not None:
+                stream.shortcut = self.shortcut(entering)
+            mixed = self.channel_mixer(entering)
+            if ends_here is not None:
+                mixed = mixed + ends_here
             multiplier = spec.residual_multiplier if spec.channel_multiplier is None else spec.channel_multiplier
             stream.leave(mixed if self.channel_post_norm is None else self.channel_post_norm(mixed), multiplier)
         if self.layer_input is not None:

@@ -77,6 +77,8 @@ class LayerSpec:
         replaces_stream: The stream goes on from what the norms before the mixers give: x = norm(x); x + mixer(x)
             (MiniMax).
         channel_multiplier: r of the channel mixer; None: ``residual_multiplier``.
+        shortcut: Experts that read what the channel mixer reads; the next layer adds their result at its end
+            (LongCat-Flash).
         layer_input: What the layer adds of its own input, at its end.
         altup: There are several streams, and what is around the mixers is this (Gemma 3n); None: one stream.
         has_stream_scale: A learned number multiplies the stream, at the layer's end (Gemma 4).
@@ -94,6 +96,7 @@ class LayerSpec:
     replaces_stream: bool = False
     channel_multiplier: float | None = None
     prologue: SharedBlockSpec | None = None
+    shortcut: MoESpec | None = None
     layer_input: LayerInputSpec | None = None
     has_stream_scale: bool = False
     altup: AltUpSpec | None = None
@@ -101,8 +104,8 @@ class LayerSpec:
     @property
     def kind(self) -> str:
         """A short label for people: ``mamba2``, ``mla+moe``, ``attention+mlp``."""
-        parts = [*self.token_mixers, *([] if self.channel_mixer is None else [self.channel_mixer])]
-        return "+".join(part.kind for part in parts)
+        parts = (*self.token_mixers, self.channel_mixer, self.shortcut)
+        return "+".join(part.kind for part in parts if part is not None)
 
     @property
     def token_mixers(self) -> tuple[MixerSpec, ...]:
@@ -125,6 +128,8 @@ class LayerSpec:
             shapes |= prefixed("token_mixer", self.token_mixer.parameter_shapes(hidden_size))
         if self.channel_mixer is not None:
             shapes |= prefixed("channel_mixer", self.channel_mixer.parameter_shapes(hidden_size))
+        if self.shortcut is not None:
+            shapes |= prefixed("shortcut", self.shortcut.parameter_shapes(hidden_size))
         if self.layer_input is not None:
             shapes |= prefixed("layer_input", self.layer_input.parameter_shapes(hidden_size))
         if self.altup is not None:
@@ -284,11 +289,11 @@ class ModelSpec:
         """Number of weights in the layers that a token is multiplied by: of experts, those that it is routed to."""
         total = 0
         for layer in self.layers:
-            routed = layer.channel_mixer if isinstance(layer.channel_mixer, MoESpec) else None
+            routed = layer.channel_mixer if isinstance(layer.channel_mixer, MoESpec) else layer.shortcut
             for name, shape in layer.parameter_shapes(self.hidden_size).items():
                 size = math.prod(shape)
-                if routed is not None and name.startswith("channel_mixer.experts."):
-                    size = size * routed.top_k // routed.num_experts
+                if routed is not None and name.startswith(("channel_mixer.experts.", "shortcut.experts.")):
+                    size = size * routed.top_k // routed.num_choices
                 total += size
         return total
 

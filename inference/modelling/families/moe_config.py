@@ -85,7 +85,7 @@ def moe_sources(
     sources = {"router.weight": tensor(f"{base}{router}.weight")}
     if spec.correction_bias:
         bias = f"{base}{correction_bias or router + '.e_score_correction_bias'}"
-        sources["router.correction_bias"] = Source((Piece(bias, reshape=(spec.num_experts,)),))
+        sources["router.correction_bias"] = Source((Piece(bias, reshape=(spec.num_choices,)),))
     sources |= _expert_sources(view, base + "experts.", spec.num_experts, gated=spec.gated, names=names)
     if spec.shared_intermediate_size:
         dense = MLPSpec(spec.shared_intermediate_size, spec.activation, spec.gated)
@@ -215,9 +215,10 @@ def check_routing(spec: MoESpec) -> MoESpec:
         CorruptCheckpoint: More experts are to be chosen than there are, or the groups don't divide them.
     """
     experts, groups = spec.num_experts, spec.num_expert_groups
-    if spec.top_k > experts:
+    choices = experts + spec.num_identity_experts
+    if spec.top_k > choices:
         raise CorruptCheckpoint(
-            f"config.json: num_experts_per_tok is {spec.top_k}, but there are {experts} experts.",
+            f"config.json: num_experts_per_tok is {spec.top_k}, but there are {choices} experts.",
             param="num_experts_per_tok",
         )
     if experts % groups or spec.top_k_groups > groups:
@@ -225,7 +226,7 @@ def check_routing(spec: MoESpec) -> MoESpec:
             f"config.json: {experts} experts in {groups} groups, {spec.top_k_groups} of them chosen, is impossible.",
             param="n_group",
         )
-    if spec.top_k > spec.top_k_groups * (experts // groups):
+    if groups > 1 and spec.top_k > spec.top_k_groups * (experts // groups):
         raise CorruptCheckpoint(
             f"config.json: {spec.top_k_groups} groups of {experts // groups} experts don't hold the "
             f"{spec.top_k} that num_experts_per_tok asks for.",

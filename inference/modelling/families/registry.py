@@ -72,6 +72,7 @@ FAMILIES: dict[str, Family] = {
     "gemma3n": Family("gemma3n", "Gemma3nForConditionalGeneration"),
     "gemma3n_text": Family("gemma3n", "Gemma3nForCausalLM"),
     "mimo_v2_flash": Family("mimo_v2_flash", "MiMoV2FlashForCausalLM"),
+    "longcat_flash": Family("longcat_flash", "LongcatFlashForCausalLM"),
     "llama4": Family("llama4", "Llama4ForConditionalGeneration"),
     "llama4_text": Family("llama4", "Llama4ForCausalLM"),
     "gemma4": Family("gemma4", "Gemma4ForConditionalGeneration"),

@@ -101,6 +101,9 @@ class MultiHeadLatentAttention(Layer):
         q_latent = self.query_latent(hidden)
         q_nope, q_rope = self.queries(hidden, q_latent)
         rows = self.kv_a_proj(hidden)
+        # Keys and values are linear in the latents: their factor goes to what meets the keys, and to what comes out.
+        if self.spec.latent_multiplier != 1.0:
+            q_nope = q_nope * self.spec.latent_multiplier
         if self.indexer is None:
             mixed = self.mix(q_nope, q_rope, rows, batch, state)
         else:
@@ -111,6 +114,8 @@ class MultiHeadLatentAttention(Layer):
                 mixed = self._mix_sparsely(self.indexer, index, q_nope, q_rope, rows, batch, state)
             else:
                 mixed = self.mix(q_nope, q_rope, rows, batch, state)
+        if self.spec.latent_multiplier != 1.0:
+            mixed = mixed * self.spec.latent_multiplier
         if self.head_gate is not None:
             gate = self.head_gate(hidden).sigmoid().unsqueeze(2)
             mixed = (mixed.view(-1, self.spec.num_heads, self.spec.v_head_dim) * gate).flatten(1)

@@ -92,11 +92,10 @@ class Router(Layer):
     def __init__(self, spec: MoESpec, hidden_size: int) -> None:
         super().__init__()
         self.spec = spec
-        self.weight = nn.Parameter(torch.empty(spec.num_experts, hidden_size), requires_grad=False)
-        self.bias = nn.Parameter(torch.empty(spec.num_experts), requires_grad=False) if spec.router_bias else None
-        self.correction_bias = (
-            nn.Parameter(torch.empty(spec.num_experts), requires_grad=False) if spec.correction_bias else None
-        )
+        count = spec.num_choices
+        self.weight = nn.Parameter(torch.empty(count, hidden_size), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(count), requires_grad=False) if spec.router_bias else None
+        self.correction_bias = nn.Parameter(torch.empty(count), requires_grad=False) if spec.correction_bias else None
         self.norm = None if spec.router_norm is None else Norm(spec.router_norm, hidden_size)
         self.expert_scale = (
             nn.Parameter(torch.empty(spec.num_experts), requires_grad=False) if spec.expert_scale else None
@@ -237,6 +236,13 @@ class MixtureOfExperts(Layer):
         if self.router.expert_scale is not None:
             weights = weights * self.router.expert_scale[chosen]
         mixed: torch.Tensor
+        if self.spec.num_identity_experts:
+            # These count as the first expert with weight 0, so that the experts' kernels know nothing of them.
+            is_identity = chosen >= self.spec.num_experts
+            kept = (weights * is_identity).sum(-1, keepdim=True).to(hidden.dtype)
+            weights, chosen = weights.masked_fill(is_identity, 0.0), chosen.masked_fill(is_identity, 0)
+            mixed = self.experts(hidden, weights, chosen) + kept * hidden
+            return mixed if self.shared_expert is None else mixed + self._shared(hidden)
         if self.spec.scales_input:
             scaled = (hidden.unsqueeze(1) * weights.unsqueeze(2).to(hidden.dtype)).flatten(0, 1)
             parts = self.experts(scaled, torch.ones_like(weights).view(-1, 1), chosen.view(-1, 1))

@@ -41,6 +41,11 @@ MIMO_ROPES = {
     FULL: {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.67},
     SLIDING: {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.34},
 }
+LONGCAT: dict[str, Any] = {
+    "num_layers": 2, "q_lora_rank": 20, "kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
+    "head_dim": 8, "v_head_dim": 10, "num_key_value_heads": 4, "ffn_hidden_size": 40, "expert_ffn_hidden_size": 24,
+    "moe_topk": 3, "n_routed_experts": 5, "zero_expert_num": 3, "routed_scaling_factor": 2.0,
+}  # fmt: skip
 LLAMA4: dict[str, Any] = {
     "head_dim": 8, "num_hidden_layers": 4, "num_local_experts": 4, "intermediate_size": 24, "intermediate_size_mlp": 40,
     "attention_chunk_size": 9, "floor_scale": 5, "attn_scale": 0.4,
@@ -73,6 +78,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_kv_shared_layers": 0, "attention_bias": True, "final_logit_softcapping": 2.0,
         },
     ),
+    "longcat_flash": ("longcat_flash", LONGCAT),
+    "longcat_flash-biases-yarn": ("longcat_flash", {**LONGCAT, "attention_bias": True, "rope_parameters": MSCALED}),
     "mimo_v2_flash": ("mimo_v2_flash", {**MIMO, "rope_parameters": MIMO_ROPES}),
     "mimo_v2_flash-equal-widths-groups-biases": (
         "mimo_v2_flash",
@@ -194,3 +201,13 @@ def test_the_text_model_of_one_that_sees_pictures(family, naming, tmp_path):
             return model(tokens.unsqueeze(0), use_cache=False).logits[0].float()
 
     assert_matches_oracle(load_directory(tmp_path), oracle)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v32", "longcat_flash", "mimo_v2_flash"])
+def test_stacked_experts_are_the_same_as_one_by_one(name, tmp_path):
+    apart, _ = make_checkpoint(tiny_config(*CASES[name]), tmp_path / "apart")
+    together, _ = make_checkpoint(tiny_config(*CASES[name]), tmp_path / "together", stacked=True)
+    first, second = load_directory(apart), load_directory(together)
+    assert "experts.{e}" in str(first.spec.parameters) and "experts.{e}" not in str(second.spec.parameters)
+    for (name_a, value), (name_b, other) in zip(first.named_parameters(), second.named_parameters(), strict=True):
+        assert name_a == name_b and torch.equal(value, other), name_a

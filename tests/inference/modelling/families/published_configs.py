@@ -196,6 +196,13 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "mlp_layer_types": ["dense", "sparse"], "moe_intermediate_size": 2048, "n_group": 1, "n_routed_experts": 256,
         "norm_topk_prob": True, "num_experts_per_tok": 8, "routed_scaling_factor": None, "topk_group": 1,
         "v_head_dim": 128, "sliding_window_size": 128}),
+    "meituan-longcat/LongCat-Flash-Chat": ("longcat_flash", {
+        "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+        "expert_ffn_hidden_size": 2048, "ffn_hidden_size": 12288, "hidden_size": 6144, "kv_lora_rank": 512,
+        "max_position_embeddings": 131072, "moe_topk": 12, "n_routed_experts": 512, "num_attention_heads": 64,
+        "num_layers": 28, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05,
+        "rope_theta": 10000000.0, "routed_scaling_factor": 6.0, "router_bias": False, "v_head_dim": 128,
+        "vocab_size": 131072, "zero_expert_num": 256}),
     "google/gemma-3n-E4B": ("gemma3n_text", {key: value for key, value in _USUAL.items() if key != "hidden_act"} | {
         "activation_sparsity_pattern": [0.95, 0.0], "altup_active_idx": 0, "altup_coef_clip": 120.0,
         "altup_correct_scale": True, "altup_num_inputs": 4, "attention_bias": False,
