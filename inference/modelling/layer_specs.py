@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from inference.modelling.indexer_specs import BlockIndexerSpec, IndexerSpec
 from inference.modelling.layer_parts import NormSpec, RopeSpec, Shape, StateTensor, prefixed
 from inference.modelling.linear_specs import (
     GatedDeltaSpec,
@@ -48,6 +49,7 @@ class AttentionSpec:
         gate_per_head: The projection has one value for each head, not one for each of its values (Laguna).
         v_head_dim: Width of a head's values; None: ``head_dim`` (MiMo-V2-Flash).
         output_multiplier: Multiplies the values that the heads give.
+        block_indexer: Chooses the blocks of keys that each query sees, without a window; None: all.
         v_norm: Norm of each head's values; it has no weights (Gemma 4).
         kv_source: Number of the earlier layer whose cached keys and values the queries read; the layer computes and
             caches none of its own (Gemma 3n); None: its own.
@@ -82,6 +84,7 @@ class AttentionSpec:
     chunk_size: int | None = None
     v_head_dim: int | None = None
     output_multiplier: float = 1.0
+    block_indexer: BlockIndexerSpec | None = None
 
     @property
     def value_dim(self) -> int:
@@ -110,6 +113,8 @@ class AttentionSpec:
         if self.qk_norm is not None:
             for name, heads in self.normed_heads():
                 shapes |= prefixed(name, self.qk_norm.parameter_shapes(*self.qk_norm_shape(heads)))
+        if self.block_indexer is not None:
+            shapes |= prefixed("indexer", self.block_indexer.parameter_shapes(hidden_size, self.num_kv_heads))
         return shapes
 
     def normed_heads(self) -> tuple[tuple[str, int], ...]:
@@ -127,36 +132,10 @@ class AttentionSpec:
         """Keys (already rotated) and values of each token; none where another layer's are read."""
         if self.kv_source is not None:
             return ()
-        heads = self.num_kv_heads
-        return (
-            StateTensor("k", "token", (heads, self.head_dim)),
-            StateTensor("v", "token", (heads, self.value_dim)),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class IndexerSpec:
-    """What chooses the keys that each query sees (DeepSeek-V3.2).
-
-    Attributes:
-        head_dim: Of its queries, and of the key of each token, whose first values are rotated.
-        top_k: Number of keys that a query sees.
-    """
-
-    num_heads: int
-    head_dim: int
-    top_k: int
-    rope: RopeSpec
-    k_norm: NormSpec
-
-    def parameter_shapes(self, hidden_size: int, q_lora_rank: int) -> dict[str, Shape]:
-        """Shapes of the parameters, by name within ``indexer``."""
-        return {
-            "q_proj.weight": (self.num_heads * self.head_dim, q_lora_rank),
-            "k_proj.weight": (self.head_dim, hidden_size),
-            **prefixed("k_norm", self.k_norm.parameter_shapes(self.head_dim)),
-            "head_weights.weight": (self.num_heads, hidden_size),
-        }
+        heads, index = self.num_kv_heads, self.block_indexer
+        keys = StateTensor("k", "token", (heads, self.head_dim))
+        values = StateTensor("v", "token", (heads, self.value_dim))
+        return (keys, values, *([] if index is None else [StateTensor("index_k", "token", (index.head_dim,))]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +358,7 @@ class MLPSpec:
         output_multiplier: r.
         gate_sparsity: So much of a row's gates becomes 0, if they are spread normally: what is above the cut remains,
             less the cut (Gemma 3n); 0: all remain.
+        gate_clamp: As in ``MoESpec``.
     """
 
     kind: ClassVar[str] = "mlp"
@@ -389,6 +369,7 @@ class MLPSpec:
     gate_multiplier: float = 1.0
     output_multiplier: float = 1.0
     gate_sparsity: float = 0.0
+    gate_clamp: tuple[float, float] | None = None
 
     def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
         """``gate_up_proj`` is gate then up."""

@@ -37,12 +37,12 @@ from typing import Any, Literal
 
 from inference.modelling.altup_specs import AltUpSpec, StreamsSpec
 from inference.modelling.encoded_tensor import EncodedTensor
+from inference.modelling.indexer_specs import BlockIndexerSpec, IndexerSpec
 from inference.modelling.layer_input_specs import LayerInputSpec, LayerInputsSpec
 from inference.modelling.layer_parts import Dtype, NormSpec, RopeScaling, RopeSpec, Shape, StateTensor, prefixed
 from inference.modelling.layer_specs import (
     AttentionSpec,
     ChannelMixerSpec,
-    IndexerSpec,
     Mamba1Spec,
     Mamba2Spec,
     MLASpec,
@@ -377,7 +377,7 @@ _CLASSES: dict[str, type] = {
         NormSpec, RopeScaling, RopeSpec, AttentionSpec, MLASpec, Mamba1Spec, Mamba2Spec, Mamba3Spec, GatedDeltaSpec,
         KimiDeltaSpec, LightningSpec, MLSTMSpec, RGLRUSpec, ShortConvSpec, BranchSpec, ParallelSpec, SharedBlockSpec,
         MLPSpec, MoESpec, AltUpSpec, StreamsSpec, LayerInputSpec, LayerInputsSpec, LayerSpec, Piece, Source,
-        EncodedTensor, IndexerSpec, ModelSpec, PredictionHeadSpec,
+        EncodedTensor, BlockIndexerSpec, IndexerSpec, ModelSpec, PredictionHeadSpec,
     )
 }  # fmt: skip
 

@@ -56,7 +56,6 @@ NOT_READ: Mapping[str, str] = {
     "gemma4_assistant, gemma4_unified_assistant": "models that only draft for another one",
     "gpt-sw3": "nothing: its published files say `gpt2`, which is read",
     "lfm3, zamba, rwkv": "recurrent layers that aren't there",
-    "minimax_m3_vl_text": "a text model of a model that sees pictures",
 }  # fmt: skip
 """Types, separated by commas, to what is missing."""
 _NO_DECODERS = """

@@ -37,8 +37,9 @@ from inference.modelling.families.moe_config import (
 )
 from inference.modelling.families.prediction_head import HeadLayer, names_behind_layers, prediction_head
 from inference.modelling.families.rope_config import read_rope, yarn_softmax_multiplier
+from inference.modelling.indexer_specs import IndexerSpec
 from inference.modelling.layer_parts import NormSpec, prefixed
-from inference.modelling.layer_specs import ChannelMixerSpec, IndexerSpec, MLASpec, MoESpec
+from inference.modelling.layer_specs import ChannelMixerSpec, MLASpec, MoESpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, tensor
 
 DENSE: Table = {

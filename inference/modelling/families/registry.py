@@ -73,6 +73,8 @@ FAMILIES: dict[str, Family] = {
     "gemma3n_text": Family("gemma3n", "Gemma3nForCausalLM"),
     "mimo_v2_flash": Family("mimo_v2_flash", "MiMoV2FlashForCausalLM"),
     "longcat_flash": Family("longcat_flash", "LongcatFlashForCausalLM"),
+    "minimax_m3_vl": Family("minimax_m3", "MiniMaxM3SparseForConditionalGeneration"),
+    "minimax_m3_vl_text": Family("minimax_m3", "MiniMaxM3VLForCausalLM"),
     "llama4": Family("llama4", "Llama4ForConditionalGeneration"),
     "llama4_text": Family("llama4", "Llama4ForCausalLM"),
     "gemma4": Family("gemma4", "Gemma4ForConditionalGeneration"),

@@ -23,6 +23,7 @@ def around(text: Table) -> Table:
         "text_config": Members(text),
         **harmless(
             "pictures and sound aren't read",
+            "projector_hidden_size", "merged_hidden_size", "video_token_index",
             "vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id",
             "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index", "projector_hidden_act",
             "audio_config", "audio_token_id", "boa_token_id", "eoa_token_id", "eoa_token_index", "boi_token_id",

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
 from inference.modelling.layer_specs import AttentionSpec
+from inference.modelling.layers.block_indexer import BlockIndexer
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.norm import Norm
@@ -51,13 +52,17 @@ class Attention(Layer):
                 self.k_norm = Norm(spec.qk_norm, *spec.qk_norm_shape(spec.num_kv_heads))
         self.v_norm = None if spec.v_norm is None else Norm(spec.v_norm, spec.value_dim)
         self.rope = None if spec.rope is None else rotary_embedding(spec.rope)
+        self.indexer = None
+        if spec.block_indexer is not None and spec.rope is not None:
+            self.indexer = BlockIndexer(spec.block_indexer, spec.num_kv_heads, spec.rope, hidden_size)
 
     @property
     def is_plain(self) -> bool:
         """Whether the backends' kernels compute it."""
         spec = self.spec
         sees_usual = spec.slopes is None and spec.kv_source is None and spec.chunk_size is None
-        return self.sinks is None and not spec.qk_norm_after_rope and sees_usual and spec.v_head_dim is None
+        has_usual = self.sinks is None and spec.v_head_dim is None and self.indexer is None
+        return has_usual and not spec.qk_norm_after_rope and sees_usual
 
     def forward(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """(T, h) to (T, h); the keys and values of the rows are written to ``state``."""
@@ -73,7 +78,11 @@ class Attention(Layer):
             first = (self.spec.num_heads + self.spec.num_kv_heads) * self.spec.head_dim
             value = self.v_norm(joint[:, first:].unflatten(1, (-1, self.spec.value_dim)))
             joint = torch.cat((joint[:, :first], value.flatten(1)), 1)
-        mixed = self.mix(joint, batch, state)
+        index = None if self.indexer is None else self.indexer.prepare(hidden, batch, state)
+        if index is None or not self._is_sparse(batch):
+            mixed = self.mix(joint, batch, state)
+        else:
+            mixed = Attention.mix(self, joint, batch, state, index)
         if self.spec.output_multiplier != 1.0:
             mixed = mixed * self.spec.output_multiplier
         if self.gate_proj is not None:
@@ -91,8 +100,19 @@ class Attention(Layer):
             return mixed * gate
         return (mixed.view(*gate.shape, -1) * gate.unsqueeze(-1)).flatten(1)
 
-    def mix(self, joint: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
-        """What lies between the projections: qkv_proj's rows to o_proj's input (T, H · W)."""
+    def _is_sparse(self, batch: ForwardBatch) -> bool:
+        """Whether a sequence has more blocks than are chosen; else each query sees all tokens before it."""
+        index = self.spec.block_indexer
+        return index is not None and int(batch.attention.lengths.max()) > index.top_k * index.block_size
+
+    def mix(
+        self, joint: torch.Tensor, batch: ForwardBatch, state: LayerState, index: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """What lies between the projections: qkv_proj's rows to o_proj's input (T, H · W).
+
+        Args:
+            index: (T, V, D), the indexer's queries, where they choose what is seen.
+        """
         if self.spec.kv_source is None:
             query, key, value = self._heads(joint, batch)
             state["k"].index_copy_(0, batch.slot_mapping, key)
@@ -101,15 +121,16 @@ class Attention(Layer):
             query, key, value = self._queries(joint, batch), None, None
         decodes = batch.num_decodes
         if not batch.prefills:
-            mixed = self._decode(query, batch, state)
+            mixed = self._decode(query, batch, state, index)
         else:
             mixed = query.new_empty(*query.shape[:2], self.spec.value_dim)
             if decodes:
-                mixed[:decodes] = self._decode(query[:decodes], batch, state)
+                own_index = None if index is None else index[:decodes]
+                mixed[:decodes] = self._decode(query[:decodes], batch, state, own_index)
             for chunk in batch.prefills:
                 rows = slice(chunk.start, chunk.stop)
-                own_key, own_value = (None if part is None else part[rows] for part in (key, value))
-                mixed[rows] = self.attend_chunk(chunk, query[rows], own_key, own_value, batch, state)
+                own = [None if part is None else part[rows] for part in (key, value, index)]
+                mixed[rows] = self.attend_chunk(chunk, query[rows], own[0], own[1], batch, state, own[2])
         return mixed.flatten(1)
 
     def normed(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -146,7 +167,9 @@ class Attention(Layer):
             query = self.q_norm(query)
         return query if self.rope is None else rotate_first(query, self.rope.step(batch), self.rope.spec)
 
-    def _decode(self, query: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
+    def _decode(
+        self, query: torch.Tensor, batch: ForwardBatch, state: LayerState, index: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """One query of each decoding sequence (B, H, P) over its context, to (B, H, W)."""
         spec = self.spec
         count = query.shape[0]
@@ -157,6 +180,9 @@ class Attention(Layer):
         if spec.slopes is not None:
             falling = decode_slopes(batch, spec.slopes, query.dtype).view(count, spec.num_kv_heads, -1, key.shape[2])
             mask = falling if mask is None else falling + mask
+        if index is not None and self.indexer is not None:
+            newest = batch.attention.lengths[:count, None] - 1
+            mask = self.indexer.bias(index.unsqueeze(1), decode_rows(batch, state["index_k"]), newest)
         sinks = None if self.sinks is None else self.sinks.view(spec.num_kv_heads, -1)
         mixed = attend(grouped, key, value, scale=spec.scale, mask=mask, softcap=spec.softcap, sinks=sinks)
         return mixed.reshape(count, spec.num_heads, spec.value_dim)
@@ -169,11 +195,13 @@ class Attention(Layer):
         value: torch.Tensor | None,
         batch: ForwardBatch,
         state: LayerState,
+        index: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """A chunk's queries (n, H, P) over the tokens up to each of them, to (n, H, W).
 
         Args:
             key, value: (n, V, P) and (n, V, W), of the chunk's own tokens; None: they are in the cache only.
+            index: (n, V, D), the indexer's queries.
         """
         spec = self.spec
         first = 0
@@ -186,6 +214,11 @@ class Attention(Layer):
         if spec.slopes is not None:
             falling = chunk_slopes(batch, chunk, first, spec.slopes, query.dtype)
             mask = falling if mask is None else falling + mask
+        if index is not None and self.indexer is not None:
+            keys = state["index_k"].index_select(0, chunk_slots(batch, chunk))
+            rows = torch.arange(chunk.context_len, chunk.length, device=query.device)
+            # The query heads of one key/value head see the same blocks.
+            mask = self.indexer.bias(index, keys, rows).repeat_interleave(spec.num_heads // spec.num_kv_heads, 0)
         mixed = attend(
             query.transpose(0, 1).unsqueeze(0),
             key.transpose(0, 1).unsqueeze(0),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState
-from inference.modelling.layer_specs import IndexerSpec
+from inference.modelling.indexer_specs import IndexerSpec
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.norm import Norm

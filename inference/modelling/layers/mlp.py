@@ -101,6 +101,11 @@ class MLP(Layer):
             self.up_proj = Linear(hidden_size, spec.intermediate_size, spec.bias)
         self.down_proj = Linear(spec.intermediate_size, hidden_size, spec.bias)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the backends' kernels compute the activation."""
+        return self.spec.gate_clamp is None
+
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """(T, h) to (T, h)."""
         spec = self.spec
@@ -117,4 +122,7 @@ class MLP(Layer):
         """(T, 2f) gate then up, or (T, f), to (T, f)."""
         if self.alphas is not None:
             return xielu(values, self.alphas)
+        if self.spec.gate_clamp is not None:
+            gate, up = values.chunk(2, -1)
+            return clamped_gate(gate, up, *self.spec.gate_clamp)
         return activate(values, self.spec.activation, gated=self.spec.gated)

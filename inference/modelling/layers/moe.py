@@ -220,8 +220,13 @@ class MixtureOfExperts(Layer):
         self.shared_expert = None
         self.shared_expert_gate = None
         if spec.shared_intermediate_size:
-            factor = spec.shared_multiplier
-            shared = MLPSpec(spec.shared_intermediate_size, spec.activation, spec.gated, output_multiplier=factor)
+            shared = MLPSpec(
+                spec.shared_intermediate_size,
+                spec.activation,
+                spec.gated,
+                output_multiplier=spec.shared_multiplier,
+                gate_clamp=spec.gate_clamp,
+            )
             self.shared_expert = MLP(shared, hidden_size)
             if spec.shared_gate:
                 self.shared_expert_gate = Linear(hidden_size, 1)

@@ -46,6 +46,14 @@ LONGCAT: dict[str, Any] = {
     "head_dim": 8, "v_head_dim": 10, "num_key_value_heads": 4, "ffn_hidden_size": 40, "expert_ffn_hidden_size": 24,
     "moe_topk": 3, "n_routed_experts": 5, "zero_expert_num": 3, "routed_scaling_factor": 2.0,
 }  # fmt: skip
+SPARSE = "minimax_m3_sparse"
+MINIMAX_M3: dict[str, Any] = {
+    "head_dim": 12, "num_hidden_layers": 3, "intermediate_size": 24, "dense_intermediate_size": 40,
+    "shared_intermediate_size": 28, "num_local_experts": 6, "num_experts_per_tok": 2, "swiglu_limit": 1.5,
+    "mlp_layer_types": ["dense", "sparse", "sparse"], "layer_types": [FULL, SPARSE, SPARSE], "index_n_heads": 2,
+    "index_head_dim": 10, "index_block_size": 4, "index_topk_blocks": 3, "rotary_dim": 6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5},
+}  # fmt: skip
 LLAMA4: dict[str, Any] = {
     "head_dim": 8, "num_hidden_layers": 4, "num_local_experts": 4, "intermediate_size": 24, "intermediate_size_mlp": 40,
     "attention_chunk_size": 9, "floor_scale": 5, "attn_scale": 0.4,
@@ -80,6 +88,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "longcat_flash": ("longcat_flash", LONGCAT),
     "longcat_flash-biases-yarn": ("longcat_flash", {**LONGCAT, "attention_bias": True, "rope_parameters": MSCALED}),
+    "minimax_m3_vl_text": ("minimax_m3_vl_text", MINIMAX_M3),
+    "minimax_m3_vl_text-all-experts-two-local": (
+        "minimax_m3_vl_text",
+        {**MINIMAX_M3, "mlp_layer_types": None, "index_local_blocks": 2, "layer_types": [SPARSE] * 3},
+    ),
     "mimo_v2_flash": ("mimo_v2_flash", {**MIMO, "rope_parameters": MIMO_ROPES}),
     "mimo_v2_flash-equal-widths-groups-biases": (
         "mimo_v2_flash",
@@ -147,6 +160,22 @@ AROUND: dict[str, tuple[str, dict[str, Any]]] = {
             "boi_token_index": 200,
             "eoi_token_index": 201,
             "image_token_index": 202,
+        },
+    ),
+    "minimax_m3_vl": (
+        "minimax_m3_vl_text",
+        {
+            "vision_config": {
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "patch_size": 8,
+                "image_size": 16,
+            },
+            "projector_hidden_size": 16,
+            "image_token_index": 200,
+            "video_token_index": 201,
         },
     ),
     "gemma4_unified": (

@@ -59,11 +59,8 @@ def _add_normalise(layer: Norm, hidden: torch.Tensor, mixed: torch.Tensor, multi
 
 def _activate(layer: MLP | Experts, values: torch.Tensor) -> torch.Tensor:
     spec = layer.spec
-    if isinstance(layer, Experts):
-        if not layer.is_plain or not spec.gated:
-            return Experts.activate(layer, values)
-    elif not spec.gated:
-        return MLP.activate(layer, values)
+    if not layer.is_plain or not spec.gated:
+        return type(layer).activate(layer, values)  # type: ignore[arg-type]
     activated: torch.Tensor = torch.ops.blazr.gated_activation.default(values, _ACTIVATIONS[spec.activation])
     return activated
 

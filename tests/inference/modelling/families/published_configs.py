@@ -203,6 +203,13 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "num_layers": 28, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05,
         "rope_theta": 10000000.0, "routed_scaling_factor": 6.0, "router_bias": False, "v_head_dim": 128,
         "vocab_size": 131072, "zero_expert_num": 256}),
+    "MiniMaxAI/MiniMax-M3": ("minimax_m3_vl_text", _USUAL | {
+        "hidden_act": "swigluoai", "dense_intermediate_size": 12288, "head_dim": 128, "num_experts_per_tok": 4,
+        "num_local_experts": 128, "partial_rotary_factor": 0.5, "rope_theta": 5000000, "rotary_dim": 64,
+        "routed_scaling_factor": 2.0, "shared_intermediate_size": 3072, "swiglu_alpha": 1.702, "swiglu_limit": 7.0,
+        "sparse_attention_config": {
+            "sparse_num_index_heads": 4, "sparse_index_dim": 128, "sparse_block_size": 128, "sparse_topk_blocks": 16,
+            "sparse_local_block": 1, "sparse_attention_freq": [0, 1]}}),
     "google/gemma-3n-E4B": ("gemma3n_text", {key: value for key, value in _USUAL.items() if key != "hidden_act"} | {
         "activation_sparsity_pattern": [0.95, 0.0], "altup_active_idx": 0, "altup_coef_clip": 120.0,
         "altup_correct_scale": True, "altup_num_inputs": 4, "attention_bias": False,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from inference.modelling.indexer_specs import IndexerSpec
 from inference.modelling.layer_parts import NormSpec, RopeSpec
-from inference.modelling.layer_specs import IndexerSpec
 from inference.modelling.layers.indexer import Indexer
 
 

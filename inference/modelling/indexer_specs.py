@@ -1,0 +1,61 @@
+"""Specs of what chooses the keys that queries see, in layers of sparse attention.
+
+Shape letters: h hidden, r rank of the latent that queries are made from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inference.modelling.layer_parts import NormSpec, RopeSpec, Shape, prefixed
+
+
+@dataclass(frozen=True, slots=True)
+class BlockIndexerSpec:
+    """What chooses the blocks of keys that the query heads of each key/value head see (MiniMax-M3).
+
+    Attributes:
+        head_dim: Of its queries, one for each key/value head, and of the key of each token.
+        top_k: Number of blocks that a query sees.
+        local_blocks: So many of them are the query's own and those before it.
+    """
+
+    head_dim: int
+    block_size: int
+    top_k: int
+    local_blocks: int
+    norm: NormSpec
+
+    def parameter_shapes(self, hidden_size: int, num_kv_heads: int) -> dict[str, Shape]:
+        """Shapes of the parameters, by name within ``indexer``."""
+        return {
+            "q_proj.weight": (num_kv_heads * self.head_dim, hidden_size),
+            "k_proj.weight": (self.head_dim, hidden_size),
+            **prefixed("q_norm", self.norm.parameter_shapes(self.head_dim)),
+            **prefixed("k_norm", self.norm.parameter_shapes(self.head_dim)),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class IndexerSpec:
+    """What chooses the keys that each query sees (DeepSeek-V3.2).
+
+    Attributes:
+        head_dim: Of its queries, and of the key of each token, whose first values are rotated.
+        top_k: Number of keys that a query sees.
+    """
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+    rope: RopeSpec
+    k_norm: NormSpec
+
+    def parameter_shapes(self, hidden_size: int, q_lora_rank: int) -> dict[str, Shape]:
+        """Shapes of the parameters, by name within ``indexer``."""
+        return {
+            "q_proj.weight": (self.num_heads * self.head_dim, q_lora_rank),
+            "k_proj.weight": (self.head_dim, hidden_size),
+            **prefixed("k_norm", self.k_norm.parameter_shapes(self.head_dim)),
+            "head_weights.weight": (self.num_heads, hidden_size),
+        }
