@@ -163,13 +163,7 @@ def _multipliers(view: CheckpointView, model_type: str, layout: DecoderLayout) -
 
 
 def mla_spec(
-    view: CheckpointView,
-    base: str,
-    max_positions: int,
-    *,
-    interleaved: bool | None,
-    output: str = "o_proj",
-    default_theta: float = 10000.0,
+    view: CheckpointView, base: str, max_positions: int, *, interleaved: bool | None, output: str = "o_proj"
 ) -> MLASpec:
     """Sizes from the shapes of the layer under ``base``; only the head count has to come from config.json.
 
@@ -178,7 +172,6 @@ def mla_spec(
         max_positions: The model's context.
         interleaved: Whether adjacent pairs are rotated, or the halves; None: nothing is rotated.
         output: The file's name of the last projection.
-        default_theta: Base of the rotation when config.json has none.
     """
     config, tensors, facts = view.config, view.tensors, view.facts
     heads = config.integer("num_attention_heads", high=1 << 16)
@@ -211,13 +204,7 @@ def mla_spec(
             facts.add(f"mla.{key}", found, f"shapes of the tensors of {base[:-1]}")
     rope, scale = None, (nope_dim + rope_dim) ** -0.5
     if interleaved is not None:
-        rope = read_rope(
-            view,
-            rope_dim,
-            max_position_embeddings=max_positions,
-            interleaved=interleaved,
-            default_theta=default_theta,
-        )
+        rope = read_rope(view, rope_dim, max_position_embeddings=max_positions, interleaved=interleaved)
         scale *= yarn_softmax_multiplier(rope)
     return MLASpec(
         num_heads=heads,

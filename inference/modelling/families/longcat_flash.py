@@ -25,6 +25,7 @@ from inference.modelling.families.grouped_moe import scaling_factor
 from inference.modelling.families.headers import matrix_shape
 from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
 from inference.modelling.families.moe_config import check_experts, check_routing, count_experts, moe_sources
+from inference.modelling.families.rope_config import read_rope, yarn_softmax_multiplier
 from inference.modelling.layer_parts import prefixed
 from inference.modelling.layer_specs import MLASpec, MoESpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source
@@ -45,6 +46,7 @@ CONFIG_KEYS: Mapping[str, Table] = {
 }  # fmt: skip
 
 CONTEXT = 131072
+THETA = 10_000_000.0
 PREDICTION = IgnoredTensors(re.compile(r"^model\.mtp\."), "layers for drafting several tokens, beside the model itself")
 
 
@@ -78,12 +80,16 @@ def _attention(view: CheckpointView, base: str, context: int, hidden_size: int) 
     Raises:
         UnsupportedArchitecture: The queries have no latent.
     """
-    spec = mla_spec(view, base, context, interleaved=True, default_theta=10_000_000.0)
+    spec = mla_spec(view, base, context, interleaved=None)
     if spec.q_lora_rank is None:
         raise UnsupportedArchitecture(f"{base}q_a_proj.weight is missing.", param="q_lora_rank")
+    rope = read_rope(
+        view, spec.qk_rope_head_dim, max_position_embeddings=context, default_theta=THETA, interleaved=True
+    )
     return replace(
         spec,
-        scale=spec.scale * (hidden_size / spec.q_lora_rank) ** 0.5,
+        rope=rope,
+        scale=spec.scale * yarn_softmax_multiplier(rope) * (hidden_size / spec.q_lora_rank) ** 0.5,
         latent_multiplier=(hidden_size / spec.kv_lora_rank) ** 0.5,
     )
 

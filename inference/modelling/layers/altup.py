@@ -47,9 +47,9 @@ class Streams(Layer):
 
 def _like(first: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     """``others`` (…, T, h), each row in the magnitude that the row of ``first`` has."""
-    wanted = first.square().mean(-1, keepdim=True).sqrt()
+    magnitude = first.square().mean(-1, keepdim=True).sqrt()
     found = others.square().mean(-1, keepdim=True).clamp(min=LEAST_SQUARE).sqrt()
-    return others * wanted / found
+    return others * magnitude / found
 
 
 class AltUp(Layer):

@@ -13,10 +13,12 @@ from tests.inference.engine.fakes import request, run
 from tests.inference.modelling import reference_oxidizr as oxidizr
 from tests.inference.modelling import test_network_attention as attention_families
 from tests.inference.modelling import test_network_kimi as kimi_families
+from tests.inference.modelling import test_network_large as large_families
 from tests.inference.modelling import test_network_linear as linear_families
 from tests.inference.modelling import test_network_recurrent as recurrent_families
 from tests.inference.modelling.harness import load_directory
 from tests.inference.modelling.huggingface import make_checkpoint
+from tests.inference.modelling.test_network_dense import tiny_config
 
 MAX_LEN = 1400
 ATTENTION = {
@@ -40,13 +42,14 @@ LINEAR = {
     "recurrent_gemma": "recurrent_gemma",
     "xlstm": "xlstm",
 }
+LARGE = ("gemma3n_text", "gemma4_text", "llama4_text", "deepseek_v32", "minimax_m3_vl_text", "longcat_flash")
 OXIDIZR = {
     "oxidizr-mamba2": oxidizr.OxidizrConfig(("mamba2", "mla", "gqa")),
     "oxidizr-mamba3": oxidizr.OxidizrConfig(("mamba3", "mla", "mamba3"), use_conv=True),
 }
 
 
-@pytest.fixture(scope="module", params=[*ATTENTION, *RECURRENT, *LINEAR, *OXIDIZR])
+@pytest.fixture(scope="module", params=[*ATTENTION, *LARGE, *RECURRENT, *LINEAR, *OXIDIZR])
 def network(request, tmp_path_factory):
     name = request.param
     directory = tmp_path_factory.mktemp(name)
@@ -55,6 +58,8 @@ def network(request, tmp_path_factory):
         return load_directory(directory, model_type="oxidizr")
     if name in ATTENTION:
         make_checkpoint(ATTENTION[name], directory)
+    elif name in LARGE:
+        make_checkpoint(tiny_config(*large_families.CASES[name]), directory)
     else:
         cases = recurrent_families.CASES | linear_families.CASES | kimi_families.CASES
         family, values = cases[(RECURRENT | LINEAR)[name]]

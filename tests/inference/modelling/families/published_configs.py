@@ -10,7 +10,7 @@ from typing import Any
 from tests.inference.modelling.families.published_early_configs import EARLY
 from tests.inference.modelling.families.published_later_configs import LATER
 
-_USUAL: dict[str, Any] = {
+USUAL: dict[str, Any] = {
     "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
     "intermediate_size": 14336, "max_position_embeddings": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,
     "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
@@ -28,9 +28,9 @@ _MAMBA_SSM: dict[str, Any] = {
     "d_model": 768, "fused_add_norm": True, "n_layer": 24, "residual_in_fp32": True, "rms_norm": True,
     "vocab_size": 50277,
 }  # fmt: skip
-_QWEN = _USUAL | {"attention_dropout": 0.0, "max_window_layers": 28, "rope_theta": 1e6, "sliding_window": 32768,
+_QWEN = USUAL | {"attention_dropout": 0.0, "max_window_layers": 28, "rope_theta": 1e6, "sliding_window": 32768,
                   "use_sliding_window": False}  # fmt: skip
-_DEEPSEEK = _USUAL | {
+DEEPSEEK = USUAL | {
     "attention_bias": False, "attention_dropout": 0.0, "auto_map": {"AutoConfig": "configuration_deepseek.x"},
     "aux_loss_alpha": 0.001, "ep_size": 1, "first_k_dense_replace": 1, "kv_lora_rank": 512, "q_lora_rank": None,
     "moe_intermediate_size": 1408, "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 64, "n_shared_experts": 2,
@@ -44,36 +44,36 @@ _HYBRID = {
     "mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_state": 128, "mamba_expand": 2,
     "mamba_proj_bias": False,
 }  # fmt: skip
-_LFM2 = {key: value for key, value in _USUAL.items() if key not in ("rms_norm_eps", "hidden_act")} | {
+_LFM2 = {key: value for key, value in USUAL.items() if key not in ("rms_norm_eps", "hidden_act")} | {
     "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256, "conv_L_cache": 3, "conv_bias": False,
     "norm_eps": 1e-05, "block_norm_eps": 1e-05, "rope_theta": 1000000.0, "use_pos_enc": True, "pad_token_id": 0,
 }  # fmt: skip
-_DELTA = _USUAL | {
+_DELTA = USUAL | {
     "attention_bias": False, "attention_dropout": 0.0, "full_attention_interval": 4, "head_dim": 256,
     "layer_types": ["linear_attention", "full_attention"], "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
     "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
 }  # fmt: skip
-_KIMI = {key: value for key, value in _USUAL.items() if key != "max_position_embeddings"} | {
+_KIMI = {key: value for key, value in USUAL.items() if key != "max_position_embeddings"} | {
     "kv_lora_rank": 512, "model_max_length": 1048576, "moe_intermediate_size": 1024, "moe_renormalize": True,
     "num_expert_group": 1, "num_experts": 256, "num_shared_experts": 1, "pad_token_id": 163839,
     "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "routed_scaling_factor": 2.446, "topk_group": 1, "v_head_dim": 128,
 }  # fmt: skip
 
-_LAYER_NORM = {key: value for key, value in _USUAL.items() if key != "rms_norm_eps"}
-_TYPES = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4096}
-_GRANITE = _USUAL | {
+_LAYER_NORM = {key: value for key, value in USUAL.items() if key != "rms_norm_eps"}
+TYPES = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4096}
+_GRANITE = USUAL | {
     "attention_bias": False, "attention_dropout": 0.1, "attention_multiplier": 0.0078125, "embedding_multiplier": 12.0,
     "logits_scaling": 16.0, "mlp_bias": False, "residual_multiplier": 0.22, "rope_scaling": None, "rope_theta": 1e7,
 }  # fmt: skip
-_GLM = _USUAL | {
+_GLM = USUAL | {
     "attention_bias": True, "attention_dropout": 0.0, "head_dim": 128, "pad_token_id": 151329,
     "partial_rotary_factor": 0.5, "rope_theta": 10000.0,
 }  # fmt: skip
-_OLMO = _USUAL | {
+_OLMO = USUAL | {
     "attention_bias": False, "attention_dropout": 0.0, "pad_token_id": 1, "rope_scaling": None, "rope_theta": 500000,
 }  # fmt: skip
 
-_GROUPED = _USUAL | {
+_GROUPED = USUAL | {
     "attention_bias": False, "attention_dropout": 0.0, "first_k_dense_replace": 1, "head_dim": 128,
     "moe_intermediate_size": 1408, "n_group": 1, "n_routed_experts": 128, "n_shared_experts": 1,
     "norm_topk_prob": True, "num_experts_per_tok": 8, "routed_scaling_factor": 1.0, "rope_scaling": None,
@@ -82,7 +82,7 @@ _GROUPED = _USUAL | {
 _MOE_GRANITE = {key: value for key, value in _GRANITE.items() if key != "mlp_bias"} | {
     "num_experts_per_tok": 8, "num_local_experts": 32, "output_router_logits": False, "router_aux_loss_coef": 0.0,
 }  # fmt: skip
-_HUNYUAN = _USUAL | {
+_HUNYUAN = USUAL | {
     "attention_bias": False,
     "attention_dropout": 0.0,
     "eod_token_id": 127967,
@@ -115,34 +115,24 @@ _HUNYUAN = _USUAL | {
     "pool_type": "last",
 }
 
-_LATENT = _USUAL | {
+_LATENT = USUAL | {
     "attention_bias": False, "attention_dropout": 0.0, "kv_lora_rank": 256, "q_lora_rank": 768,
     "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64,
 }  # fmt: skip
 
-_GEMMA4 = {key: value for key, value in _USUAL.items() if key != "hidden_act"} | {
-    "attention_bias": False, "attention_dropout": 0.0, "attention_k_eq_v": False, "dtype": "bfloat16",
-    "final_logit_softcapping": 30.0, "global_head_dim": 512, "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh", **_TYPES, "num_global_key_value_heads": None,
-    "num_kv_shared_layers": 20, "pad_token_id": 0, "rope_parameters": {
-        "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
-        "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"}},
-    "use_bidirectional_attention": None, "use_double_wide_mlp": True,
-}  # fmt: skip
-
 PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
-    "meta-llama/Llama-2-7b-hf": ("llama", _USUAL | {
+    "meta-llama/Llama-2-7b-hf": ("llama", USUAL | {
         "_name_or_path": "meta-llama/Llama-2-7b-hf", "architectures": ["LlamaForCausalLM"], "pretraining_tp": 1,
         "rope_scaling": None}),
-    "meta-llama/Llama-3.1-8B": ("llama", _USUAL | {
+    "meta-llama/Llama-3.1-8B": ("llama", USUAL | {
         "attention_bias": False, "attention_dropout": 0.0, "mlp_bias": False, "pretraining_tp": 1,
         "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                          "original_max_position_embeddings": 8192, "rope_type": "llama3"}, "rope_theta": 500000.0}),
-    "HuggingFaceTB/SmolLM2-135M": ("llama", _USUAL | {
+    "HuggingFaceTB/SmolLM2-135M": ("llama", USUAL | {
         "attention_bias": False, "attention_dropout": 0.0, "is_llama_config": True, "mlp_bias": False,
         "pretraining_tp": 1, "rope_interleaved": False, "rope_scaling": None, "rope_theta": 100000,
         "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}}}),
-    "mistralai/Ministral-8B-Instruct-2410": ("mistral", _USUAL | {
+    "mistralai/Ministral-8B-Instruct-2410": ("mistral", USUAL | {
         "attention_dropout": 0.0, "head_dim": 128, "rope_theta": 1e8, "sliding_window": 32768}),
     "Qwen/Qwen2.5-7B-Instruct": ("qwen2", _QWEN),
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": ("qwen2", _QWEN | {"use_mrope": False}),
@@ -156,70 +146,28 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "attention_bias": False, "decoder_sparse_step": 1, "head_dim": 128, "mlp_only_layers": [],
         "moe_intermediate_size": 768, "norm_topk_prob": True, "num_experts": 128, "num_experts_per_tok": 8,
         "output_router_logits": False, "rope_scaling": None, "router_aux_loss_coef": 0.001, "sliding_window": None}),
-    "mistralai/Mixtral-8x7B-v0.1": ("mixtral", _USUAL | {
+    "mistralai/Mixtral-8x7B-v0.1": ("mixtral", USUAL | {
         "attention_dropout": 0.0, "num_experts_per_tok": 2, "num_local_experts": 8, "output_router_logits": False,
         "rope_theta": 1e6, "router_aux_loss_coef": 0.02, "sliding_window": None}),
-    "microsoft/Phi-4-mini-instruct": ("phi3", _USUAL | {
+    "microsoft/Phi-4-mini-instruct": ("phi3", USUAL | {
         "attention_bias": False, "attention_dropout": 0.0, "auto_map": {"AutoTokenizer": "Xenova/gpt-4o"},
         "embd_pdrop": 0.0, "full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False,
         "original_max_position_embeddings": 4096, "pad_token_id": 199999, "partial_rotary_factor": 0.75,
         "resid_pdrop": 0.0, "rope_theta": 10000.0, "sliding_window": 262144,
         "rope_scaling": {"long_factor": [1], "short_factor": [1], "type": "longrope"}}),
-    "google/gemma-2-9b": ("gemma2", _USUAL | {
+    "google/gemma-2-9b": ("gemma2", USUAL | {
         "attention_bias": False, "attention_dropout": 0.0, "attn_logit_softcapping": 50.0,
         "cache_implementation": "hybrid", "final_logit_softcapping": 30.0, "head_dim": 256,
         "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "pad_token_id": 0,
         "query_pre_attn_scalar": 256, "rope_theta": 10000.0, "sliding_window": 4096, "sliding_window_size": 4096}),
-    "google/gemma-3-1b-it": ("gemma3_text", _USUAL | {
+    "google/gemma-3-1b-it": ("gemma3_text", USUAL | {
         "attention_bias": False, "attention_dropout": 0.0, "attn_logit_softcapping": None,
         "cache_implementation": "hybrid", "final_logit_softcapping": None, "head_dim": 256,
         "hidden_activation": "gelu_pytorch_tanh", "pad_token_id": 0, "query_pre_attn_scalar": 256,
         "rope_local_base_freq": 10000, "rope_scaling": None, "rope_theta": 1000000, "sliding_window": 512,
         "sliding_window_pattern": 6}),
-    "google/gemma-4-E2B-it": ("gemma4_text", _GEMMA4 | {
-        "enable_moe_block": False, "hidden_size_per_layer_input": 256, "moe_intermediate_size": None,
-        "num_experts": None, "top_k_experts": None, "vocab_size_per_layer_input": 262144}),
-    "meta-llama/Llama-4-Scout-17B-16E": ("llama4_text", _USUAL | {
-        "_attn_implementation_autoset": True, "attention_bias": False, "attention_chunk_size": 8192,
-        "attention_dropout": 0.0, "attn_scale": 0.1, "attn_temperature_tuning": True, "floor_scale": 8192,
-        "head_dim": 128, "interleave_moe_layer_step": 1, "intermediate_size_mlp": 16384, "no_rope_layers": [],
-        "num_experts_per_tok": 1, "num_local_experts": 16, "output_router_logits": False, "pad_token_id": 200018,
-        "rope_scaling": {"factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0,
-            "original_max_position_embeddings": 8192, "rope_type": "llama3"},
-        "rope_theta": 500000.0, "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0, "use_qk_norm": True}),
-    "deepseek-ai/DeepSeek-V3.2": ("deepseek_v32", _DEEPSEEK | {
-        "index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048, "n_group": 8, "norm_topk_prob": True,
-        "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "scoring_func": "sigmoid", "topk_group": 4,
-        "topk_method": "noaux_tc"}),
-    "XiaomiMiMo/MiMo-V2-Flash": ("mimo_v2_flash", _USUAL | {
-        "attention_bias": False, "attention_dropout": 0.0, "attention_value_scale": 0.707, "head_dim": 192, **_TYPES,
-        "mlp_layer_types": ["dense", "sparse"], "moe_intermediate_size": 2048, "n_group": 1, "n_routed_experts": 256,
-        "norm_topk_prob": True, "num_experts_per_tok": 8, "routed_scaling_factor": None, "topk_group": 1,
-        "v_head_dim": 128, "sliding_window_size": 128}),
-    "meituan-longcat/LongCat-Flash-Chat": ("longcat_flash", {
-        "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
-        "expert_ffn_hidden_size": 2048, "ffn_hidden_size": 12288, "hidden_size": 6144, "kv_lora_rank": 512,
-        "max_position_embeddings": 131072, "moe_topk": 12, "n_routed_experts": 512, "num_attention_heads": 64,
-        "num_layers": 28, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05,
-        "rope_theta": 10000000.0, "routed_scaling_factor": 6.0, "router_bias": False, "v_head_dim": 128,
-        "vocab_size": 131072, "zero_expert_num": 256}),
-    "MiniMaxAI/MiniMax-M3": ("minimax_m3_vl_text", _USUAL | {
-        "hidden_act": "swigluoai", "dense_intermediate_size": 12288, "head_dim": 128, "num_experts_per_tok": 4,
-        "num_local_experts": 128, "partial_rotary_factor": 0.5, "rope_theta": 5000000, "rotary_dim": 64,
-        "routed_scaling_factor": 2.0, "shared_intermediate_size": 3072, "swiglu_alpha": 1.702, "swiglu_limit": 7.0,
-        "sparse_attention_config": {
-            "sparse_num_index_heads": 4, "sparse_index_dim": 128, "sparse_block_size": 128, "sparse_topk_blocks": 16,
-            "sparse_local_block": 1, "sparse_attention_freq": [0, 1]}}),
-    "google/gemma-3n-E4B": ("gemma3n_text", {key: value for key, value in _USUAL.items() if key != "hidden_act"} | {
-        "activation_sparsity_pattern": [0.95, 0.0], "altup_active_idx": 0, "altup_coef_clip": 120.0,
-        "altup_correct_scale": True, "altup_num_inputs": 4, "attention_bias": False,
-        "attention_dropout": 0.0, "final_logit_softcapping": 30.0, "head_dim": 256,
-        "hidden_activation": "gelu_pytorch_tanh", "hidden_size_per_layer_input": 256, "intermediate_size": [16384] * 2,
-        "laurel_rank": 64, **_TYPES, "num_kv_shared_layers": 15, "rope_local_base_freq": 10000.0,
-        "rope_scaling": None, "rope_theta": 1000000.0, "vocab_size_per_layer_input": 262144}),
-    "google/gemma-4-unified": ("gemma4_unified_text", _GEMMA4 | {"use_bidirectional_attention": "vision"}),
-    "deepseek-ai/DeepSeek-V2-Lite": ("deepseek_v2", _DEEPSEEK),
-    "deepseek-ai/DeepSeek-V3": ("deepseek_v3", _DEEPSEEK | {
+    "deepseek-ai/DeepSeek-V2-Lite": ("deepseek_v2", DEEPSEEK),
+    "deepseek-ai/DeepSeek-V3": ("deepseek_v3", DEEPSEEK | {
         "n_group": 8, "norm_topk_prob": True, "num_nextn_predict_layers": 1, "q_lora_rank": 1536,
         "scoring_func": "sigmoid", "topk_group": 4, "topk_method": "noaux_tc"}),
     "state-spaces/mamba-130m-hf": ("mamba", _MAMBA | {
@@ -233,18 +181,18 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "mistralai/Mamba-Codestral-7B-v0.1": ("mamba2", _MAMBA | {
         "chunk_size": 256, "head_dim": 64, "n_groups": 8, "norm_before_gate": True, "num_heads": 128, "rms_norm": True,
         "state_size": 128, "time_step_limit": [0.0, float("inf")]}),
-    "ibm-ai-platform/Bamba-9B": ("bamba", _USUAL | _HYBRID | {
+    "ibm-ai-platform/Bamba-9B": ("bamba", USUAL | _HYBRID | {
         "attention_bias": False, "attention_dropout": 0.0, "attn_layer_indices": [9, 18, 27], "attn_rotary_emb": 64,
         "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_n_heads": 128, "mlp_bias": False, "num_logits_to_keep": 1,
         "pad_token_id": 0, "rope_theta": 10000.0, "use_mamba_kernels": True}),
-    "ibm-granite/granite-4.0-h-tiny": ("granitemoehybrid", _USUAL | _HYBRID | {
+    "ibm-granite/granite-4.0-h-tiny": ("granitemoehybrid", USUAL | _HYBRID | {
         "attention_bias": False, "attention_dropout": 0.0, "attention_multiplier": 0.0078125,
         "embedding_multiplier": 12, "init_method": "mup", "layer_types": ["mamba", "attention"], "logits_scaling": 6,
         "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_n_heads": 48, "normalization_function": "rmsnorm",
         "num_experts_per_tok": 6, "num_local_experts": 64, "output_router_logits": False, "pad_token_id": 100256,
         "position_embedding_type": "nope", "residual_multiplier": 0.22, "rope_scaling": None, "rope_theta": 10000,
         "router_aux_loss_coef": 0.0, "shared_intermediate_size": 1024}),
-    "nvidia/Nemotron-H-8B-Base-8K": ("nemotron_h", {key: value for key, value in _USUAL.items() if key != "hidden_act"}
+    "nvidia/Nemotron-H-8B-Base-8K": ("nemotron_h", {key: value for key, value in USUAL.items() if key != "hidden_act"}
                                      | {
         "attention_bias": False, "attention_dropout": 0.0, "attention_head_dim": 128, "chunk_size": 128,
         "conv_kernel": 4, "expand": 2, "hidden_dropout": 0.0, "hybrid_override_pattern": "M-M*",
@@ -254,7 +202,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "sliding_window": None, "ssm_state_size": 128, "time_step_floor": 0.0001,
         "time_step_limit": [0.0, float("inf")], "time_step_max": 0.1, "time_step_min": 0.001, "time_step_rank": 256,
         "use_bias": False, "use_conv_bias": True, "use_mamba_kernels": True}),
-    "ai21labs/Jamba-v0.1": ("jamba", _USUAL | {
+    "ai21labs/Jamba-v0.1": ("jamba", USUAL | {
         "attention_dropout": 0.0, "attn_layer_offset": 4, "attn_layer_period": 8,
         "calc_logits_for_entire_prompt": False, "expert_layer_offset": 1, "expert_layer_period": 2,
         "mamba_conv_bias": True, "mamba_d_conv": 4,
@@ -262,7 +210,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "mamba_proj_bias": False, "n_ctx": 262144, "num_experts": 16, "num_experts_per_tok": 2,
         "output_router_logits": False, "pad_token_id": 0, "router_aux_loss_coef": 0.001, "sliding_window": None,
         "use_mamba_kernels": True}),
-    "tiiuae/Falcon-H1-0.5B-Base": ("falcon_h1", _USUAL | _HYBRID | {
+    "tiiuae/Falcon-H1-0.5B-Base": ("falcon_h1", USUAL | _HYBRID | {
         "attention_bias": False, "attention_dropout": 0.0, "attention_in_multiplier": 1.0,
         "attention_out_multiplier": 0.9375, "attn_layer_indices": None, "embedding_multiplier": 5.656854249492381,
         "expansion_factor": None, "head_dim": 64, "key_multiplier": 0.390625, "lm_head_multiplier": 0.0390625,
@@ -287,7 +235,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "first_k_dense_replace": 2, "head_dim": 128, "kda_lower_bound": -5.0, "kda_safe_gate": True,
         "layer_group_size": 6, "num_experts_per_tok": 8, "num_nextn_predict_layers": 1, "rope_theta": 6000000,
         "short_conv_kernel_size": 4}),
-    "MiniMaxAI/MiniMax-Text-01-hf": ("minimax", _USUAL | {
+    "MiniMaxAI/MiniMax-Text-01-hf": ("minimax", USUAL | {
         "attention_dropout": 0.0, "block_size": 256, "full_attn_alpha_factor": 3.5565588200778455,
         "full_attn_beta_factor": 1.0, "head_dim": 128, "layer_types": ["linear_attention", "full_attention"],
         "linear_attn_alpha_factor": 3.5565588200778455, "linear_attn_beta_factor": 1.0,
@@ -295,7 +243,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "num_local_experts": 32, "output_router_logits": False, "postnorm": True, "rope_theta": 10000000,
         "rotary_dim": 64, "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0, "shared_intermediate_size": 0,
         "shared_moe_mode": "sigmoid", "sliding_window": None}),
-    "Zyphra/Zamba2-1.2B": ("zamba2", {key: value for key, value in _USUAL.items() if key != "tie_word_embeddings"} | {
+    "Zyphra/Zamba2-1.2B": ("zamba2", {key: value for key, value in USUAL.items() if key != "tie_word_embeddings"} | {
         "add_bias_linear": False, "adapter_rank": 128, "attention_dropout": 0.0, "attention_head_dim": 128,
         "attention_hidden_size": 4096, "chunk_size": 256, "hybrid_layer_ids": [5, 11], "kv_channels": 64,
         "layers_block_type": ["mamba", "hybrid"], "mamba_d_conv": 4, "mamba_d_state": 128, "mamba_expand": 2,
@@ -305,7 +253,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "use_mamba_kernels": True, "use_mem_eff_path": False, "use_mem_rope": True,
         "use_shared_attention_adapter": True, "use_shared_mlp_adapter": True}),
     "google/recurrentgemma-2b": ("recurrent_gemma", {
-        key: value for key, value in _USUAL.items() if key not in ("hidden_act", "max_position_embeddings")} | {
+        key: value for key, value in USUAL.items() if key not in ("hidden_act", "max_position_embeddings")} | {
         "attention_bias": False, "attention_dropout": 0.0, "attention_window_size": 2048,
         "block_types": ["recurrent", "recurrent", "attention"], "conv1d_width": 4, "head_dim": 256,
         "embeddings_scale_by_sqrt_dim": True, "final_w_init_variance_scale": 0.07692307692307693,
@@ -343,7 +291,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen/Qwen3.5-35B-A3B, its text_config": ("qwen3_5_moe_text", _DELTA | {
         "moe_intermediate_size": 512, "num_experts": 256, "num_experts_per_tok": 8, "output_router_logits": False,
         "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 512}),
-    "arcee-ai/AFM-4.5B": ("arcee", _USUAL | {
+    "arcee-ai/AFM-4.5B": ("arcee", USUAL | {
         "attention_bias": False, "attention_dropout": 0.0, "head_dim": 128, "hidden_act": "relu2", "mlp_bias": False,
         "rope_scaling": {"factor": 20.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "rope_type": "yarn",
                          "original_max_position_embeddings": 4096}, "rope_theta": 10000.0}),
@@ -354,24 +302,24 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "attention_bias": False, "attention_dropout": 0.0, "head_dim": 128, "layer_norm_eps": 1e-05,
         "logit_scale": 0.25, "pad_token_id": 0, "rope_theta": 50000, "sliding_window": 4096,
         "sliding_window_pattern": 4, "_sliding_window_pattern": 4, "cache_implementation": "hybrid"}),
-    "facebook/cwm": ("cwm", _USUAL | _TYPES | {
+    "facebook/cwm": ("cwm", USUAL | TYPES | {
         "attention_dropout": 0.0, "head_dim": 128, "mlp_bias": False, "pretraining_tp": 1, "rope_theta": 1000000.0,
         "rope_scaling": {"factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                          "original_max_position_embeddings": 8192, "rope_type": "llama3"}}),
-    "baidu/ERNIE-4.5-0.3B-PT": ("ernie4_5", _USUAL | {
+    "baidu/ERNIE-4.5-0.3B-PT": ("ernie4_5", USUAL | {
         "head_dim": 128, "pad_token_id": 0, "rope_theta": 500000.0, "use_bias": False}),
-    "LGAI-EXAONE/EXAONE-4.0-32B": ("exaone4", _USUAL | _TYPES | {
+    "LGAI-EXAONE/EXAONE-4.0-32B": ("exaone4", USUAL | TYPES | {
         "attention_dropout": 0.0, "head_dim": 128, "pad_token_id": 0, "rope_theta": 1000000,
         "rope_scaling": {"factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                          "original_max_position_embeddings": 8192, "rope_type": "llama3"},
         "sliding_window_pattern": "LLLG"}),
-    "google/gemma-2b": ("gemma", _USUAL | {
+    "google/gemma-2b": ("gemma", USUAL | {
         "attention_bias": False, "attention_dropout": 0.0, "head_dim": 256, "hidden_act": "gelu",
         "hidden_activation": None, "pad_token_id": 0, "rope_scaling": None, "rope_theta": 10000.0}),
     "THUDM/glm-4-9b-chat-hf": ("glm", _GLM),
     "THUDM/GLM-4-9B-0414": ("glm4", _GLM),
     "ibm-granite/granite-3.3-2b-instruct": ("granite", _GRANITE),
-    "kyutai/helium-1-2b": ("helium", _USUAL | {
+    "kyutai/helium-1-2b": ("helium", USUAL | {
         "attention_bias": False, "attention_dropout": 0.0, "head_dim": 128, "mlp_bias": False, "rope_theta": 100000.0,
         "pad_token_id": 3}),
     "tencent/Hunyuan-1.8B-Instruct": ("hunyuan_v1_dense", _HUNYUAN),
@@ -380,7 +328,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "inceptionai/Jais-2-8B-Chat": ("jais2", _LAYER_NORM | {
         "attention_bias": True, "attention_dropout": 0.0, "head_dim": 128, "hidden_act": "relu2", "mlp_bias": True,
         "layer_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 500000.0}),
-    "mistralai/Ministral-3b-instruct": ("ministral", _USUAL | _TYPES | {
+    "mistralai/Ministral-3b-instruct": ("ministral", USUAL | TYPES | {
         "attention_dropout": 0.0, "head_dim": 128, "rope_theta": 100000000.0}),
     "nvidia/Minitron-4B-Base": ("nemotron", _LAYER_NORM | {
         "attention_bias": False, "attention_dropout": 0.0, "head_dim": 128, "hidden_act": "relu2", "mlp_bias": False,
@@ -389,14 +337,14 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "attention_bias": False, "attention_dropout": 0.0, "clip_qkv": None, "pad_token_id": 1, "rope_scaling": None,
         "rope_theta": 10000.0}),
     "allenai/OLMo-2-1124-7B": ("olmo2", _OLMO),
-    "allenai/Olmo-3-1025-7B": ("olmo3", _OLMO | _TYPES | {
+    "allenai/Olmo-3-1025-7B": ("olmo3", _OLMO | TYPES | {
         "rope_scaling": {"attention_factor": 1.2079441541679836, "beta_fast": 32, "beta_slow": 1, "factor": 8.0,
                          "original_max_position_embeddings": 8192, "rope_type": "yarn"}}),
     "microsoft/phi-2": ("phi", _LAYER_NORM | {
         "attention_dropout": 0.0, "embd_pdrop": 0.0, "hidden_act": "gelu_new", "layer_norm_eps": 1e-05,
         "partial_rotary_factor": 0.4, "qk_layernorm": False, "resid_pdrop": 0.1, "rope_scaling": None,
         "rope_theta": 10000.0}),
-    "ByteDance-Seed/Seed-OSS-36B-Instruct": ("seed_oss", _USUAL | {
+    "ByteDance-Seed/Seed-OSS-36B-Instruct": ("seed_oss", USUAL | {
         "attention_bias": True, "attention_dropout": 0.1, "attention_out_bias": False, "head_dim": 128,
         "mlp_bias": False, "pad_token_id": 1, "residual_dropout": 0.1, "rope_scaling": {"rope_type": "default"},
         "rope_theta": 10000000.0}),
@@ -413,7 +361,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "norm_epsilon": 1e-05, "norm_type": "layer_norm", "residual_dropout": 0.1, "rope_theta": 999999.4420358813,
         "scale_attention_softmax_in_fp32": True, "scale_attn_weights": True, "sliding_window": 4096, "use_bias": True,
         "initializer_range": 0.018042, "vocab_size": 49152}),
-    "google/vaultgemma-1b": ("vaultgemma", _USUAL | _TYPES | {
+    "google/vaultgemma-1b": ("vaultgemma", USUAL | TYPES | {
         "attention_bias": False, "attention_dropout": 0.0, "attn_logit_softcapping": None,
         "final_logit_softcapping": None, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
         "pad_token_id": 0, "query_pre_attn_scalar": 256, "rope_theta": 10000.0}),
@@ -421,12 +369,12 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "sliding_window": None, "use_sliding_window": False, "max_window_layers": 62, "rope_theta": 10000000,
         "scoring_func": "noaux_tc", "topk_method": "noaux_tc", "moe_layer_freq": 1, "use_qk_norm": True,
         "pretraining_tp": 1, "ep_size": 1}),
-    "baidu/ERNIE-4.5-21B-A3B-PT": ("ernie4_5_moe", _USUAL | {
+    "baidu/ERNIE-4.5-21B-A3B-PT": ("ernie4_5_moe", USUAL | {
         "moe_intermediate_size": 1536, "moe_k": 6, "moe_layer_end_index": 27, "moe_layer_interval": 1,
         "moe_layer_start_index": 1, "moe_num_experts": 64, "moe_num_shared_experts": 2, "moe_norm_min": 1e-12,
         "moe_capacity": [64, 64, 64], "moe_gate": "topk", "moe_use_aux_free": True, "num_nextn_predict_layers": 1,
         "pad_token_id": 0, "rope_theta": 500000, "rope_scaling": None, "use_bias": False, "use_rmsnorm": True}),
-    "LGAI-EXAONE/K-EXAONE-236B-A23B": ("exaone_moe", _GROUPED | _TYPES | {
+    "LGAI-EXAONE/K-EXAONE-236B-A23B": ("exaone_moe", _GROUPED | TYPES | {
         "mlp_layer_types": ["dense", "sparse"], "num_experts": 128, "num_shared_experts": 1, "rope_theta": 1000000,
         "sliding_window_pattern": "LLLG", "num_nextn_predict_layers": 1, "scoring_func": "sigmoid",
         "topk_method": "noaux_tc", "n_routed_experts": None, "n_shared_experts": None, "attention_bias": None}),
@@ -443,7 +391,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "use_mixed_mlp_moe": True, "norm_topk_prob": True, "routed_scaling_factor": 1.0, "group_limited_greedy": False,
         "n_group": None, "topk_group": None, "use_mla": False, "kv_lora_rank": None, "q_lora_rank": None,
         "qk_nope_head_dim": None, "qk_rope_head_dim": None, "v_head_dim": None}),
-    "MiniMaxAI/MiniMax-M2": ("minimax_m2", _USUAL | {
+    "MiniMaxAI/MiniMax-M2": ("minimax_m2", USUAL | {
         "attn_type_list": [1, 1], "attention_dropout": 0.0, "head_dim": 128, "mtp_transformer_layers": 1,
         "num_experts_per_tok": 8, "num_local_experts": 256, "num_mtp_modules": 3, "qk_norm_type": "per_layer",
         "rope_theta": 5000000, "rotary_dim": 64, "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0,
@@ -463,11 +411,11 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "tencent/Youtu-LLM-2B": ("youtu", _LATENT | {
         "rope_interleave": True, "rope_theta": 1600000, "mlp_bias": False, "qk_head_dim": 192, "head_dim": 64,
         "rope_scaling": None, "embedding_initializer_range": 0.02}),
-    "internlm/internlm3-8b-instruct": ("internlm3", _USUAL | {
+    "internlm/internlm3-8b-instruct": ("internlm3", USUAL | {
         "attention_dropout": 0.0, "bias": False, "head_dim": 128, "qkv_bias": False, "pad_token_id": 2,
         "auto_map": {"AutoConfig": "x"}, "rope_scaling": {"factor": 6.0, "rope_type": "dynamic"},
         "rope_theta": 50000000}),
-    "openai/gpt-oss-20b": ("gpt_oss", _USUAL | {
+    "openai/gpt-oss-20b": ("gpt_oss", USUAL | {
         "attention_bias": True, "attention_dropout": 0.0, "experts_per_token": 4, "head_dim": 64,
         "initial_context_length": 4096, "layer_types": ["sliding_attention", "full_attention"],
         "num_experts_per_tok": 4, "num_local_experts": 32, "output_router_logits": False, "pad_token_id": 199999,
@@ -475,23 +423,23 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "rope_type": "yarn",
                          "original_max_position_embeddings": 4096, "truncate": False}, "rope_theta": 150000,
         "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0}),
-    "zai-org/GLM-4.7-Flash": ("glm4_moe_lite", _DEEPSEEK | {
+    "zai-org/GLM-4.7-Flash": ("glm4_moe_lite", DEEPSEEK | {
         "topk_method": "noaux_tc", "scoring_func": None, "num_nextn_predict_layers": 1, "partial_rotary_factor": 1.0,
         "rope_scaling": None, "seq_aux": None, "pad_token_id": 154820, "norm_topk_prob": True}),
-    "ibm-granite/granite-swa": ("granite_swa", _GRANITE | _TYPES | {"layer_rope_theta": [10000.0, 0.0]}),
-    "ibm-granite/granitemoe-swa": ("granitemoe_swa", _MOE_GRANITE | _TYPES | {
+    "ibm-granite/granite-swa": ("granite_swa", _GRANITE | TYPES | {"layer_rope_theta": [10000.0, 0.0]}),
+    "ibm-granite/granitemoe-swa": ("granitemoe_swa", _MOE_GRANITE | TYPES | {
         "layer_rope_theta": [10000.0, 0.0], "shared_intermediate_size": 0}),
-    "mistralai/Ministral-3-3B-Instruct-2512": ("ministral3", _USUAL | {
+    "mistralai/Ministral-3-3B-Instruct-2512": ("ministral3", USUAL | {
         "attention_dropout": 0.0, "head_dim": 128, "sliding_window": None, "rope_parameters": {
             "beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0,
             "mscale_all_dim": 1.0, "original_max_position_embeddings": 16384, "rope_theta": 1000000.0,
             "rope_type": "yarn", "type": "yarn"}}),
-    "tencent/Hy3-preview": ("hy_v3", _USUAL | {
+    "tencent/Hy3-preview": ("hy_v3", USUAL | {
         "attention_bias": False, "enable_moe_fp32_combine": True, "head_dim": 128, "mlp_bias": False,
         "mlp_layer_types": ["dense", "sparse"], "moe_intermediate_size": 1536, "num_experts": 192,
         "num_experts_per_tok": 8, "num_nextn_predict_layers": 1, "num_shared_experts": 1,
         "rope_parameters": {"rope_theta": 11158840.0, "rope_type": "default"}, "router_scaling_factor": 2.826}),
-    "IQuestLab/IQuest-Coder-V1-40B-Instruct": ("iquestcoder", _USUAL | {
+    "IQuestLab/IQuest-Coder-V1-40B-Instruct": ("iquestcoder", USUAL | {
         "attention_bias": False, "attention_dropout": 0.0, "head_dim": 128, "mlp_bias": False, "rope_scaling": None,
         "rope_theta": 500000.0, "auto_map": {"AutoConfig": "x"}}),
     **EARLY,

@@ -27,7 +27,8 @@ from inference.modelling.families.config_keys import (
 from inference.modelling.families.registry import FAMILIES, config_keys, family_builder
 from inference.modelling.spec import ModelSpec
 from tests.inference.modelling.families.headers import llama, view_of
-from tests.inference.modelling.families.published_configs import PUBLISHED
+from tests.inference.modelling.families.published_configs import PUBLISHED as PUBLISHED_EARLIER
+from tests.inference.modelling.families.published_large import PUBLISHED_LARGE
 from tests.inference.modelling.harness import read_view
 from tests.inference.modelling.huggingface import read_config
 from tests.inference.modelling.test_network_attention import CASES as ATTENTION_CASES
@@ -40,6 +41,7 @@ from tests.inference.modelling.test_network_linear import CASES as LINEAR_CASES
 from tests.inference.modelling.test_network_recurrent import CASES as RECURRENT_CASES
 from tests.models_registry.detection.builders import EXAMPLES
 
+PUBLISHED = PUBLISHED_EARLIER | PUBLISHED_LARGE
 TYPES = {
     "llama": "llama-mha-bias", "mistral": "mistral-window-shorter-than-prompt", "qwen2": "qwen2-window-in-last-layers",
     "qwen3": "qwen3-window-by-type", "qwen2_moe": "qwen2_moe", "qwen3_moe": "qwen3_moe",

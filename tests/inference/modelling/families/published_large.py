@@ -1,0 +1,62 @@
+"""Keys that config.json of the larger published checkpoints have; as in ``published_configs``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.inference.modelling.families.published_configs import DEEPSEEK, TYPES, USUAL
+
+_GEMMA4 = {key: value for key, value in USUAL.items() if key != "hidden_act"} | {
+    "attention_bias": False, "attention_dropout": 0.0, "attention_k_eq_v": False, "dtype": "bfloat16",
+    "final_logit_softcapping": 30.0, "global_head_dim": 512, "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh", **TYPES, "num_global_key_value_heads": None,
+    "num_kv_shared_layers": 20, "pad_token_id": 0, "rope_parameters": {
+        "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
+        "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"}},
+    "use_bidirectional_attention": None, "use_double_wide_mlp": True,
+}  # fmt: skip
+
+PUBLISHED_LARGE: dict[str, tuple[str, dict[str, Any]]] = {
+    "google/gemma-4-E2B-it": ("gemma4_text", _GEMMA4 | {
+        "enable_moe_block": False, "hidden_size_per_layer_input": 256, "moe_intermediate_size": None,
+        "num_experts": None, "top_k_experts": None, "vocab_size_per_layer_input": 262144}),
+    "meta-llama/Llama-4-Scout-17B-16E": ("llama4_text", USUAL | {
+        "_attn_implementation_autoset": True, "attention_bias": False, "attention_chunk_size": 8192,
+        "attention_dropout": 0.0, "attn_scale": 0.1, "attn_temperature_tuning": True, "floor_scale": 8192,
+        "head_dim": 128, "interleave_moe_layer_step": 1, "intermediate_size_mlp": 16384, "no_rope_layers": [],
+        "num_experts_per_tok": 1, "num_local_experts": 16, "output_router_logits": False, "pad_token_id": 200018,
+        "rope_scaling": {"factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+        "rope_theta": 500000.0, "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0, "use_qk_norm": True}),
+    "deepseek-ai/DeepSeek-V3.2": ("deepseek_v32", DEEPSEEK | {
+        "index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048, "n_group": 8, "norm_topk_prob": True,
+        "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "scoring_func": "sigmoid", "topk_group": 4,
+        "topk_method": "noaux_tc"}),
+    "XiaomiMiMo/MiMo-V2-Flash": ("mimo_v2_flash", USUAL | {
+        "attention_bias": False, "attention_dropout": 0.0, "attention_value_scale": 0.707, "head_dim": 192, **TYPES,
+        "mlp_layer_types": ["dense", "sparse"], "moe_intermediate_size": 2048, "n_group": 1, "n_routed_experts": 256,
+        "norm_topk_prob": True, "num_experts_per_tok": 8, "routed_scaling_factor": None, "topk_group": 1,
+        "v_head_dim": 128, "sliding_window_size": 128}),
+    "meituan-longcat/LongCat-Flash-Chat": ("longcat_flash", {
+        "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+        "expert_ffn_hidden_size": 2048, "ffn_hidden_size": 12288, "hidden_size": 6144, "kv_lora_rank": 512,
+        "max_position_embeddings": 131072, "moe_topk": 12, "n_routed_experts": 512, "num_attention_heads": 64,
+        "num_layers": 28, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05,
+        "rope_theta": 10000000.0, "routed_scaling_factor": 6.0, "router_bias": False, "v_head_dim": 128,
+        "vocab_size": 131072, "zero_expert_num": 256}),
+    "MiniMaxAI/MiniMax-M3": ("minimax_m3_vl_text", USUAL | {
+        "hidden_act": "swigluoai", "dense_intermediate_size": 12288, "head_dim": 128, "num_experts_per_tok": 4,
+        "num_local_experts": 128, "partial_rotary_factor": 0.5, "rope_theta": 5000000, "rotary_dim": 64,
+        "routed_scaling_factor": 2.0, "shared_intermediate_size": 3072, "swiglu_alpha": 1.702, "swiglu_limit": 7.0,
+        "sparse_attention_config": {
+            "sparse_num_index_heads": 4, "sparse_index_dim": 128, "sparse_block_size": 128, "sparse_topk_blocks": 16,
+            "sparse_local_block": 1, "sparse_attention_freq": [0, 1]}}),
+    "google/gemma-3n-E4B": ("gemma3n_text", {key: value for key, value in USUAL.items() if key != "hidden_act"} | {
+        "activation_sparsity_pattern": [0.95, 0.0], "altup_active_idx": 0, "altup_coef_clip": 120.0,
+        "altup_correct_scale": True, "altup_num_inputs": 4, "attention_bias": False,
+        "attention_dropout": 0.0, "final_logit_softcapping": 30.0, "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size_per_layer_input": 256, "intermediate_size": [16384] * 2,
+        "laurel_rank": 64, **TYPES, "num_kv_shared_layers": 15, "rope_local_base_freq": 10000.0,
+        "rope_scaling": None, "rope_theta": 1000000.0, "vocab_size_per_layer_input": 262144}),
+    "google/gemma-4-unified": ("gemma4_unified_text", _GEMMA4 | {"use_bidirectional_attention": "vision"}),
+}  # fmt: skip
