@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from inference.errors import CorruptCheckpoint, TensorShapeMismatch, UnsupportedArchitecture, UnsupportedFormat
-from inference.modelling.gguf import configs, dense_configs, early_configs, expert_configs, names
+from inference.modelling.gguf import configs, dense_configs, early_configs, expert_configs, gemma_configs, names
 from inference.modelling.gguf.config_parts import draft_layers
 from inference.modelling.gguf.container import GgufArray
 from inference.modelling.gguf.metadata import Metadata
@@ -82,6 +82,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "phi3": Architecture(configs.phi3, names.PHI3, names.OUTER),
     "gemma2": Architecture(configs.gemma2, names.GEMMA, names.GEMMA_OUTER),
     "gemma3": Architecture(configs.gemma3, names.GEMMA, names.GEMMA_OUTER),
+    "gemma3n": Architecture(gemma_configs.gemma3n, names.GEMMA3N, names.GEMMA3N_OUTER),
     "mamba": _backbone(configs.mamba, names.MAMBA),
     "mamba2": _backbone(configs.mamba2, names.MAMBA2),
     "jamba": Architecture(configs.jamba, names.JAMBA, names.JAMBA_OUTER),

@@ -93,6 +93,16 @@ class Metadata:
             raise self._bad(key, f"{len(found)} values", "a whole number for each layer")
         return numbers
 
+    def numbers(self, name: str) -> list[float]:
+        """The numbers of an array, infinities among them; empty: the key is missing."""
+        key = self._key(name)
+        value = self.parts.keys.get(key)
+        if value is None:
+            return []
+        if not isinstance(value, GgufArray) or value.count > MAX_VALUES:
+            raise self._bad(key, value, f"an array of at most {MAX_VALUES} numbers")
+        return [float(item) for item in self.parts.head.numbers(key)]
+
     def flags(self, name: str) -> list[bool] | int | None:
         """True or false of each layer, or a number that tells them; None: the key is missing."""
         key = self._key(name)

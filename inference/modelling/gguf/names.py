@@ -142,6 +142,33 @@ GEMMA = (
     Rename("ffn_norm.weight", "pre_feedforward_layernorm.weight", "norm"),
     Rename("post_ffw_norm.weight", "post_feedforward_layernorm.weight", "norm"),
 )
+GEMMA3N_OUTER: dict[str, tuple[str, How]] = {
+    **OUTER,
+    "per_layer_token_embd.weight": ("model.embed_tokens_per_layer.weight", ""),
+    "per_layer_model_proj.weight": ("model.per_layer_model_projection.weight", ""),
+    "per_layer_proj_norm.weight": ("model.per_layer_projection_norm.weight", ""),
+    "altup_proj.weight": ("model.altup_projections.{e}.weight", "experts"),
+    "altup_unembd_proj.weight": ("model.altup_unembed_projections.{e}.weight", "experts"),
+}
+GEMMA3N = (
+    *_attention(),
+    *_mlp(),
+    Rename("attn_norm.weight", "input_layernorm.weight"),
+    Rename("post_attention_norm.weight", "post_attention_layernorm.weight"),
+    Rename("ffn_norm.weight", "pre_feedforward_layernorm.weight"),
+    Rename("post_ffw_norm.weight", "post_feedforward_layernorm.weight"),
+    Rename("inp_gate.weight", "per_layer_input_gate.weight"),
+    Rename("proj.weight", "per_layer_projection.weight"),
+    Rename("post_norm.weight", "post_per_layer_input_norm.weight"),
+    Rename("altup_correct_coef.weight", "altup.correction_coefs.weight"),
+    Rename("altup_correct_scale.weight", "altup.correct_output_scale"),
+    Rename("altup_predict_coef.weight", "altup.prediction_coefs.weight"),
+    Rename("altup_router.weight", "altup.modality_router.weight"),
+    Rename("altup_router_norm.weight", "altup.router_norm.weight"),
+    Rename("laurel_l.weight", "laurel.linear_left.weight"),
+    Rename("laurel_r.weight", "laurel.linear_right.weight"),
+    Rename("laurel_post_norm.weight", "laurel.post_laurel_norm.weight"),
+)
 MAMBA = (*_mamba1("mixer."), Rename("attn_norm.weight", "norm.weight"))
 MAMBA2 = (*_mamba2("mixer."), Rename("attn_norm.weight", "norm.weight"))
 JAMBA = (
