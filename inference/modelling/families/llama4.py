@@ -26,13 +26,20 @@ from inference.modelling.families.decoder_layout import DecoderLayout, read_layo
 from inference.modelling.families.head_sizes import read_heads
 from inference.modelling.families.headers import stack_shape
 from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
-from inference.modelling.families.moe_config import check_dense_layers, check_routing, has_router, shared_width
+from inference.modelling.families.moe_config import (
+    check_dense_layers,
+    check_routing,
+    count_experts,
+    has_router,
+    moe_sources,
+    shared_width,
+)
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.text_part import PREFIXES, around, text_part
 from inference.modelling.families.windows import layer_types
 from inference.modelling.layer_parts import NormSpec, RopeSpec, prefixed
 from inference.modelling.layer_specs import ChannelMixerSpec, MoESpec
-from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, tensor
+from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source
 
 LLAMA4: Table = {
     **WITH_ROPE,
@@ -123,7 +130,8 @@ def _rotating_options(view: CheckpointView, norm: NormSpec, rope: RopeSpec) -> d
     """
     if not view.config.boolean("use_qk_norm", default=True):
         return {}
-    has_factor = rope.scaling is not None and rope.scaling.kind in ("yarn", "longrope")
+    scaling = rope.scaling
+    has_factor = scaling is not None and scaling.kind in ("yarn", "longrope") and scaling.attention_factor != 1.0
     return {"qk_norm": NormSpec(eps=norm.eps, weightless=True), "qk_norm_after_rope": has_factor}
 
 
@@ -152,7 +160,11 @@ def _channel(view: CheckpointView, layer: str, act: str) -> tuple[ChannelMixerSp
     if not has_router(view, layer, ROUTER):
         mlp = mlp_spec(view, layer, act, mlp="feed_forward.", width_key="intermediate_size_mlp")
         return mlp, mlp_sources(view, mlp, layer, mlp="feed_forward.")
-    count, width, _ = stack_shape(view.tensors, f"{base}experts.down_proj")
+    is_stacked = f"{base}experts.down_proj" in view.tensors
+    if is_stacked:
+        count, width, _ = stack_shape(view.tensors, f"{base}experts.down_proj")  # inputs first, unlike elsewhere
+    else:
+        count, width = count_experts(view, f"{base}experts.")
     check_size(view, count, f"experts under {base[:-1]}", "num_local_experts")
     check_size(view, width, f"width of an expert under {base[:-1]}", "intermediate_size")
     moe = check_routing(
@@ -167,10 +179,8 @@ def _channel(view: CheckpointView, layer: str, act: str) -> tuple[ChannelMixerSp
             shared_intermediate_size=shared_width(view, f"{base}shared_expert."),
         )
     )
-    shared = mlp_spec(view, layer, act, mlp="feed_forward.shared_expert.")
-    return moe, {
-        "router.weight": tensor(f"{layer}{ROUTER}.weight"),
-        "experts.gate_up_proj": Source((Piece(f"{base}experts.gate_up_proj", transpose=True),)),
-        "experts.down_proj": Source((Piece(f"{base}experts.down_proj", transpose=True),)),
-        **prefixed("shared_expert", mlp_sources(view, shared, base, mlp="shared_expert.")),
-    }
+    sources = moe_sources(view, moe, base, router="router", shared="shared_expert.")
+    if is_stacked:
+        for leaf in ("gate_up_proj", "down_proj"):
+            sources[f"experts.{leaf}"] = Source((Piece(f"{base}experts.{leaf}", transpose=True),))
+    return moe, sources

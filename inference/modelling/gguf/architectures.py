@@ -82,6 +82,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "phi3": Architecture(configs.phi3, names.PHI3, names.OUTER),
     "gemma2": Architecture(configs.gemma2, names.GEMMA, names.GEMMA_OUTER),
     "gemma3": Architecture(configs.gemma3, names.GEMMA, names.GEMMA_OUTER),
+    "llama4": Architecture(expert_configs.llama4, names.LLAMA4, names.OUTER),
     "gemma3n": Architecture(gemma_configs.gemma3n, names.GEMMA3N, names.GEMMA3N_OUTER),
     "mamba": _backbone(configs.mamba, names.MAMBA),
     "mamba2": _backbone(configs.mamba2, names.MAMBA2),

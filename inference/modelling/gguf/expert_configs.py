@@ -5,6 +5,7 @@ Standard library only.
 
 from __future__ import annotations
 
+from inference.errors import UnsupportedArchitecture
 from inference.modelling.gguf.config_parts import (
     GATING_SIGMOID,
     GATING_SOFTMAX,
@@ -19,6 +20,8 @@ from inference.modelling.gguf.dense_configs import plain
 from inference.modelling.gguf.metadata import Metadata
 
 EXAONE_WINDOW = 128
+LLAMA4_WITHOUT_NORMS = 128
+"""Experts of the Llama 4 whose queries and keys aren't normed (Maverick)."""
 
 
 def _sigmoid_experts(meta: Metadata, model_type: str, count: str, shared: str) -> Config:
@@ -155,4 +158,27 @@ def afmoe(meta: Metadata) -> Config:
         )
         | window_types(meta, meta.integer("attention.sliding_window"))
         | {"mup_enabled": True}
+    )
+
+
+def llama4(meta: Metadata) -> Config:
+    """Llama 4; its chunks and what its queries grow by are fixed, and only the model of 128 experts has no norms.
+
+    Raises:
+        UnsupportedArchitecture: All layers see everything, as in MobileLLM, whose rotation the file doesn't state.
+    """
+    if meta.integer("attention.sliding_window") == 0:
+        raise UnsupportedArchitecture(
+            "the GGUF key llama4.attention.sliding_window is 0 (MobileLLM); Llama 4 with chunks is read.",
+            param="attention.sliding_window",
+        )
+    count = meta.integer("expert_count")
+    found = plain(meta, "llama4_text")
+    return found | given(
+        intermediate_size=meta.integer("expert_feed_forward_length"),
+        intermediate_size_mlp=found.get("intermediate_size"),
+        num_local_experts=count,
+        num_experts_per_tok=meta.integer("expert_used_count"),
+        interleave_moe_layer_step=meta.integer("interleave_moe_layer_step"),
+        use_qk_norm=count != LLAMA4_WITHOUT_NORMS,
     )

@@ -169,6 +169,13 @@ GEMMA3N = (
     Rename("laurel_r.weight", "laurel.linear_right.weight"),
     Rename("laurel_post_norm.weight", "laurel.post_laurel_norm.weight"),
 )
+LLAMA4 = (
+    *_attention(norms=None),
+    *_norms(),
+    *_mlp("feed_forward."),
+    *_experts("feed_forward.", "router"),
+    *_shared_expert("feed_forward.shared_expert."),
+)
 MAMBA = (*_mamba1("mixer."), Rename("attn_norm.weight", "norm.weight"))
 MAMBA2 = (*_mamba2("mixer."), Rename("attn_norm.weight", "norm.weight"))
 JAMBA = (

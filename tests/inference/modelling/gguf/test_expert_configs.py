@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+from pathlib import Path
 
 import pytest
 import torch
+from gguf import MODEL_ARCH, GGUFWriter, get_tensor_name_map
 from safetensors.torch import load_file, save_file
 
 from inference.errors import CorruptCheckpoint, UnsupportedArchitecture
@@ -15,6 +18,9 @@ from tests.inference.modelling.gguf.dense_converter import convert_dense
 from tests.inference.modelling.gguf.test_architectures import load_gguf
 from tests.inference.modelling.gguf.test_dense_configs import SIZES, checkpoint, read
 from tests.inference.modelling.harness import assert_matches_oracle
+from tests.inference.modelling.huggingface import make_checkpoint
+from tests.inference.modelling.test_network_dense import tiny_config
+from tests.inference.modelling.test_network_large import LLAMA4
 
 HALF = {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}
 MSCALED = {
@@ -77,3 +83,55 @@ def test_granite_with_a_shared_expert_is_a_type_of_its_own(tmp_path):
     assert read(tmp_path, "granitemoe", SIZES).config["model_type"] == "granitemoe"
     keys = SIZES | {"expert_shared_feed_forward_length": 8}
     assert read(tmp_path, "granitemoe", keys).config["model_type"] == "granitemoeshared"
+
+
+def convert_llama4(directory: Path, path: Path) -> None:
+    """Write a Llama 4 as GGUF, by the steps and names of llama.cpp's converter."""
+    config = json.loads((directory / "config.json").read_text())
+    writer = GGUFWriter(path, "llama4")
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size_mlp"])
+    writer.add_expert_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_expert_count(config["num_local_experts"])
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    writer.add_interleave_moe_layer_step(config["interleave_moe_layer_step"])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([f"t{number}" for number in range(config["vocab_size"])])
+    names = get_tensor_name_map(MODEL_ARCH.LLAMA4, config["num_hidden_layers"])
+    for name, value in load_file(directory / "model.safetensors").items():
+        parts = {name: value}
+        if name.endswith("gate_up_proj"):
+            gate, up = value.transpose(1, 2).chunk(2, 1)
+            stem = name.removesuffix("gate_up_proj")
+            parts = {f"{stem}gate_proj.weight": gate, f"{stem}up_proj.weight": up}
+        elif name.endswith("down_proj"):
+            parts = {f"{name}.weight": value.transpose(1, 2)}
+        for full, part in parts.items():
+            renamed = names.get_name(full, try_suffixes=(".weight",))
+            assert renamed is not None, full
+            writer.add_tensor(renamed, part.float().contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_llama4_gives_the_same_logits(step, tmp_path):
+    fixed = {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1, "interleave_moe_layer_step": step}
+    directory, oracle = make_checkpoint(tiny_config("llama4_text", {**LLAMA4, **fixed}), tmp_path)
+    convert_llama4(directory, tmp_path / "model.gguf")
+    assert_matches_oracle(load_gguf(tmp_path / "model.gguf"), oracle)
+
+
+def test_mobile_llm_is_refused(tmp_path):
+    with pytest.raises(UnsupportedArchitecture, match="sliding_window is 0"):
+        read(tmp_path, "llama4", SIZES | {"attention.sliding_window": 0})
