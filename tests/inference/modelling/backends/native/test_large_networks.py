@@ -1,0 +1,26 @@
+"""The larger families on native kernels, which leave what they don't have to PyTorch: the logits of transformers."""
+
+from __future__ import annotations
+
+import pytest
+
+from inference.modelling.backends.backend import pack_weights
+from inference.modelling.backends.native import library
+from tests.inference.modelling.harness import assert_matches_oracle, load_directory
+from tests.inference.modelling.huggingface import make_checkpoint
+from tests.inference.modelling.test_network_dense import tiny_config
+from tests.inference.modelling.test_network_large import CASES
+
+pytestmark = pytest.mark.skipif(not library.is_available(), reason="needs the native library")
+NAMES = (
+    "gemma4_text", "gemma3n_text", "llama4_text", "deepseek_v32", "mimo_v2_flash", "longcat_flash",
+    "minimax_m3_vl_text",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_kernels_give_the_logits_of_transformers(name, tmp_path):
+    directory, oracle = make_checkpoint(tiny_config(*CASES[name]), tmp_path)
+    network = load_directory(directory)
+    assert pack_weights(network) > 0
+    assert_matches_oracle(network, oracle, tolerance=2e-4)
