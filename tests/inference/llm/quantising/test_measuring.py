@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -14,7 +16,10 @@ from inference.modelling.backends.backend import choose_backend
 from inference.modelling.weights.loader import load_network
 from models_registry.detection.inspection import Inspection
 from tests.inference.llm.quantising.checkpoints import inspect, random_tokens
+from tests.inference.modelling.harness import load_directory
 from tests.inference.modelling.huggingface import make_checkpoint
+from tests.inference.modelling.test_network_dense import tiny_config
+from tests.inference.modelling.test_network_large import CASES as LARGE_CASES
 from tests.inference.modelling.test_quantisation import CONFIGS
 
 
@@ -71,3 +76,13 @@ def test_of_many_predictions_some_are_compared(found: Inspection, monkeypatch: p
         windows = [random_tokens(found.spec.vocab_size, 16)]
         measurement = Measurement(runner_of(found), choose_backend("cpu", torch.float32), windows)
         assert measurement.stored().num_tokens == 5
+
+
+def test_layers_that_read_an_earlier_ones_cache_find_that_of_their_window(tmp_path: Path) -> None:
+    directory, _ = make_checkpoint(tiny_config(*LARGE_CASES["gemma4_text-values-of-their-own"]), tmp_path)
+    runner = WindowRunner(load_directory(directory), 16, "float32", "cpu")
+    windows = [random_tokens(runner.network.spec.vocab_size, 16), random_tokens(runner.network.spec.vocab_size, 12)]
+    with torch.inference_mode():
+        measurement = Measurement(runner, choose_backend("cpu", torch.float32), windows)
+        for first in range(-1, measurement.num_layers + 1):
+            assert measurement.divergence(first).mean_kl == pytest.approx(0, abs=1e-6), first
