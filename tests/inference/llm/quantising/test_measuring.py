@@ -81,7 +81,8 @@ def test_of_many_predictions_some_are_compared(found: Inspection, monkeypatch: p
 def test_layers_that_read_an_earlier_ones_cache_find_that_of_their_window(tmp_path: Path) -> None:
     directory, _ = make_checkpoint(tiny_config(*LARGE_CASES["gemma4_text-values-of-their-own"]), tmp_path)
     runner = WindowRunner(load_directory(directory), 16, "float32", "cpu")
-    windows = [random_tokens(runner.network.spec.vocab_size, 16), random_tokens(runner.network.spec.vocab_size, 12)]
+    tokens = random_tokens(runner.network.spec.vocab_size, 16)
+    windows = [tokens, tokens[::-1]]
     with torch.inference_mode():
         measurement = Measurement(runner, choose_backend("cpu", torch.float32), windows)
         for first in range(-1, measurement.num_layers + 1):
