@@ -281,6 +281,13 @@ class ModelSpec:
         ]
         return tuple(number if source is None else source for number, source in enumerate(sources))
 
+    def first_needed(self, first: int) -> int:
+        """The layer to begin with so that those from ``first`` on read states that are computed in the same run."""
+        numbers = self.state_numbers()
+        while (earliest := min((first, *numbers[first:]))) < first:
+            first = earliest
+        return first
+
     def num_parameters(self) -> int:
         """Number of weights, a tied head counted once."""
         return sum(math.prod(shape) for shape in self.parameter_shapes().values())

@@ -166,7 +166,7 @@ class Measurement:
         network = self._network
         states = network.states_by_layer(self._runner.states)
         # The states of earlier layers are those of another window, so the run begins with the first one that is read.
-        first = min([max(first_layer, 0), *network.spec.state_numbers()[max(first_layer, 0) :]])
+        first = network.spec.first_needed(max(first_layer, 0))
         stream = network.embed(window.batch) if first_layer < 0 else window.streams[first].copy()
         for layer, state in zip(network.layers[first:], states[first:], strict=True):
             layer(stream, window.batch, state)
