@@ -70,6 +70,7 @@ def load_state(arguments: argparse.Namespace) -> int:
             while piece := file.read(READ_BYTES):
                 writer.write(piece)
                 report(min(writer.size_bytes / size, 1.0))
+        writer.flush()
         header = read_state_header(writer.path)  # of the bytes that are kept: the file may have changed meanwhile
     except BaseException as error:
         writer.discard()

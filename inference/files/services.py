@@ -212,13 +212,24 @@ def _named_digests(digests: Collection[str]) -> set[str]:
 def files_remove(rows: QuerySet[StoredFile]) -> int:
     """Delete rows, and the bytes that no other row has; returns the number of rows. Don't hold ``store_lock``."""
     with file_store.store_lock():
-        digests = set(rows.values_list("sha256", flat=True))
         with transaction.atomic():
-            _, removed = rows.delete()
-        for sha256 in digests:
-            if not StoredFile.objects.filter(sha256=sha256).exists():
-                file_store.remove(sha256)
-    return removed.get(StoredFile._meta.label, 0)
+            removed = file_rows_remove(rows)
+        unnamed_bytes_remove(removed)
+    return len(removed)
+
+
+def file_rows_remove(rows: QuerySet[StoredFile]) -> list[str]:
+    """Delete rows and return their digests, for ``unnamed_bytes_remove`` when the transaction has ended."""
+    digests = list(rows.values_list("sha256", flat=True))
+    rows.delete()
+    return digests
+
+
+def unnamed_bytes_remove(digests: Collection[str]) -> None:
+    """Remove the bytes that no row has; the caller holds ``store_lock`` and no transaction."""
+    for sha256 in set(digests):
+        if not StoredFile.objects.filter(sha256=sha256).exists():
+            file_store.remove(sha256)
 
 
 def expiry_seconds(values: dict[str, Any] | None, *, param: str) -> int | None:

@@ -71,10 +71,23 @@ class FileWriter:
     @property
     def path(self) -> Path:
         """Where the unfinished file is; flush it before it is read."""
-        self._file.flush()
         return self._path
 
-    def write(self, piece: bytes) -> None:
+    def flush(self) -> None:
+        """Bring the bytes to the disk, so that ``publish`` takes little time under locks.
+
+        Raises:
+            StorageFull: The disk is full; the file is discarded.
+        """
+        try:
+            with full_disk_as_error():
+                self._file.flush()
+                os.fsync(self._file.fileno())
+        except BaseException:
+            self.discard()
+            raise
+
+    def write(self, piece: bytes | memoryview) -> None:
         """Append ``piece``.
 
         Raises:
@@ -103,9 +116,7 @@ class FileWriter:
         """
         sha256 = self._digest.hexdigest()
         try:
-            with full_disk_as_error():
-                self._file.flush()
-                os.fsync(self._file.fileno())
+            self.flush()
             self._file.close()
             self._path.chmod(0o400)
             fault_point("file.publish")

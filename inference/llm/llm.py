@@ -81,6 +81,7 @@ class LLM:
         self._identify = identify
         self._identity: StateIdentity | None = None
         self._saved_prompts: dict[str, Prompt] = {}
+        self._states: dict[str, PromptState] = {}
         self._max_model_len = plan.max_model_len
         self._outputs: dict[str, tuple[TextOutput | PooledOutput, list[str]]] = {}
         self._grammars = GrammarCompiler(tokenizer, options.grammar_limits)
@@ -199,8 +200,8 @@ class LLM:
         sizes = StateSizes(plan.token_bytes, plan.slot_bytes, plan.max_model_len)
         return read_state_file(path, self.state_identity(), sizes)
 
-    def state_content(self, state: PromptState, *, model: str) -> bytes:
-        """The file of a state, as ``write_state`` writes it."""
+    def state_content(self, state: PromptState, *, model: str) -> list[memoryview]:
+        """The file of a state, as ``write_state`` writes it, in pieces."""
         return state_content(state, model)
 
     def write_state(self, state: PromptState, path: Path, *, model: str = "") -> int:
@@ -254,6 +255,8 @@ class LLM:
         self._outputs[request_id] = (output, added)
         if prepared.saved_prompt is not None:
             self._saved_prompts[request_id] = prepared.saved_prompt
+        if prepared.state is not None:
+            self._states[request_id] = prepared.state
         self._events += output.begin()
         self._forget_if_done(request_id)
 
@@ -297,6 +300,8 @@ class LLM:
             self._engine.close()
         self._engine = None
         self._outputs.clear()
+        self._saved_prompts.clear()
+        self._states.clear()
         self._choices.clear()
         self.tokenizer.close()
         self._grammars.close()
@@ -335,6 +340,7 @@ class LLM:
             self._forget(choices)
             del self._outputs[request_id]
             self._saved_prompts.pop(request_id, None)
+            self._states.pop(request_id, None)
 
     def _forget(self, choices: Sequence[str]) -> None:
         for choice in choices:

@@ -12,12 +12,10 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import orjson
-from safetensors import SafetensorError
-from safetensors.numpy import save, save_file
 
 from inference.engine.prefix_cache.model_key import file_digest
 from inference.engine.prefix_cache.state_access import Payload
@@ -121,16 +119,18 @@ def write_state_file(path: Path, prompt: PromptState, model: str = "") -> int:
     try:
         work = Path(tempfile.mkdtemp(prefix=".state-", dir=path.parent))  # only its owner can enter it
         partial = work / "state"
-        save_file(_tensors(prompt), partial, _metadata(prompt, model))
-        partial.chmod(0o600)  # the file has the prompt in it
-        with partial.open("rb") as file:
+        with partial.open("xb") as file:
+            partial.chmod(0o600)  # the file has the prompt in it
+            for piece in state_content(prompt, model):
+                file.write(piece)
+            file.flush()
             os.fsync(file.fileno())
         size = partial.stat().st_size
         check_target(path)
         partial.replace(path)
         return size
-    except (OSError, SafetensorError) as error:
-        if isinstance(error, OSError) and error.errno not in (None, errno.ENOSPC, errno.EDQUOT):
+    except OSError as error:
+        if error.errno not in (None, errno.ENOSPC, errno.EDQUOT):
             raise InvalidRequest(
                 f"{str(path)[:200]!r} can't be written: {error.strerror}; choose another place.", param="output"
             ) from None
@@ -145,9 +145,23 @@ def write_state_file(path: Path, prompt: PromptState, model: str = "") -> int:
             shutil.rmtree(work, ignore_errors=True)
 
 
-def state_content(prompt: PromptState, model: str = "") -> bytes:
-    """Return what ``write_state_file`` writes."""
-    return save(_tensors(prompt), _metadata(prompt, model))
+def state_content(prompt: PromptState, model: str = "") -> list[memoryview]:
+    """Return what ``write_state_file`` writes: the header, then the tensors, without a copy of the state."""
+    # As safetensors does: the most aligned first, then by name.
+    tensors = dict(sorted(_tensors(prompt).items(), key=lambda item: (-item[1].itemsize, item[0])))
+    header: dict[str, Any] = {"__metadata__": _metadata(prompt, model)}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.nbytes
+        header[name] = {
+            "dtype": "I64" if tensor.itemsize > 1 else "U8",
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    head = memoryview(len(text).to_bytes(8, "little") + text)
+    return [head, *(tensor.view(np.uint8).data for tensor in tensors.values())]
 
 
 def _metadata(prompt: PromptState, model: str) -> dict[str, str]:

@@ -25,6 +25,11 @@ VERSION = "1"
 MAX_TOKENS = 1 << 28
 MAX_MODEL_CHARS = 200
 MAX_CONVERSATION_BYTES = 16 << 20
+MAX_SERVED_BYTES = 512 << 20
+"""Most bytes of a state, with its tokens, that a server saves and goes on from: the engine's thread copies a state, and
+other requests wait for that."""
+MAX_SERVED_FILE_BYTES = MAX_SERVED_BYTES + MAX_CONVERSATION_BYTES + (1 << 20)
+"""Most bytes of such a state's file, which has a header and messages besides."""
 _TOKEN_BYTES = 8
 _SHA256 = r"[0-9a-f]{64}"
 _PATTERNS = {

@@ -44,12 +44,14 @@ class PreparedRequest:
         choices: One engine request per choice, or per input of a request for vectors.
         output: Makes the events; has taken in what an earlier attempt delivered.
         saved_prompt: The prompt after which the state is wanted; None: text or vectors are.
+        state: The state that it goes on from, which is kept as long as the request runs: others find it in memory.
     """
 
     request_id: str
     choices: tuple[EngineRequest, ...]
     output: TextOutput | PooledOutput
     saved_prompt: Prompt | None = None
+    state: PromptState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,7 @@ class RequestPreparer:
             received_at=received_at,
             has_marks=prompt.breakpoints is not None,
         )
-        return PreparedRequest(message["request_id"], choices, output, prompt if is_saved else None)
+        return PreparedRequest(message["request_id"], choices, output, prompt if is_saved else None, state)
 
     def _sampling_params(self, message: GenerateMessage) -> SamplingParams:
         params = SamplingParams.from_dict(message["params"])

@@ -17,9 +17,16 @@ from django.db import transaction
 from django.utils import timezone
 
 from inference.errors import Conflict, InvalidRequest, NotFound, QueueFull, RequestTooLarge
-from inference.files.services import check_server_bytes, file_store_row, files_remove
+from inference.files.services import (
+    check_server_bytes,
+    file_rows_remove,
+    file_store_row,
+    files_remove,
+    unnamed_bytes_remove,
+)
 from inference.files.store import FileWriter, store_lock
 from inference.host.units import format_bytes
+from inference.llm.state_header import MAX_SERVED_FILE_BYTES
 from inference.models import StoredFile, StoredState
 from inference.models.readable_rows import readable_rows
 
@@ -95,6 +102,13 @@ def state_create(*, writer: FileWriter, facts: StateFacts, order: StateOrder, re
     """
     tenant, name = order["tenant"], order["name"]
     try:
+        if writer.size_bytes > MAX_SERVED_FILE_BYTES:
+            raise RequestTooLarge(
+                f"The state's file has {format_bytes(writer.size_bytes)}, at most "
+                f"{format_bytes(MAX_SERVED_FILE_BYTES)} are taken; save the state of a shorter text.",
+                param="file",
+            )
+        writer.flush()  # before the locks, for which everybody waits
         with store_lock():  # simultaneous saves see each other's rows
             earlier = StoredState.objects.filter(tenant=tenant, name=name).select_related("file").first()
             if earlier is not None and request_id and earlier.request_id == request_id:
@@ -124,9 +138,12 @@ def state_create(*, writer: FileWriter, facts: StateFacts, order: StateOrder, re
                 if earlier is not None:
                     superfluous.append(earlier.file_id)
                 row, _ = StoredState.objects.update_or_create(tenant=tenant, name=name, defaults=values)
+                # Under the lock, so that none is pinned meanwhile; in the transaction, so that a crash leaves no file
+                # without a name.
+                digests = file_rows_remove(StoredFile.objects.filter(pk__in=superfluous))
+            unnamed_bytes_remove(digests)
     finally:
         writer.discard()
-    files_remove(StoredFile.objects.filter(pk__in=superfluous))
     return row
 
 
@@ -202,12 +219,12 @@ def state_set_pinned(*, name: str, tenant: str, is_pinned: bool) -> StoredState:
     Raises:
         NotFound: The tenant has no state of this name.
     """
-    row = state_get(name=name, tenant=tenant)
-    if row.is_pinned != is_pinned:
-        days = int(settings.BLAZR_FILE_EXPIRE_DAYS)
-        row.is_pinned = is_pinned
-        row.file.expires_at = None if is_pinned or not days else timezone.now() + timedelta(days=days)
-        with transaction.atomic():
+    with store_lock(), transaction.atomic():  # nobody deletes or replaces the state meanwhile
+        row = state_get(name=name, tenant=tenant)
+        if row.is_pinned != is_pinned:
+            days = int(settings.BLAZR_FILE_EXPIRE_DAYS)
+            row.is_pinned = is_pinned
+            row.file.expires_at = None if is_pinned or not days else timezone.now() + timedelta(days=days)
             row.file.save(update_fields=["expires_at"])
             row.save(update_fields=["is_pinned"])
     return row
@@ -235,7 +252,7 @@ def plan_with_state(plan: GenerationPlan, tenant: str) -> GenerationPlan:
     now = timezone.now()
     if now - row.last_used_at > timedelta(seconds=_TOUCH_S):
         StoredState.objects.filter(pk=row.pk).update(last_used_at=now)
-    return replace(plan, state_file=row.file.sha256)
+    return replace(plan, state_file=row.file.sha256, state_tokens=row.num_tokens)
 
 
 def state_object(row: StoredState) -> dict[str, Any]:

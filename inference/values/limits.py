@@ -114,7 +114,7 @@ def estimate_tokens(plan: GenerationPlan) -> int:
 
 def estimate_prompt_tokens(plan: GenerationPlan) -> int:
     """Tokens that the prompts of a request are expected to have."""
-    return sum(_prompt_tokens(prompt) for prompt in plan.prompts)
+    return sum(plan.state_tokens + _prompt_tokens(prompt) for prompt in plan.prompts)
 
 
 def _prompt_tokens(prompt: PromptMessage) -> int:

@@ -55,7 +55,8 @@ class GenerationPlan:
         embedding: Set when pooled vectors are wanted; then the prompts are groups of inputs.
         chat: What a chat request says about tools and thinking.
         output: How to read the text, once the model is known; None: it is all content.
-        state: Name of the saved state to go on from; ``state_file``: digest of its file, once it is looked up.
+        state: Name of the saved state to go on from; ``state_file``, ``state_tokens``: digest of its file and number of
+            its tokens, once it is looked up.
         saves_state: The state after the prompt is stored so, in place of an output.
     """
 
@@ -78,6 +79,7 @@ class GenerationPlan:
     output: OutputFormat | None = None
     state: str | None = None
     state_file: str | None = None
+    state_tokens: int = 0
     saves_state: StateOrder | None = None
 
     @property

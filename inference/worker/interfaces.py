@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,12 +36,16 @@ class ServedLLM(LoopOwner[Any, GenerationEvent], Protocol):
         """Read a saved state of this model."""
         ...
 
+    def state_identity(self) -> object:
+        """Return what a saved state must agree with; the first call may read all weights."""
+        ...
+
     def state_bytes(self, num_tokens: int, /) -> int:
         """Return the bytes of the saved state of so many tokens."""
         ...
 
-    def state_content(self, state: Any, /, *, model: str) -> bytes:
-        """Return the file of a saved state."""
+    def state_content(self, state: Any, /, *, model: str) -> Iterable[bytes | memoryview]:
+        """Return the file of a saved state, piece by piece."""
         ...
 
     def total_bytes(self) -> int:

@@ -263,18 +263,24 @@ class ModelManager:
 
         The last event of a request that saves a state follows when the state is stored, from the thread that stores it.
         """
-        for event in [event for event in events if "state" in event]:
-            events.remove(event)
-            request = self._residents.find_request(event["request_id"])
-            engine = None if request is None else self._residents.engine_of(request)
-            if request is not None and engine is not None:
-                self._states.store(engine.llm, request.message, event, lambda stored: self._pass_on(resident, [stored]))
-        for on_events, group in self._residents.record_events(resident, events).items():
+        passed = [event for event in events if "state" not in event]
+        for on_events, group in self._residents.record_events(resident, passed).items():
             for event in group:
                 if event["type"] in ("done", "error"):
                     self._starts.remove(event["request_id"])
             _call(on_events, group)
         self._admit()
+        if len(passed) < len(events):
+            for event in events:
+                if "state" in event:
+                    self._store(resident, event)
+
+    def _store(self, resident: Resident, event: GenerationEvent) -> None:
+        """Store a state behind the other events of its step: its request's first event may be among them."""
+        request = self._residents.find_request(event["request_id"])
+        engine = None if request is None else self._residents.engine_of(request)
+        if request is not None and engine is not None:
+            self._states.store(engine.llm, request.message, event, lambda stored: self._pass_on(resident, [stored]))
 
     def _refuse(self, prepared: Any, error: BlazrError) -> None:
         """End a request that the engine refused; runs in the engine's thread."""

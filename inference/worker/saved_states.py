@@ -12,14 +12,16 @@ from weakref import WeakValueDictionary
 
 from inference.errors import BlazrError, EngineError, InvalidRequest, Unavailable
 from inference.host.units import format_bytes
+from inference.llm.state_header import MAX_SERVED_BYTES, MAX_SERVED_FILE_BYTES
 from inference.values.messages import GenerateMessage, GenerationEvent
 from inference.worker.interfaces import ServedLLM
 
 logger = logging.getLogger(__name__)
 
-MAX_STATE_BYTES = 512 << 20
-"""Most bytes of one state, and of all that are read for requests at once: the engine's thread copies a state, and other
-requests wait for that."""
+MAX_READ_BYTES = 512 << 20
+"""Most bytes of all states that are read for requests at once."""
+MAX_WAITING_BYTES = 512 << 20
+"""Most bytes of the states that wait to be stored, unless there is only one."""
 
 
 class SavedStates:
@@ -33,26 +35,37 @@ class SavedStates:
         self._lock = threading.Lock()
         self._read: WeakValueDictionary[tuple[int, str], Any] = WeakValueDictionary()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="states")
+        self._waiting_bytes = 0  # of the states that wait to be stored
+
+    @property
+    def bytes_in_use(self) -> int:
+        """Bytes of the states that requests go on from."""
+        with self._lock:
+            return sum(state.num_bytes for state in self._read.values())
 
     def prepare(self, llm: ServedLLM, message: GenerateMessage) -> Any:
         """Return ``llm.prepare`` of a message, with the state that it names.
 
         Raises:
             InvalidRequest: The state is gone, another model's or too large.
-            Unavailable: Requests with other states take all room.
+            Unavailable: Requests with other states take all room, or too many states wait to be stored.
             BlazrError: As ``llm.prepare``.
         """
         digest = message.get("state")
+        if digest is not None or "saves_state" in message:
+            llm.state_identity()  # the first call may read all weights, for which no other model's states must wait
         prepared = llm.prepare(message) if digest is None else llm.prepare_after(self._state(llm, digest), message)
         if "saves_state" in message:
             num_tokens = len(prepared.saved_prompt.token_ids)
             num_bytes = llm.state_bytes(num_tokens)
-            if num_bytes > MAX_STATE_BYTES:
+            if num_bytes > MAX_SERVED_BYTES:
                 raise InvalidRequest(
                     f"the state of {num_tokens:,} tokens of this model takes {format_bytes(num_bytes)}, at most "
-                    f"{format_bytes(MAX_STATE_BYTES)} are saved; give a shorter text.",
+                    f"{format_bytes(MAX_SERVED_BYTES)} are saved; give a shorter text.",
                     param="prompt",
                 )
+            with self._lock:
+                self._check_waiting(num_bytes)  # before anything is computed for it
         return prepared
 
     def _state(self, llm: ServedLLM, digest: str) -> Any:
@@ -66,15 +79,31 @@ class SavedStates:
                     size = path.stat().st_size
                 except FileNotFoundError:
                     raise InvalidRequest("the state was deleted meanwhile; save it again.", param="state") from None
+                if size > MAX_SERVED_FILE_BYTES:
+                    raise InvalidRequest(
+                        f"the state's file has {format_bytes(size)}, at most {format_bytes(MAX_SERVED_FILE_BYTES)} "
+                        "are read; save the state of a shorter text.",
+                        param="state",
+                    )
                 used = sum(state.num_bytes for state in self._read.values())
-                if used and used + size > MAX_STATE_BYTES:
+                if used and used + size > MAX_READ_BYTES:
                     raise Unavailable(
                         f"the states of running requests take {format_bytes(used)}, and {format_bytes(size)} more "
-                        f"would exceed {format_bytes(MAX_STATE_BYTES)}; try again shortly.",
+                        f"would exceed {format_bytes(MAX_READ_BYTES)}; try again shortly.",
                         retry_after_s=5,
                     )
                 found = self._read[id(llm), digest] = llm.read_state(path)
         return found
+
+    def _check_waiting(self, num_bytes: int) -> None:
+        """Refuse a state for which the disk is too slow; the caller holds the lock."""
+        waiting = self._waiting_bytes
+        if waiting and waiting + num_bytes > MAX_WAITING_BYTES:
+            raise Unavailable(
+                f"{format_bytes(waiting)} of states wait to be stored, and {format_bytes(num_bytes)} more would exceed "
+                f"{format_bytes(MAX_WAITING_BYTES)}; try again shortly.",
+                retry_after_s=5,
+            )
 
     def store(
         self,
@@ -84,13 +113,22 @@ class SavedStates:
         then: Callable[[GenerationEvent], object],
     ) -> None:
         """Store the state of a last event in the background, and pass on the event without it, or an error."""
-        self._writer.submit(self._store, llm, message, event, then)
+        state = event.pop("state")
+        try:
+            with self._lock:
+                self._check_waiting(state.num_bytes)
+                self._waiting_bytes += state.num_bytes
+        except Unavailable as error:
+            then(_failed(event, error))
+            return
+        self._writer.submit(self._store, llm, message, event, state, then)
 
     def _store(
         self,
         llm: ServedLLM,
         message: GenerateMessage,
         event: GenerationEvent,
+        state: Any,
         then: Callable[[GenerationEvent], object],
     ) -> None:
         from django.db import close_old_connections  # Django, as above
@@ -98,13 +136,18 @@ class SavedStates:
         from inference.files.store import FileWriter  # Django
         from inference.states.services import StateFacts, state_create  # Django
 
-        state = event.pop("state")
         error: BlazrError | None = None
         try:
             close_old_connections()
             order = message["saves_state"]
             writer = FileWriter()
-            writer.write(llm.state_content(state, model=order["model"]))
+            try:
+                for piece in llm.state_content(state, model=order["model"]):
+                    writer.write(piece)
+                writer.flush()
+            except BaseException:
+                writer.discard()
+                raise
             facts = StateFacts(
                 order["model"], state.identity.weights, len(state.token_ids), state.conversation is not None
             )
@@ -115,12 +158,22 @@ class SavedStates:
             logger.exception("the state of request %s could not be stored", message["request_id"])
             error = EngineError("The state could not be stored because of an internal error.")
         finally:
+            with self._lock:
+                self._waiting_bytes -= state.num_bytes
             close_old_connections()
-        if error is not None:
-            members = ("request_id", "attempt", "index")
-            event = {**{name: event[name] for name in members}, "type": "error", "error": error.to_dict()}  # type: ignore[literal-required,typeddict-item]
-        then(event)
+        then(event if error is None else _failed(event, error))
 
     def stop(self) -> None:
         """Write what is waiting, and end the thread."""
         self._writer.shutdown(wait=True)
+
+
+def _failed(event: GenerationEvent, error: BlazrError) -> GenerationEvent:
+    """Return the event that ends a request with an error in place of ``event``."""
+    return {
+        "request_id": event["request_id"],
+        "attempt": event["attempt"],
+        "index": event["index"],
+        "type": "error",
+        "error": error.to_dict(),
+    }

@@ -214,8 +214,9 @@ class StateContentView(ApiView):
             try:
                 for field in received.fields:
                     raise InvalidRequest(f"{field[:80]!r} is not a field of this form; remove it.", param=field[:80])
+                received.writer.flush()
                 header = read_state_header(received.writer.path)
-            except InvalidRequest:
+            except BaseException:
                 received.writer.discard()
                 raise
             facts = StateFacts(header.model, header.identity.weights, header.num_tokens, header.has_conversation)

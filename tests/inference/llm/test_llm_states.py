@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,8 @@ from inference.errors import InvalidRequest
 from inference.llm.llm import LLM
 from inference.values.sampling_params import SamplingParams
 from inference.values.speculative_options import SpeculativeOptions
-from tests.inference.llm.harness import OPTIONS, SPECIAL
+from inference.worker.saved_states import SavedStates
+from tests.inference.llm.harness import OPTIONS, SPECIAL, message
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
 TEXT = "the quick brown fox jumps over the lazy dog. " * 4
@@ -194,3 +196,26 @@ def test_vectors_do_not_go_on_from_a_state(llm):
                "params": {}, "priority": 0, "deadline": 0.0, "pooling": None}  # fmt: skip
     with pytest.raises(InvalidRequest, match="a vector can't go on from a saved state"):
         llm.prepare_after(state, message)
+
+
+def test_a_state_is_in_memory_as_long_as_requests_go_on_from_it(llm, settings, tmp_path):
+    settings.BLAZR_FILES_DIR = tmp_path
+    llm.write_state(llm.save_state(TEXT), tmp_path / "a")
+    states = SavedStates()
+    requests = [
+        states.prepare(llm, message(text, prompt={"text": text}, **PARAMS.to_dict()) | {"state": "a"}) for text in "bc"
+    ]
+    assert requests[0].state is requests[1].state, "requests share the bytes"
+    num_bytes = requests[0].state.num_bytes
+    for request in requests:
+        llm.add(request)
+    llm.step()
+    del requests, request
+    gc.collect()
+    assert states.bytes_in_use == num_bytes, "running requests hold them"
+    llm.abort("b")
+    while llm.has_unfinished():
+        llm.step()
+    gc.collect()
+    assert states.bytes_in_use == 0, "ended ones don't"
+    states.stop()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from django.db import connections
 from django.utils import timezone
 
 from inference.errors import Conflict, InvalidRequest, NotFound, QueueFull, RequestTooLarge
@@ -13,6 +15,7 @@ from inference.files.services import files_sweep
 from inference.files.store import FileWriter
 from inference.models import StoredFile, StoredState
 from inference.states import services as states
+from inference.values.limits import estimate_tokens
 from inference.values.messages import StateOrder
 from inference.values.plan import GenerationPlan
 from inference.values.sampling_params import SamplingParams
@@ -105,3 +108,73 @@ def test_there_are_only_so_many(monkeypatch):
     with pytest.raises(QueueFull, match="1 states are saved already; delete some first"):
         create("two", b"2")
     assert create("one", b"2", replaces=True).file.size_bytes == 1
+
+
+def meanwhile(monkeypatch, name, act):
+    """After ``states.NAME`` has returned, let another thread act for half a second; returns what it raised."""
+    original, raised, threads = getattr(states, name), [], []
+
+    def run():
+        try:
+            act()
+        except Exception as error:
+            raised.append(error)
+        finally:
+            connections.close_all()
+
+    def call(*args, **kwargs):
+        found = original(*args, **kwargs)
+        monkeypatch.setattr(states, name, original)
+        threads.append(threading.Thread(target=run))
+        threads[0].start()
+        threads[0].join(0.5)
+        return found
+
+    monkeypatch.setattr(states, name, call)
+    return threads, raised
+
+
+def test_a_state_that_is_deleted_while_it_is_pinned(store, monkeypatch):
+    create("one")
+    threads, raised = meanwhile(monkeypatch, "state_get", lambda: states.state_delete(name="one", tenant="a"))
+    assert states.state_set_pinned(name="one", tenant="a", is_pinned=True).is_pinned
+    threads[0].join()
+    assert not raised and contents(store) == []
+
+
+def test_a_state_that_is_pinned_while_it_makes_room(store, monkeypatch):
+    create("old", b"1" * 60)
+
+    def pin():
+        states.state_set_pinned(name="old", tenant="a", is_pinned=True)
+
+    threads, raised = meanwhile(monkeypatch, "_superfluous", pin)
+    create("new", b"2" * 60)
+    threads[0].join()
+    is_pinned = [row.is_pinned for row in states.states_of("a") if row.name == "old"]
+    assert is_pinned == [True] or isinstance(raised[0], NotFound), "a state that was pinned is deleted"
+
+
+def test_a_save_that_ends_before_its_transaction_leaves_no_file_without_a_name(store, monkeypatch):
+    create("one", b"1", pinned=True)
+
+    def fail(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(states, "unnamed_bytes_remove", fail)
+    with pytest.raises(KeyboardInterrupt):
+        create("one", b"2", replaces=True)
+    assert [row.file.size_bytes for row in states.states_of("a")] == [1] and StoredFile.objects.count() == 1
+
+
+def test_larger_files_than_are_read_are_refused(store, monkeypatch):
+    monkeypatch.setattr(states, "MAX_SERVED_FILE_BYTES", 9)
+    with pytest.raises(RequestTooLarge, match="The state's file has 10 B, at most 9 B are taken"):
+        create("one", b"x" * 10)
+    assert contents(store) == []
+
+
+def test_a_state_counts_in_a_request_s_estimate(store):
+    create("one", b"1")
+    plan = GenerationPlan("completion", "demo", ({"text": ""},) * 2, SamplingParams(max_tokens=1), state="one")
+    assert estimate_tokens(states.plan_with_state(plan, "a")) - estimate_tokens(plan) == 2 * FACTS.num_tokens

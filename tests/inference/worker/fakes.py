@@ -49,8 +49,11 @@ class FakeLLM:
     def state_bytes(self, num_tokens: int) -> int:
         return 8 * num_tokens
 
-    def state_content(self, state: Any, *, model: str) -> bytes:
-        return f"{model}: {state}".encode()
+    def state_identity(self) -> object:
+        return None
+
+    def state_content(self, state: Any, *, model: str) -> list[bytes]:
+        return [f"{model}: {state}".encode()]
 
     def add(self, prepared: Prepared) -> None:
         message = prepared.message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from inference.errors import InvalidRequest, Unavailable
 from inference.worker import saved_states
 from inference.worker.saved_states import SavedStates
+from tests.inference.worker.fakes import wait_until
 
 
 class State:
@@ -29,6 +31,9 @@ class FakeLLM:
     def prepare_after(self, state, message):
         return SimpleNamespace(**{**vars(self.prepare(message)), "state": state})
 
+    def state_identity(self):
+        return None
+
     def read_state(self, path):
         self.num_read += 1
         return State(path.stat().st_size)
@@ -40,8 +45,9 @@ class FakeLLM:
 @pytest.fixture
 def llm(settings, tmp_path, monkeypatch):
     settings.BLAZR_FILES_DIR = tmp_path
-    monkeypatch.setattr(saved_states, "MAX_STATE_BYTES", 100)
-    for name, size in (("a", 60), ("b", 60), ("c", 40)):
+    for name in ("MAX_SERVED_BYTES", "MAX_SERVED_FILE_BYTES", "MAX_READ_BYTES", "MAX_WAITING_BYTES"):
+        monkeypatch.setattr(saved_states, name, 100)
+    for name, size in (("a", 60), ("b", 60), ("c", 40), ("d", 101)):
         (tmp_path / name).write_bytes(b"x" * size)
     return FakeLLM()
 
@@ -64,6 +70,8 @@ def test_states_that_can_not_be_read_or_saved(llm):
     kept = SavedStates()
     with pytest.raises(InvalidRequest, match="the state was deleted meanwhile; save it again"):
         kept.prepare(llm, {"state": "gone"})
+    with pytest.raises(InvalidRequest, match="the state's file has 101 B, at most 100 B are read"):
+        kept.prepare(llm, {"state": "d"})
     with pytest.raises(InvalidRequest, match=r"the state of 11 tokens of this model takes 110 B, at most 100 B"):
         kept.prepare(llm, {"saves_state": {}, "tokens": 11})
     assert kept.prepare(llm, {"saves_state": {}, "tokens": 10}).state is None
@@ -85,3 +93,46 @@ def test_a_state_that_can_not_be_stored_is_an_error_of_its_request(llm, monkeypa
     assert (last["request_id"], last["attempt"], last["index"], last["type"]) == ("r", 1, 3, "error")
     words = "could not be stored because of an internal error" if is_broken else "no room"
     assert words in last["error"]["message"] and "state" not in last
+
+
+def test_states_that_wait_to_be_stored_have_a_limit(llm):
+    kept, found, gate = SavedStates(), [], threading.Event()
+
+    def content(state, *, model):
+        gate.wait(30)
+        raise InvalidRequest("no room")
+
+    llm.state_content = content
+
+    def store(name, num_bytes):
+        event = {"request_id": name, "attempt": 0, "index": 1, "type": "done", "usage": {}, "state": State(num_bytes)}
+        kept.store(llm, {"request_id": name, "saves_state": {"model": "demo"}}, event, found.append)
+
+    store("a", 60)
+    store("b", 40)
+    store("c", 1)
+    assert [event["request_id"] for event in found] == ["c"]
+    assert "100 B of states wait to be stored, and 1 B more would exceed 100 B" in found[0]["error"]["message"]
+    with pytest.raises(Unavailable, match="100 B of states wait to be stored, and 20 B more would exceed 100 B"):
+        kept.prepare(llm, {"saves_state": {}})
+    gate.set()
+    wait_until(lambda: len(found) == 3)
+    assert kept.prepare(llm, {"saves_state": {}}).state is None
+    kept.stop()
+
+
+def test_a_large_model_s_identity_keeps_no_other_model_waiting(llm):
+    kept, other, gate = SavedStates(), FakeLLM(), threading.Event()
+    other.state_identity = lambda: gate.wait(30)  # reads all weights
+    original = other.read_state
+    other.read_state = lambda path: [other.state_identity(), original(path)][1]
+    slow = threading.Thread(target=kept.prepare, args=(other, {"state": "c"}))
+    slow.start()
+    quick = threading.Thread(target=kept.prepare, args=(llm, {"state": "a"}))
+    quick.start()
+    quick.join(5)
+    was_quick = not quick.is_alive()
+    gate.set()
+    slow.join()
+    assert was_quick
+    kept.stop()
