@@ -8,6 +8,7 @@ import time
 import pytest
 
 from inference.errors import GenerationFailed, InvalidRequest
+from inference.worker.saved_states import SavedStates
 from tests.inference.worker.fakes import FakeLLM, message, wait_until
 
 
@@ -191,3 +192,23 @@ def test_running_and_waiting_requests_are_listed(bench):
     b.plans.gate.set()
     b.client.wait("r1", "r2")
     assert b.manager.requests() == []
+
+
+class SavingLLM(FakeLLM):
+    """Leaves a state with each last event."""
+
+    def step(self):
+        events = super().step()
+        return [event | {"state": "bytes"} if event["type"] == "done" else event for event in events]
+
+
+def test_a_state_that_is_stored_at_once_ends_its_request_behind_its_other_events(bench, monkeypatch):
+    def store(self, llm, message, event, then):
+        assert event.pop("state") == "bytes"
+        then(event)
+
+    monkeypatch.setattr(SavedStates, "store", store)
+    b = bench(make=lambda _: SavingLLM())
+    b.send("r", max_tokens=1)
+    b.client.wait("r")
+    assert [event["type"] for event in b.client.events["r"]] == ["start", "delta", "done"]
