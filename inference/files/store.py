@@ -55,15 +55,16 @@ class FileWriter:
 
     Args:
         max_bytes: Limit, enforced while bytes arrive; None: no limit.
+        expected_bytes: Bytes that will come, for which the disk must have room now.
     """
 
-    def __init__(self, max_bytes: int | None = None) -> None:
+    def __init__(self, max_bytes: int | None = None, *, expected_bytes: int = 0) -> None:
         self.size_bytes = 0
         self._max_bytes = max_bytes
         self._digest = hashlib.sha256()
         self._path = _directory() / "tmp" / secrets.token_hex(16)
         with full_disk_as_error():
-            if shutil.disk_usage(self._path.parent).free < RESERVE_BYTES:
+            if shutil.disk_usage(self._path.parent).free < RESERVE_BYTES + expected_bytes:
                 raise StorageFull("the server's disk has no room for files; delete some and try again.")
             self._file = self._path.open("xb")
             try_lock(self._file.fileno())  # until it is closed

@@ -190,15 +190,18 @@ class LLM:
         """Bytes of the saved state of a prompt of ``num_tokens``."""
         return self.plan.slot_bytes + num_tokens * (self.plan.token_bytes + 8)
 
-    def read_state(self, path: Path) -> PromptState:
+    def read_state(self, path: Path, source: str | None = None) -> PromptState:
         """Read a state that ``write_state`` has written.
+
+        Args:
+            source: The state in messages; None: the file's name.
 
         Raises:
             InvalidRequest: The file is no whole saved state, or another model's.
         """
         plan = self.plan
         sizes = StateSizes(plan.token_bytes, plan.slot_bytes, plan.max_model_len)
-        return read_state_file(path, self.state_identity(), sizes)
+        return read_state_file(path, self.state_identity(), sizes, source)
 
     def state_content(self, state: PromptState, *, model: str) -> list[memoryview]:
         """The file of a state, as ``write_state`` writes it, in pieces."""

@@ -205,21 +205,25 @@ def check_target(path: Path) -> None:
         raise InvalidRequest(f"{shown} is in no directory; make it first.", param="output")
 
 
-def read_state_file(path: Path, identity: StateIdentity, sizes: StateSizes) -> PromptState:
+def read_state_file(path: Path, identity: StateIdentity, sizes: StateSizes, source: str | None = None) -> PromptState:
     """Read a state of the model with this identity; a file of other sizes isn't read.
+
+    Args:
+        source: The state in messages; None: the file's name.
 
     Raises:
         InvalidRequest: The file is no whole saved state, or belongs to another model.
     """
-    descriptor = open_state(path)
+    descriptor = open_state(path, source)
+    shown = source or path.name
     try:
-        header = header_of(descriptor, path.name)
-        identity.check(header.identity, path.name)
-        sizes.check(header, path.name)
-        parts = {name: _read(descriptor, info, path.name) for name, info in header.tensors.items()}
+        header = header_of(descriptor, shown)
+        identity.check(header.identity, shown)
+        sizes.check(header, shown)
+        parts = {name: _read(descriptor, info, shown) for name, info in header.tensors.items()}
     finally:
         os.close(descriptor)
-    return _prompt_state(header, parts, path.name)
+    return _prompt_state(header, parts, shown)
 
 
 def _prompt_state(header: StateHeader, parts: dict[str, Payload], name: str) -> PromptState:

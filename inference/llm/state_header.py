@@ -196,26 +196,27 @@ def read_state_header(path: Path) -> StateHeader:
         os.close(descriptor)
 
 
-def open_state(path: Path) -> int:
+def open_state(path: Path, source: str | None = None) -> int:
     """Open a regular file and return its descriptor.
+
+    Args:
+        source: The state in messages; None: its path.
 
     Raises:
         InvalidRequest: It can't be opened, or is no regular file.
     """
+    shown = source or f"the saved state {str(path)[:200]!r}"
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
         problem = error.strerror if isinstance(error, OSError) else str(error)
         raise InvalidRequest(
-            f"the saved state {str(path)[:200]!r} can't be opened: {problem}; name a file of 'blazr state save'.",
-            param="state",
+            f"{shown} can't be opened: {problem}; name a file of 'blazr state save'.", param="state"
         ) from None
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)
-    raise InvalidRequest(
-        f"the saved state {str(path)[:200]!r} is not a regular file; name a file of 'blazr state save'.", param="state"
-    )
+    raise InvalidRequest(f"{shown} is not a regular file; name a file of 'blazr state save'.", param="state")
 
 
 def header_of(descriptor: int, name: str) -> StateHeader:

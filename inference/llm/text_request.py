@@ -62,12 +62,14 @@ class Prompt:
         text: As the client wrote it (or the template); None for token ids.
         conversation: The messages that it was rendered from, a saved state's included; None: from none.
         breakpoints: Where the messages' marks are, ascending; None: they have none.
+        num_state_tokens: Number of the first tokens that a saved state has, and not the client's prompt.
     """
 
     token_ids: tuple[int, ...]
     text: str | None
     conversation: PromptMessage | None = None
     breakpoints: tuple[CacheBreakpoint, ...] | None = None
+    num_state_tokens: int = 0
 
 
 class RequestPreparer:
@@ -312,7 +314,8 @@ class RequestPreparer:
         else:
             # The state's text has begun the sequence.
             following = self._read_text({**prompt, "add_special_tokens": False})
-        return Prompt((*state.token_ids, *following.token_ids), following.text)
+        token_ids = (*state.token_ids, *following.token_ids)
+        return Prompt(token_ids, following.text, num_state_tokens=len(state.token_ids))
 
     def _read_text(self, prompt: PromptMessage) -> Prompt:
         text = prompt["text"]
@@ -400,7 +403,8 @@ class RequestPreparer:
     def _prompt_text(self, prompt: Prompt, params: SamplingParams) -> str:
         if prompt.text is not None:
             return prompt.text
-        return self._tokenizer.decode(prompt.token_ids, skip_special_tokens=params.skip_special_tokens)
+        own = prompt.token_ids[prompt.num_state_tokens :]
+        return self._tokenizer.decode(own, skip_special_tokens=params.skip_special_tokens)
 
     def _check_length(self, num_prompt: int, params: SamplingParams, noun: str) -> None:
         least = 1 if params.max_tokens is None else params.max_tokens

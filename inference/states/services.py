@@ -84,7 +84,14 @@ def check_name_is_free(*, name: str, tenant: str) -> None:
     """
     check_state_name(name)
     if states_of(tenant).filter(name=name).exists():
-        raise Conflict(f"There is a state {name!r} already; delete it, or set replace: true.", param="name")
+        raise Conflict(_taken(name), param="name")
+
+
+def _taken(name: str) -> str:
+    return (
+        f"There is a state {name!r} already; delete it, choose another name, or replace it (replace: true in "
+        "POST /v1/states)."
+    )
 
 
 def state_create(*, writer: FileWriter, facts: StateFacts, order: StateOrder, request_id: str = "") -> StoredState:
@@ -114,7 +121,7 @@ def state_create(*, writer: FileWriter, facts: StateFacts, order: StateOrder, re
             if earlier is not None and request_id and earlier.request_id == request_id:
                 return earlier
             if earlier is not None and not (order["replaces"] or _is_expired(earlier)):
-                raise Conflict(f"There is a state {name!r} already; delete it, or set replace: true.", param="name")
+                raise Conflict(_taken(name), param="name")
             superfluous = _superfluous(tenant, writer.size_bytes, earlier)
             check_server_bytes(writer.size_bytes)
             with transaction.atomic():
@@ -198,6 +205,20 @@ def state_get(*, name: str, tenant: str, param: str = "name") -> StoredState:
     row = None if "\0" in name else states_of(tenant).filter(name=name[:80]).first()
     if row is None:
         raise NotFound(f"There is no state {name[:80]!r}; GET /v1/states lists yours.", param=param)
+    return row
+
+
+def state_saved(*, name: str, tenant: str, request_id: str) -> StoredState:
+    """Return the state that a request has saved.
+
+    Raises:
+        Conflict: Another request has deleted or replaced it meanwhile.
+    """
+    row = states_of(tenant).filter(name=name, request_id=request_id).first()
+    if row is None:
+        raise Conflict(
+            f"The state {name!r} was saved, and another request has deleted or replaced it since.", param="name"
+        )
     return row
 
 

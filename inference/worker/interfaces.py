@@ -32,8 +32,8 @@ class ServedLLM(LoopOwner[Any, GenerationEvent], Protocol):
         """Do the same for a request that goes on from a saved state."""
         ...
 
-    def read_state(self, path: Path, /) -> Any:
-        """Read a saved state of this model."""
+    def read_state(self, path: Path, source: str, /) -> Any:
+        """Read a saved state of this model; messages call it ``source``."""
         ...
 
     def state_identity(self) -> object:

@@ -78,7 +78,7 @@ class SavedStates:
                 try:
                     size = path.stat().st_size
                 except FileNotFoundError:
-                    raise InvalidRequest("the state was deleted meanwhile; save it again.", param="state") from None
+                    raise _deleted() from None
                 if size > MAX_SERVED_FILE_BYTES:
                     raise InvalidRequest(
                         f"the state's file has {format_bytes(size)}, at most {format_bytes(MAX_SERVED_FILE_BYTES)} "
@@ -92,7 +92,13 @@ class SavedStates:
                         f"would exceed {format_bytes(MAX_READ_BYTES)}; try again shortly.",
                         retry_after_s=5,
                     )
-                found = self._read[id(llm), digest] = llm.read_state(path)
+                try:
+                    # Clients know the state by another name than its file's.
+                    found = self._read[id(llm), digest] = llm.read_state(path, "the state")
+                except InvalidRequest:
+                    if not path.exists():
+                        raise _deleted() from None
+                    raise
         return found
 
     def _check_waiting(self, num_bytes: int) -> None:
@@ -140,7 +146,7 @@ class SavedStates:
         try:
             close_old_connections()
             order = message["saves_state"]
-            writer = FileWriter()
+            writer = FileWriter(expected_bytes=state.num_bytes)
             try:
                 for piece in llm.state_content(state, model=order["model"]):
                     writer.write(piece)
@@ -166,6 +172,10 @@ class SavedStates:
     def stop(self) -> None:
         """Write what is waiting, and end the thread."""
         self._writer.shutdown(wait=True)
+
+
+def _deleted() -> InvalidRequest:
+    return InvalidRequest("the state was deleted meanwhile; save it again.", param="state")
 
 
 def _failed(event: GenerationEvent, error: BlazrError) -> GenerationEvent:

@@ -41,6 +41,7 @@ from inference.states.services import (
     state_get,
     state_list,
     state_object,
+    state_saved,
     state_set_pinned,
 )
 from inference.values.messages import StateOrder
@@ -73,7 +74,9 @@ class StatesView(ApiView):
             await database_sync_to_async(check_name_is_free)(name=order["name"], tenant=order["tenant"])
         generation = await generation_start(plan=plan, principal=self.principal, api_name=_API_NAME)
         await generation.wait()
-        row = await database_sync_to_async(state_get)(name=order["name"], tenant=order["tenant"])
+        row = await database_sync_to_async(state_saved)(
+            name=order["name"], tenant=order["tenant"], request_id=generation.request_id
+        )
         return json_response(state_object(row), headers={"x-request-id": generation.request_id})
 
     def _read(self, body: Any) -> tuple[GenerationPlan, StateOrder]:
@@ -91,6 +94,8 @@ class StatesView(ApiView):
             plan = plan_from_body("completion", rest)
         if len(plan.prompts) > 1:
             raise InvalidRequest(f"a state has one prompt, this has {len(plan.prompts)}.", param="prompt")
+        if values.get("pinned") and values.get("expires_after") is not None:
+            raise InvalidRequest("a pinned state doesn't expire; leave out pinned or expires_after.", param="pinned")
         order = StateOrder(
             name=values["name"],
             tenant=self.principal.tenant,

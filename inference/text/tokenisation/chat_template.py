@@ -264,7 +264,10 @@ def _read_message(message: Any, where: str) -> dict[str, Any]:
         checked["content"] = ""
     elif not isinstance(content, str):
         raise InvalidRequest(f"{where}.content must be a string or a list of parts.", param=f"{where}.content")
-    for call in checked.get("tool_calls") or ():
+    calls = checked.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise InvalidRequest(f"{where}.tool_calls must be a list.", param=f"{where}.tool_calls")
+    for call in calls:
         _parse_arguments(call)
     return checked
 

@@ -56,6 +56,9 @@ def test_a_full_disk_is_found_before_anything_is_written(monkeypatch, own_store)
     monkeypatch.setattr(store, "RESERVE_BYTES", 1 << 60)
     with pytest.raises(StorageFull):
         FileWriter()
+    monkeypatch.setattr(store, "RESERVE_BYTES", 0)
+    with pytest.raises(StorageFull):
+        FileWriter(expected_bytes=1 << 60)
     assert unfinished(own_store) == []
 
 

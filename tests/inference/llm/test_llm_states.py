@@ -219,3 +219,14 @@ def test_a_state_is_in_memory_as_long_as_requests_go_on_from_it(llm, settings, t
     gc.collect()
     assert states.bytes_in_use == 0, "ended ones don't"
     states.stop()
+
+
+def test_echo_has_what_follows_the_state_only(llm):
+    state = llm.save_state(TEXT)
+    ids = llm.tokenizer.encode(" hello", add_special_tokens=False)
+    params = replace(PARAMS, max_tokens=1)
+    texts = []
+    for prompt in (" hello", ids):
+        events = list(llm.generate(prompt, params, state=state, echo=True))
+        texts.append(events[0]["prompt_text"])
+    assert texts == [" hello", " hello"]

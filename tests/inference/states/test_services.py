@@ -178,3 +178,11 @@ def test_a_state_counts_in_a_request_s_estimate(store):
     create("one", b"1")
     plan = GenerationPlan("completion", "demo", ({"text": ""},) * 2, SamplingParams(max_tokens=1), state="one")
     assert estimate_tokens(states.plan_with_state(plan, "a")) - estimate_tokens(plan) == 2 * FACTS.num_tokens
+
+
+def test_a_save_finds_its_own_state_only():
+    create("one", request_id="r1")
+    assert states.state_saved(name="one", tenant="a", request_id="r1").name == "one"
+    create("one", request_id="r2", replaces=True)
+    with pytest.raises(Conflict, match="was saved, and another request has deleted or replaced it since"):
+        states.state_saved(name="one", tenant="a", request_id="r1")

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from inference.errors import InvalidRequest, Unavailable
+from inference.llm.state_file import read_state_file
 from inference.worker import saved_states
 from inference.worker.saved_states import SavedStates
 from tests.inference.worker.fakes import wait_until
@@ -34,7 +35,7 @@ class FakeLLM:
     def state_identity(self):
         return None
 
-    def read_state(self, path):
+    def read_state(self, path, source):
         self.num_read += 1
         return State(path.stat().st_size)
 
@@ -75,6 +76,25 @@ def test_states_that_can_not_be_read_or_saved(llm):
     with pytest.raises(InvalidRequest, match=r"the state of 11 tokens of this model takes 110 B, at most 100 B"):
         kept.prepare(llm, {"saves_state": {}, "tokens": 11})
     assert kept.prepare(llm, {"saves_state": {}, "tokens": 10}).state is None
+    kept.stop()
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_messages_have_no_path_of_the_server(settings, tmp_path, is_deleted):
+    settings.BLAZR_FILES_DIR = tmp_path
+    (tmp_path / "a").write_bytes(b"no state")
+
+    class Reader(FakeLLM):
+        def read_state(self, path, source):
+            if is_deleted:
+                path.unlink()
+            return read_state_file(path, None, None, source)
+
+    kept = SavedStates()
+    words = "the state was deleted meanwhile" if is_deleted else "the state states a header of"
+    with pytest.raises(InvalidRequest, match=words) as refused:
+        kept.prepare(Reader(), {"state": "a"})
+    assert str(tmp_path) not in refused.value.message
     kept.stop()
 
 
@@ -125,7 +145,7 @@ def test_a_large_model_s_identity_keeps_no_other_model_waiting(llm):
     kept, other, gate = SavedStates(), FakeLLM(), threading.Event()
     other.state_identity = lambda: gate.wait(30)  # reads all weights
     original = other.read_state
-    other.read_state = lambda path: [other.state_identity(), original(path)][1]
+    other.read_state = lambda *args: [other.state_identity(), original(*args)][1]
     slow = threading.Thread(target=kept.prepare, args=(other, {"state": "c"}))
     slow.start()
     quick = threading.Thread(target=kept.prepare, args=(llm, {"state": "a"}))

@@ -65,3 +65,10 @@ def test_a_change_says_what_it_changes(http: httpx.Client):
     stored("local", "a")
     for body in ({}, {"pinned": 1}, {"pinned": True, "name": "b"}):
         assert http.post("/v1/states/a", json=body).status_code == 400
+
+
+def test_a_pinned_state_does_not_expire(http: httpx.Client):
+    expiry = {"anchor": "created_at", "seconds": 3600}
+    body = {"name": "a", "model": "demo", "prompt": "a b", "pinned": True, "expires_after": expiry}
+    refused = http.post("/v1/states", json=body)
+    assert refused.status_code == 400 and "leave out pinned or expires_after" in refused.json()["error"]["message"]

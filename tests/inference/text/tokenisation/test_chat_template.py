@@ -117,6 +117,12 @@ def test_text_parts_are_joined_and_others_refused_by_name(chatml: ChatTemplate) 
     assert caught.value.param == "messages[0].content[0]"
 
 
+@pytest.mark.parametrize("calls", [5, "x", {"a": 1}, True])
+def test_tool_calls_that_are_no_list_are_refused(calls: object) -> None:
+    with pytest.raises(InvalidRequest, match=r"messages\[0\]\.tool_calls must be a list"):
+        render("{{ messages }}", [{"role": "assistant", "content": "x", "tool_calls": calls}])
+
+
 def test_tool_call_arguments_are_objects() -> None:
     calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}]
     messages = [{"role": "assistant", "content": None, "tool_calls": calls}]
