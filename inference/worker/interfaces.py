@@ -32,7 +32,7 @@ class ServedLLM(LoopOwner[Any, GenerationEvent], Protocol):
         """Do the same for a request that goes on from a saved state."""
         ...
 
-    def read_state(self, path: Path, source: str, /) -> Any:
+    def read_state(self, path: Path, source: str | None = None, /) -> Any:
         """Read a saved state of this model; messages call it ``source``."""
         ...
 
