@@ -31,7 +31,7 @@ class PredictionHead(nn.Module):
         self.eh_proj = Linear(2 * width, width)  # first, as the backend is chosen by the first parameter
         self.embedding_norm = Norm(spec.embedding_norm, width)
         self.hidden_norm = Norm(spec.hidden_norm, width)
-        self.layers = nn.ModuleList(HybridLayer(layer, width, {}) for layer in spec.layers)
+        self.layers = nn.ModuleList(HybridLayer(layer, width, number, {}) for number, layer in enumerate(spec.layers))
         self.final_norm = Norm(spec.final_norm, width)
         self.embed_tokens = Embedding(spec.vocab_size, width, is_head=False) if spec.has_embedding else None
         self.lm_head = Linear(width, spec.vocab_size) if spec.has_lm_head else None

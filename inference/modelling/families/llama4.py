@@ -25,7 +25,7 @@ from inference.modelling.families.decoder import decoder_spec, norm_sources
 from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
 from inference.modelling.families.head_sizes import read_heads
 from inference.modelling.families.headers import stack_shape
-from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
+from inference.modelling.families.mlp_config import MLPNames, mlp_sources, mlp_spec
 from inference.modelling.families.moe_config import (
     check_dense_layers,
     check_routing,
@@ -158,7 +158,7 @@ def _channel(view: CheckpointView, layer: str, act: str) -> tuple[ChannelMixerSp
     """A layer's MLP or experts, and the sources of its parameters."""
     base = f"{layer}feed_forward."
     if not has_router(view, layer, ROUTER):
-        mlp = mlp_spec(view, layer, act, mlp="feed_forward.", width_key="intermediate_size_mlp")
+        mlp = mlp_spec(view, layer, act, mlp="feed_forward.", names=MLPNames(width_key="intermediate_size_mlp"))
         return mlp, mlp_sources(view, mlp, layer, mlp="feed_forward.")
     is_stacked = f"{base}experts.down_proj" in view.tensors
     if is_stacked:

@@ -23,7 +23,7 @@ from inference.modelling.families.decoder_layout import read_layout
 from inference.modelling.families.deepseek import mla_sources, mla_spec
 from inference.modelling.families.grouped_moe import scaling_factor
 from inference.modelling.families.headers import matrix_shape
-from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
+from inference.modelling.families.mlp_config import MLPNames, mlp_sources, mlp_spec
 from inference.modelling.families.moe_config import check_experts, check_routing, count_experts, moe_sources
 from inference.modelling.families.rope_config import read_rope, yarn_softmax_multiplier
 from inference.modelling.layer_parts import prefixed
@@ -60,7 +60,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     for number in range(layout.num_layers):
         layer = layout.layer(number)
         for half in (0, 1):
-            mlp = mlp_spec(view, layer, act, mlp=f"mlps.{half}.", width_key="ffn_hidden_size")
+            mlp = mlp_spec(view, layer, act, mlp=f"mlps.{half}.", names=MLPNames(width_key="ffn_hidden_size"))
             own = prefixed("token_mixer", mla_sources(mla, f"{layer}self_attn.{half}."))
             own |= prefixed("channel_mixer", mlp_sources(view, mlp, layer, mlp=f"mlps.{half}."))
             own |= prefixed("token_norm", norm_sources(norm, f"{layer}input_layernorm.{half}"))

@@ -22,7 +22,7 @@ from inference.modelling.families.grouped_moe import scaling_factor
 from inference.modelling.families.head_sizes import HeadSizes, read_heads
 from inference.modelling.families.headers import matrix_shape, vector_length
 from inference.modelling.families.mixtral import EXPERT_NAMES
-from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
+from inference.modelling.families.mlp_config import MLPNames, mlp_sources, mlp_spec
 from inference.modelling.families.moe_config import (
     check_dense_layers,
     check_experts,
@@ -180,7 +180,9 @@ def _channel(
     name = _moe_name(view, layer)
     base = layer + name
     if f"{base}gate.weight" not in view.tensors:
-        mlp = replace(mlp_spec(view, layer, "silu", width_key="dense_intermediate_size"), gate_clamp=clamp)
+        mlp = replace(
+            mlp_spec(view, layer, "silu", names=MLPNames(width_key="dense_intermediate_size")), gate_clamp=clamp
+        )
         return mlp, mlp_sources(view, mlp, layer)
     down = "down_proj" if name == "mlp." else EXPERT_NAMES.down
     count, width = count_experts(view, f"{base}experts.", down=down)

@@ -39,12 +39,11 @@ def mlp_spec(
     mlp: str = "mlp.",
     gated: bool = True,
     names: MLPNames = USUAL_MLP,
-    width_key: str | None = None,
 ) -> MLPSpec:
-    """Width from the columns of the last matrix, biases by presence; ``width_key``: config.json's name of it."""
+    """Width from the columns of the last matrix, biases by presence."""
     down = f"{layer}{mlp}{names.down}"
     width = matrix_shape(view.tensors, down + ".weight")[0 if names.is_transposed else 1]
-    check_size(view, width, f"{'rows' if names.is_transposed else 'columns'} of {down}.weight", width_key or names.width_key)
+    check_size(view, width, f"{'rows' if names.is_transposed else 'columns'} of {down}.weight", names.width_key)
     return MLPSpec(width, activation_name, gated, bias=down + ".bias" in view.tensors)
 
 
