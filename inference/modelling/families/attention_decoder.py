@@ -13,7 +13,7 @@ from inference.modelling.families.attention_config import Fused, attention_sourc
 from inference.modelling.families.checks import ROTARY_BUFFERS, IgnoredTensors
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import activation
-from inference.modelling.families.decoder import decoder_spec, norm_sources
+from inference.modelling.families.decoder import decoder_spec, norm_sources, read_layers
 from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
 from inference.modelling.families.head_sizes import HeadSizes, read_fused_heads, read_heads
 from inference.modelling.families.headers import matrix_shape
@@ -159,8 +159,6 @@ class AttentionDecoder:
         options = {**(attention_options or {}), **_qk_norm_options(qk_norm, qk_norm_spec or norm)}
         act = act or activation(self.view)
         kinds: dict[str, Any] = {"residual_multiplier": residual_multiplier, "is_parallel": is_parallel}
-        layers: list[LayerSpec] = []
-        sources: dict[str, Source] = {}
         count = self.layout.num_layers
 
         def read_layer(number: int) -> HeadLayer:
@@ -176,10 +174,7 @@ class AttentionDecoder:
                 channel = self._mlp(layer, act, gated=gated)
             return self._layer(layer, norm, attention, channel, kinds)
 
-        for number in range(count):
-            spec, found = read_layer(number)
-            layers.append(spec)
-            sources |= prefixed(f"layers.{number}", found)
+        layers, sources = read_layers(count, read_layer)
         outer = {"ignored": (ROTARY_BUFFERS, *ignored), "final_norm_name": self.names.final_norm, **decoder_options}
         outer["prediction_head"] = self._head(norm, lambda: [read_layer(count)]) if reads_head else None
         return decoder_spec(self.view, self.layout, model_type, layers, sources, norm, **outer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from inference.modelling.altup_specs import StreamsSpec
@@ -99,6 +99,27 @@ def drafting_layers(layout: DecoderLayout) -> tuple[IgnoredTensors, ...]:
     return (IgnoredTensors(names, "layers for drafting several tokens, beside the model itself"),)
 
 
+def read_layers(
+    count: int, read_layer: Callable[[int], tuple[LayerSpec, Mapping[str, Source]]]
+) -> tuple[list[LayerSpec], dict[str, Source]]:
+    """Return the layers that ``read_layer`` gives for each number, and the sources of their parameters."""
+    layers: list[LayerSpec] = []
+    sources: dict[str, Source] = {}
+    for number in range(count):
+        spec, found = read_layer(number)
+        layers.append(spec)
+        sources |= prefixed(f"layers.{number}", found)
+    return layers, sources
+
+
+def _position_table(view: CheckpointView, positions: Positions) -> tuple[Source, int]:
+    """Return the source of a table of learned positions, and its rows."""
+    count = matrix_shape(view.tensors, positions.name)[0]
+    rows = max(count - positions.first, 0)
+    check_size(view, rows, f"rows of {positions.name}", *CONTEXT_KEYS)
+    return Source((Piece(positions.name, rows=(positions.first, count)),)), rows
+
+
 def decoder_spec(
     view: CheckpointView,
     layout: DecoderLayout,
@@ -129,12 +150,7 @@ def decoder_spec(
         positions: Learned positions; the context is as long as their table.
         prediction_head: The head for multi-token prediction, if the files have one.
     """
-    table, position_rows = None, 0
-    if positions is not None:
-        count = matrix_shape(view.tensors, positions.name)[0]
-        position_rows = max(count - positions.first, 0)
-        check_size(view, position_rows, f"rows of {positions.name}", *CONTEXT_KEYS)
-        table = Source((Piece(positions.name, rows=(positions.first, count)),))
+    table, position_rows = (None, 0) if positions is None else _position_table(view, positions)
     head_bias = None
     if can_have_head_bias and layout.head is not None:
         name = layout.head.removesuffix("weight") + "bias"

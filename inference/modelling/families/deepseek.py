@@ -24,7 +24,7 @@ from inference.modelling.families.config_values import (
     number_with_evidence,
     rms_norm,
 )
-from inference.modelling.families.decoder import decoder_spec, drafting_layers, llama_layer, llama_parts
+from inference.modelling.families.decoder import decoder_spec, drafting_layers, llama_layer, llama_parts, read_layers
 from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
 from inference.modelling.families.grouped_moe import expert_sizes, grouped_moe, scaling_factor
 from inference.modelling.families.headers import matrix_shape
@@ -40,7 +40,7 @@ from inference.modelling.families.rope_config import read_rope, yarn_softmax_mul
 from inference.modelling.indexer_specs import IndexerSpec
 from inference.modelling.layer_parts import NormSpec, prefixed
 from inference.modelling.layer_specs import ChannelMixerSpec, MLASpec, MoESpec
-from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, tensor
+from inference.modelling.spec import ModelSpec, Piece, Source, tensor
 
 DENSE: Table = {
     **COMMON,
@@ -119,12 +119,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         spec = replace(llama_layer(mla, mixer, norm), residual_multiplier=multipliers["residual"])
         return spec, llama_parts(layer, mla_sources(mla, f"{layer}self_attn."), channel)
 
-    layers: list[LayerSpec] = []
-    sources: dict[str, Source] = {}
-    for number in range(layout.num_layers):
-        spec, found = read_layer(number)
-        layers.append(spec)
-        sources |= prefixed(f"layers.{number}", found)
+    layers, sources = read_layers(layout.num_layers, read_layer)
     head = prediction_head(
         view,
         layout,
