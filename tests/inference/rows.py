@@ -47,7 +47,7 @@ def damage(row: Model, column: str, value: str = "damaged") -> None:
     with connection.cursor() as cursor:
         cursor.execute("PRAGMA ignore_check_constraints = ON")
         cursor.execute(
-            f'UPDATE "{row._meta.db_table}" SET {column} = %s WHERE {key.column} = %s',
+            f'UPDATE "{row._meta.db_table}" SET "{column}" = %s WHERE "{key.column}" = %s',
             [value, key.get_db_prep_value(row.pk, connection)],
         )
         cursor.execute("PRAGMA ignore_check_constraints = OFF")
