@@ -24,6 +24,7 @@ from django.db import DatabaseError, IntegrityError, close_old_connections, conn
 from django.utils import timezone
 
 from inference.errors import BlazrError, Conflict, EngineError, InvalidRequest, NotFound, QueueFull
+from inference.models.readable_rows import readable_rows
 from models_registry import storage
 from models_registry.job_process import JobProcess
 from models_registry.models import Checkpoint, CheckpointJob
@@ -81,10 +82,10 @@ class CheckpointJobs(ABC, Generic[Row]):
         Raises:
             NotFound: There is no such job.
         """
-        row = self.rows().filter(pk=job_id).first()
-        if row is None:
+        rows = readable_rows(self.rows().filter(pk=job_id), 1)
+        if not rows:
             raise NotFound(f"there is no {self.noun} {job_id}.", param=self.noun.replace(" ", "_"))
-        return row
+        return rows[0]
 
     def of(self, checkpoint: Checkpoint) -> QuerySet[Row]:
         """Return the jobs on a checkpoint, newest first."""

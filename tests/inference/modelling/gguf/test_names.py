@@ -17,7 +17,7 @@ from inference.modelling.gguf.architectures import (
 
 EXPERTS = {"ffn_gate_inp", "ffn_gate_exps", "ffn_down_exps", "ffn_up_exps"}
 UNREAD = {
-    **{name: {"attn_rot_embd"} for name in ("llama", "starcoder2", "smollm3", "nemotron", "arcee")},
+    **{name: {"attn_rot_embd"} for name in ("llama", "starcoder2", "smollm3", "nemotron", "arcee", "llama4")},
     "mistral3": {"attn_rot_embd", *EXPERTS},
     "deepseek2": {"attn_rot_embd", "attn_k", "attn_v"},
     "phi2": {"ffn_norm"},
