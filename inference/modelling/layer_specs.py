@@ -218,6 +218,7 @@ class Mamba1Spec:
         inner_norm: Norm of dt, B and C after ``x_proj`` (Jamba with weights, Falcon-Mamba without).
         positive_a: A = +exp(-a_log), the oxidizr trainer's form, instead of -exp(A_log).
         state_clamp: The state stays within ± this (oxidizr: 30); None: free.
+        num_heads: H; each has I / H channels, and dt, B and C of its own, projected from them (Zamba).
     """
 
     kind: ClassVar[str] = "mamba1"
@@ -231,9 +232,10 @@ class Mamba1Spec:
     inner_norm: NormSpec | None = None
     positive_a: bool = False
     state_clamp: float | None = None
+    num_heads: int = 1
 
     def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
-        """``in_proj`` is x then gate; ``x_proj`` is dt, B, C."""
+        """``in_proj`` is x then gate; ``x_proj`` is dt, B, C, where there are heads for each of them."""
         inner, size = self.intermediate_size, self.state_size
         shapes: dict[str, Shape] = {"in_proj.weight": (2 * inner, hidden_size)}
         if self.proj_bias:
@@ -242,7 +244,7 @@ class Mamba1Spec:
         if self.conv_bias:
             shapes["conv1d.bias"] = (inner,)
         shapes |= {
-            "x_proj.weight": (self.dt_rank + 2 * size, inner),
+            "x_proj.weight": self._x_proj_shape(),
             "dt_proj.weight": (inner, self.dt_rank),
             "dt_proj.bias": (inner,),
             "A_log": (inner, size),
@@ -255,6 +257,12 @@ class Mamba1Spec:
             for name, width in (("dt_norm", self.dt_rank), ("b_norm", size), ("c_norm", size)):
                 shapes |= prefixed(name, self.inner_norm.parameter_shapes(width))
         return shapes
+
+    def _x_proj_shape(self) -> Shape:
+        rows = self.dt_rank + 2 * self.state_size
+        if self.num_heads == 1:
+            return (rows, self.intermediate_size)
+        return (self.num_heads, rows, self.intermediate_size // self.num_heads)
 
     def state(self) -> tuple[StateTensor, ...]:
         """The last K-1 inputs of the convolution, and the recurrent state."""

@@ -1,4 +1,4 @@
-"""Specs of transformer blocks whose weights several layers share (Zamba 2).
+"""Specs of transformer blocks whose weights several layers share (Zamba and Zamba 2).
 
 Shape letters: h hidden, r rank of an adapter.
 """
@@ -23,7 +23,7 @@ class SharedBlockSpec:
         block: Number of the block.
         attention: Reads 2h values.
         attention_rank: r of the adapters of queries, keys and values; None: there are none.
-        mlp_rank: r of the MLP's adapter.
+        mlp_rank: r of the MLP's adapter; None: there is none.
     """
 
     kind: ClassVar[str] = "shared_block"
@@ -32,7 +32,7 @@ class SharedBlockSpec:
     mlp: MLPSpec
     norm: NormSpec
     attention_rank: int | None
-    mlp_rank: int
+    mlp_rank: int | None
 
     def block_shapes(self, hidden_size: int) -> dict[str, Shape]:
         """Parameters that the layers share."""
@@ -53,8 +53,9 @@ class SharedBlockSpec:
             shapes["qkv_down_proj.weight"] = (3 * rank, 2 * hidden_size)
             for name, heads in (("q", spec.num_heads), ("k", spec.num_kv_heads), ("v", spec.num_kv_heads)):
                 shapes[f"{name}_up_proj.weight"] = (heads * spec.head_dim, rank)
-        shapes["mlp_down_proj.weight"] = (self.mlp_rank, hidden_size)
-        shapes["mlp_up_proj.weight"] = (2 * self.mlp.intermediate_size, self.mlp_rank)
+        if self.mlp_rank is not None:
+            shapes["mlp_down_proj.weight"] = (self.mlp_rank, hidden_size)
+            shapes["mlp_up_proj.weight"] = (2 * self.mlp.intermediate_size, self.mlp_rank)
         shapes["out_proj.weight"] = (hidden_size, hidden_size)
         return shapes
 

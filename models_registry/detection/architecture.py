@@ -37,6 +37,7 @@ _SIGNATURES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("kimi_linear", (r"\.self_attn\.q_conv1d\.",), ()),
     ("bailing_hybrid", (r"\.attention\.q_conv1d\.",), ()),
     ("minimax", (r"\.self_attn\.output_gate\.",), ()),
+    ("zamba", (r"\.shared_transf\.", r"\.mamba\.x_proj_weight$"), ()),
     ("zamba2", (r"\.shared_transformer\.", r"\.mamba_decoder\.mamba\.dt_bias$"), ()),
     ("recurrent_gemma", (r"\.temporal_block\.rg_lru\.",), ()),
     ("xlstm", (r"\.mlstm_layer\.multihead_norm\.",), ()),

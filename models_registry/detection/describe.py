@@ -109,6 +109,8 @@ def _token_mixer_sizes(mixer: MixerSpec) -> dict[str, Any]:
     elif isinstance(mixer, Mamba1Spec):
         sizes = {"inner": mixer.intermediate_size, "state": mixer.state_size, "dt rank": mixer.dt_rank}
         sizes["kernel"] = mixer.conv_kernel
+        if mixer.num_heads != 1:
+            sizes["heads"] = mixer.num_heads
     elif isinstance(mixer, GatedDeltaSpec):
         sizes = {"heads": mixer.num_value_heads, "key heads": mixer.num_key_heads, "head dim": mixer.value_head_dim}
         sizes |= {"key dim": mixer.key_head_dim, "kernel": mixer.conv_kernel}

@@ -146,6 +146,7 @@ FAMILIES: dict[str, Family] = {
     "kimi_linear": Family("kimi_linear", "KimiLinearForCausalLM"),
     "bailing_hybrid": Family("kimi_linear", "BailingHybridForCausalLM"),
     "minimax": Family("minimax", "MiniMaxForCausalLM"),
+    "zamba": Family("zamba", "ZambaForCausalLM"),
     "zamba2": Family("zamba2", "Zamba2ForCausalLM"),
     "recurrent_gemma": Family("recurrent_gemma", "RecurrentGemmaForCausalLM"),
     "xlstm": Family("xlstm", "xLSTMForCausalLM"),

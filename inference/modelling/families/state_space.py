@@ -241,6 +241,36 @@ def stated_layer_types(view: CheckpointView, *keys: str, linear: str = "mamba") 
     return tuple(linear if name == "linear_attention" else LAYER_TYPE_NAMES[name] for name in names) or None
 
 
+def check_hybrid_layers(view: CheckpointView, num_layers: int, hybrid: Sequence[int]) -> None:
+    """Compare the layers that run a shared block (Zamba, Zamba 2) with those that config.json states.
+
+    Raises:
+        UnsupportedArchitecture: A layer type that isn't known.
+        TensorShapeMismatch: config.json states others.
+    """
+    kinds = view.config.strings("layers_block_type")
+    for kind in kinds:
+        if kind not in ("mamba", "linear_attention", "hybrid"):
+            raise UnsupportedArchitecture(
+                f"config.json: layer type {kind[:60]!r} is not supported; supported are mamba, linear_attention, "
+                "hybrid.",
+                param="layers_block_type",
+            )
+    stated = {
+        "layers_block_type": [number for number, kind in enumerate(kinds) if kind == "hybrid"] if kinds else None,
+        "hybrid_layer_ids": list(view.config.integers("hybrid_layer_ids")) or None,
+    }
+    if kinds and len(kinds) != num_layers:
+        stated["layers_block_type"] = [-1]
+    for key, found in stated.items():
+        if found is not None and found != list(hybrid):
+            raise TensorShapeMismatch(
+                f"config.json: the layers with a shared block are others ({key}) than those of the tensors "
+                f"({', '.join(map(str, hybrid))}); correct config.json.",
+                param=key,
+            )
+
+
 def unknown_layer(layer: str, expected: str) -> UnsupportedArchitecture:
     """The error for a layer with the tensors of no known mixer.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from inference.errors import TensorShapeMismatch, UnsupportedArchitecture
+from inference.errors import TensorShapeMismatch
 from inference.modelling.families.attention_config import attention_sources, attention_spec
 from inference.modelling.families.checks import ROTARY_BUFFERS
 from inference.modelling.families.config import CheckpointView
@@ -21,7 +21,12 @@ from inference.modelling.families.head_sizes import read_heads
 from inference.modelling.families.headers import matrix_shape
 from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
 from inference.modelling.families.rope_config import read_rope
-from inference.modelling.families.state_space import Mamba2Keys, mamba2_sources, mamba2_spec
+from inference.modelling.families.state_space import (
+    Mamba2Keys,
+    check_hybrid_layers,
+    mamba2_sources,
+    mamba2_spec,
+)
 from inference.modelling.layer_parts import NormSpec, prefixed
 from inference.modelling.shared_specs import SharedBlockSpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Source, concatenated, tensor
@@ -57,7 +62,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     norm = rms_norm(view, default=1e-5)
     least = number_with_evidence(view, "mamba.time_step_min", ("time_step_min",), TIME_STEP_MIN, low=0.0, high=1e6)
     hybrid = [n for n in range(layout.num_layers) if f"{layout.layer(n)}linear.weight" in view.tensors]
-    _check_hybrid(view, layout, hybrid)
+    check_hybrid_layers(view, layout.num_layers, hybrid)
     blocks = _Blocks(view, layout, hybrid, norm)
     layers: list[LayerSpec] = []
     sources: dict[str, Source] = {}
@@ -76,36 +81,6 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     return decoder_spec(
         view, layout, "zamba2", layers, sources, norm, ignored=(ROTARY_BUFFERS,), final_norm_name="final_layernorm"
     )
-
-
-def _check_hybrid(view: CheckpointView, layout: DecoderLayout, hybrid: Sequence[int]) -> None:
-    """Compare the layers that run a block with those that config.json states.
-
-    Raises:
-        UnsupportedArchitecture: A layer type that isn't known.
-        TensorShapeMismatch: config.json states others.
-    """
-    kinds = view.config.strings("layers_block_type")
-    for kind in kinds:
-        if kind not in ("mamba", "linear_attention", "hybrid"):
-            raise UnsupportedArchitecture(
-                f"config.json: layer type {kind[:60]!r} is not supported; supported are mamba, linear_attention, "
-                "hybrid.",
-                param="layers_block_type",
-            )
-    stated = {
-        "layers_block_type": [number for number, kind in enumerate(kinds) if kind == "hybrid"] if kinds else None,
-        "hybrid_layer_ids": list(view.config.integers("hybrid_layer_ids")) or None,
-    }
-    if kinds and len(kinds) != layout.num_layers:
-        stated["layers_block_type"] = [-1]
-    for key, found in stated.items():
-        if found is not None and found != list(hybrid):
-            raise TensorShapeMismatch(
-                f"config.json: the layers with a shared block are others ({key}) than those of the tensors "
-                f"({', '.join(map(str, hybrid))}); correct config.json.",
-                param=key,
-            )
 
 
 @dataclass(frozen=True, slots=True)

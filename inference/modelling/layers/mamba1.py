@@ -1,11 +1,13 @@
 """Mamba-1: selective state space layer with a state matrix per channel.
 
 Source: Gu and Dao 2023, https://arxiv.org/abs/2312.00752, section 3 and algorithm 2; inner norms as in
-Jamba, https://arxiv.org/abs/2403.19887; growing, bounded state as in the oxidizr trainer.
+Jamba, https://arxiv.org/abs/2403.19887; growing, bounded state as in the oxidizr trainer; heads as in Zamba,
+https://arxiv.org/abs/2405.16712, section 2.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -30,14 +32,42 @@ class StepProjection(Layer):
 
     float32_parameters: ClassVar[frozenset[str]] = frozenset({"bias"})
 
-    def __init__(self, rank: int, width: int) -> None:
+    def __init__(self, rank: int, width: int, num_heads: int = 1) -> None:
         super().__init__()
+        self.num_heads = num_heads
         self.weight = nn.Parameter(torch.empty(width, rank), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(width), requires_grad=False)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """(T, rank) to (T, I), without the bias."""
-        return functional.linear(hidden, self.weight)
+        """(T, H · rank) to (T, I), without the bias."""
+        if self.num_heads == 1:
+            return functional.linear(hidden, self.weight)
+        return multiply_by_head(hidden, self.weight.view(self.num_heads, -1, self.weight.shape[1]))
+
+
+class HeadProjection(Layer):
+    """y = W x for each head alone, without a bias.
+
+    Args:
+        num_heads: H.
+        width: Values of a head that come in.
+        rows: Values of a head that go out.
+    """
+
+    def __init__(self, num_heads: int, width: int, rows: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_heads, rows, width), requires_grad=False)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(T, H · width) to (T, H · rows)."""
+        return multiply_by_head(hidden, self.weight)
+
+
+def multiply_by_head(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """(T, H · w) by (H, n, w) to (T, H · n)."""
+    heads, rows, width = weight.shape
+    by_head = hidden.reshape(-1, heads, width).transpose(0, 1)
+    return torch.bmm(by_head, weight.transpose(1, 2)).transpose(0, 1).reshape(-1, heads * rows)
 
 
 class Mamba1Mixer(RecurrentMixer):
@@ -54,8 +84,9 @@ class Mamba1Mixer(RecurrentMixer):
         inner, size = spec.intermediate_size, spec.state_size
         self.in_proj = Linear(hidden_size, 2 * inner, spec.proj_bias)
         self.conv1d = CausalConv1d(inner, spec.conv_kernel, bias=spec.conv_bias, activation=spec.activation)
-        self.x_proj = Linear(inner, spec.dt_rank + 2 * size)
-        self.dt_proj = StepProjection(spec.dt_rank, inner)
+        rows, heads = spec.dt_rank + 2 * size, spec.num_heads
+        self.x_proj = Linear(inner, rows) if heads == 1 else HeadProjection(heads, inner // heads, rows)
+        self.dt_proj = StepProjection(spec.dt_rank, inner, heads)
         self.A_log = nn.Parameter(torch.empty(inner, size), requires_grad=False)
         self.D = nn.Parameter(torch.empty(inner), requires_grad=False)
         self.out_proj = Linear(inner, hidden_size, spec.proj_bias)
@@ -87,7 +118,7 @@ class Mamba1Mixer(RecurrentMixer):
         Args:
             x: (T, I) float32, convolved.
             dt: (T, I), ``dt_proj``'s product.
-            b, c: (T, S).
+            b, c: (T, H · S).
             gate: (T, I).
             batch: The step.
             state: Advances.
@@ -97,14 +128,14 @@ class Mamba1Mixer(RecurrentMixer):
         """
         delta = self.step_sizes(dt)
         b, c = b.float(), c.float()
-        a, limit = self.decay_rates(), self.spec.state_clamp
+        a, limit, heads = self.decay_rates(), self.spec.state_clamp, self.spec.num_heads
         y = run_recurrence(
             batch,
             torch.empty_like(x),
             [state["ssm_state"]],
             (x, delta, b, c),
-            lambda x, delta, b, c, entries: selective_step(x, delta, a, b, c, entries, limit),
-            lambda x, delta, b, c, entry: selective_scan(x, delta, a, b, c, entry, limit),
+            lambda x, delta, b, c, entries: _by_head(selective_step, heads, x, delta, a, b, c, entries, limit),
+            lambda x, delta, b, c, entry: _by_head(selective_scan, heads, x, delta, a, b, c, entry, limit),
         )
         y = y.addcmul_(x, self.D.float()) * functional.silu(gate.float())
         return y.to(gate.dtype)
@@ -114,9 +145,31 @@ class Mamba1Mixer(RecurrentMixer):
         return functional.softplus(dt.float() + self.dt_proj.bias.float())
 
     def _step(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(T, I) to the step sizes before their bias (T, I), B and C (T, S)."""
-        size = self.spec.state_size
-        dt, b, c = self.x_proj(x).split([self.spec.dt_rank, size, size], 1)
+        """(T, I) to the step sizes before their bias (T, I), B and C (T, H · S)."""
+        size, heads = self.spec.state_size, self.spec.num_heads
+        projected = self.x_proj(x)
+        if heads == 1:
+            dt, b, c = projected.split([self.spec.dt_rank, size, size], 1)
+        else:
+            parts = projected.view(len(x), heads, -1).split([self.spec.dt_rank, size, size], 2)
+            dt, b, c = (part.flatten(1) for part in parts)
         if self.dt_norm is not None and self.b_norm is not None and self.c_norm is not None:
             dt, b, c = self.dt_norm(dt), self.b_norm(b), self.c_norm(c)
         return self.dt_proj(dt), b, c
+
+
+def _by_head(
+    recurrence: Callable[..., torch.Tensor], num_heads: int, x: torch.Tensor, delta: torch.Tensor, a: torch.Tensor,
+    b: torch.Tensor, c: torch.Tensor, state: torch.Tensor, limit: float | None,
+) -> torch.Tensor:  # fmt: skip
+    """``selective_step`` or ``selective_scan`` of each head's channels, with B and C of its own."""
+    if num_heads == 1:
+        return recurrence(x, delta, a, b, c, state, limit)
+    parts = zip(
+        *(part.chunk(num_heads, 1) for part in (x, delta)),
+        a.chunk(num_heads),
+        *(part.chunk(num_heads, 1) for part in (b, c)),
+        state.chunk(num_heads, -2),
+        strict=True,
+    )
+    return torch.cat([recurrence(*part, limit) for part in parts], 1)

@@ -54,8 +54,9 @@ class SharedBlock(Layer):
             self.q_up_proj = Linear(rank, heads.num_heads * heads.head_dim)
             self.k_up_proj = Linear(rank, heads.num_kv_heads * heads.head_dim)
             self.v_up_proj = Linear(rank, heads.num_kv_heads * heads.head_dim)
-        self.mlp_down_proj = Linear(hidden_size, spec.mlp_rank)
-        self.mlp_up_proj = Linear(spec.mlp_rank, 2 * spec.mlp.intermediate_size)
+        if spec.mlp_rank is not None:
+            self.mlp_down_proj = Linear(hidden_size, spec.mlp_rank)
+            self.mlp_up_proj = Linear(spec.mlp_rank, 2 * spec.mlp.intermediate_size)
         self.out_proj = Linear(hidden_size, hidden_size)
 
     def forward(
@@ -71,6 +72,8 @@ class SharedBlock(Layer):
             joint = joint + torch.cat([up(part.contiguous()) for up, part in zip(ups, low, strict=True)], 1)
         attended = block.attention.o_proj(block.attention.mix(joint, batch, state))
         entering = block.mlp_norm(attended)
-        values = block.mlp.gate_up_proj(entering) + self.mlp_up_proj(self.mlp_down_proj(entering))
+        values = block.mlp.gate_up_proj(entering)
+        if self.spec.mlp_rank is not None:
+            values = values + self.mlp_up_proj(self.mlp_down_proj(entering))
         out: torch.Tensor = self.out_proj(block.mlp.down_proj(block.mlp.activate(values)))
         return out

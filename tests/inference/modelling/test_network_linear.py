@@ -47,6 +47,10 @@ ZAMBA2 = {
     "n_mamba_heads": 8, "mamba_d_state": 16, "mamba_ngroups": 2, "num_mem_blocks": 2, "adapter_rank": 4,
     "use_shared_attention_adapter": True, "use_mem_rope": True, "chunk_size": 16,
 }  # fmt: skip
+ZAMBA = {
+    **SIZES, "num_hidden_layers": 7, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,
+    "n_mamba_heads": 2, "mamba_d_state": 8, "mamba_dt_rank": 5, "attn_layer_period": 3, "attn_layer_offset": 1,
+}  # fmt: skip
 GRIFFIN = {**SIZES, **ATTENTION, "intermediate_size": 96, "attention_window_size": 9, "rms_norm_eps": 1e-3}
 XLSTM = {
     "vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 3, "num_heads": 4, "ffn_round_up_to_multiple_of": 8,
@@ -70,6 +74,16 @@ CASES = {
             "conv1d_width": 3, "logits_soft_cap": 2.0, "num_hidden_layers": 5,
         },
     ),
+    "zamba": ("Zamba", ZAMBA),
+    "zamba-four-heads-biases-untied": (
+        "Zamba",
+        {
+            **ZAMBA, "n_mamba_heads": 4, "mamba_proj_bias": True, "mamba_conv_bias": False, "mamba_d_conv": 3,
+            "tie_word_embeddings": False, "attention_head_dim": 12, "hidden_mamba_act": "gelu", "hidden_act": "silu",
+            "layers_block_type": ["hybrid", *["linear_attention"] * 4, "hybrid", "hybrid"],
+        },
+    ),
+    "zamba-one-head": ("Zamba", {**ZAMBA, "n_mamba_heads": 1, "mamba_dt_rank": "auto"}),
     "zamba2": ("Zamba2", ZAMBA2),
     "zamba2-one-block-no-positions-biases": (
         "Zamba2",

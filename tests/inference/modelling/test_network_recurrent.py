@@ -130,7 +130,7 @@ def make_model(family: str, values: dict, seed: int = 0) -> torch.nn.Module:
                 continue  # a constant of the config
             if name.endswith("A_log"):
                 parameter.uniform_(-1.5, 2.0)
-            elif name.endswith("dt_bias") or name.endswith("dt_proj.bias"):
+            elif name.endswith(("dt_bias", "dt_proj.bias", "dt_proj_bias")):
                 parameter.uniform_(-4.0, 1.0)
             elif name.endswith("D") or "norm" in name:
                 parameter.uniform_(0.3, 1.7)

@@ -23,7 +23,9 @@ from inference.modelling.weights.loader import load_network
 from inference.values.sampling_params import SamplingParams
 from models_registry.detection.inspection import inspect_checkpoint
 from tests.inference.modelling import huggingface
+from tests.inference.modelling import test_network_linear as linear_families
 from tests.inference.modelling.harness import SequenceRunner, read_view
+from tests.inference.modelling.test_network_recurrent import make_model
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 
@@ -72,6 +74,7 @@ CONFIGS = {
         }
     ),
 }  # fmt: skip
+RECURRENT = ("zamba",)
 LEAST_SIMILARITY = {"int8": 0.97, "int4": 0.8}
 """int8: every product errs by about 1 % of its norm (weights 0.7 %, activations 0.6 %), int4: by 8 %, which two layers
 of random weights amplify; most in the hybrid, whose routers see it and choose other experts for some rows."""
@@ -88,6 +91,15 @@ def test_logits_stay_near_float32(checkpoint: Path, quant: Quant) -> None:
     exact, found = (logits(load(checkpoint, kind), PROMPT) for kind in ("none", quant))
     assert similarity(found, exact) > LEAST_SIMILARITY[quant]
     assert similarity(found, exact) < 1 - 1e-7, "nothing was quantised"
+
+
+@pytest.mark.parametrize("quant", ["int8", "int4"])
+@pytest.mark.parametrize("name", RECURRENT)
+def test_logits_of_recurrent_families_stay_near_float32(name: str, quant: Quant, tmp_path: Path) -> None:
+    family, values = linear_families.CASES[name]
+    make_model(family, values | {"hidden_size": 64}).save_pretrained(tmp_path)
+    exact, found = (logits(load(tmp_path, kind), PROMPT) for kind in ("none", quant))
+    assert LEAST_SIMILARITY[quant] < similarity(found, exact) < 1 - 1e-7
 
 
 @pytest.mark.parametrize("quant", ["int8", "int4"])

@@ -243,6 +243,12 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "num_local_experts": 32, "output_router_logits": False, "postnorm": True, "rope_theta": 10000000,
         "rotary_dim": 64, "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0, "shared_intermediate_size": 0,
         "shared_moe_mode": "sigmoid", "sliding_window": None}),
+    "Zyphra/Zamba-7B-v1": ("zamba", {key: value for key, value in USUAL.items() if key != "tie_word_embeddings"} | {
+        "attention_dropout": 0.0, "attention_head_dim": 464, "attention_hidden_size": 7424, "attn_layer_offset": 4,
+        "attn_layer_period": 6, "hidden_mamba_act": "silu", "layers_block_type": ["mamba", "mamba", "hybrid"],
+        "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_state": 16, "mamba_dt_rank": 232, "mamba_expand": 2,
+        "mamba_proj_bias": False, "n_mamba_heads": 2, "num_logits_to_keep": 1, "pad_token_id": 0,
+        "time_step_floor": 0.0001, "time_step_max": 0.1, "time_step_min": 0.001, "use_mamba_kernels": True}),
     "Zyphra/Zamba2-1.2B": ("zamba2", {key: value for key, value in USUAL.items() if key != "tie_word_embeddings"} | {
         "add_bias_linear": False, "adapter_rank": 128, "attention_dropout": 0.0, "attention_head_dim": 128,
         "attention_hidden_size": 4096, "chunk_size": 256, "hybrid_layer_ids": [5, 11], "kv_channels": 64,

@@ -20,7 +20,8 @@ struct Selective {
   float* state;                     // (slots, I, S)
   T* out;                           // (T, I)
   int64_t channels, size;
-  float limit;  // infinite: none
+  int64_t heads;  // H; each has channels / H channels, and B and C (T, H · S) of its own
+  float limit;    // infinite: none
 };
 
 // Channels first … first+count-1 of a run; `a` and `state` of them are transposed (S, 16) in scratch.
@@ -35,11 +36,12 @@ void scan_block(const Selective<T>& layer, const Run& run, int64_t first, int64_
   const vf bias = load_some(layer.dt_bias + first, count), skip = load_some(layer.skip + first, count);
   const vf ceiling = splat(kMaxGrowthExponent), high = splat(layer.limit), low = splat(-layer.limit);
   const bool limited = layer.limit < INFINITY;
+  const int64_t column = first / (layer.channels / layer.heads) * size;
   for (int64_t row = run.start; row < run.start + run.count; ++row) {
     const vf delta = softplus(load_some(layer.dt + row * layer.dt_stride + first, count) + bias);
     const vf x = load_some(layer.x + row * layer.channels + first, count);
     const vf entering = delta * x;
-    const T *b = layer.b + row * layer.b_stride, *c = layer.c + row * layer.c_stride;
+    const T *b = layer.b + row * layer.b_stride + column, *c = layer.c + row * layer.c_stride + column;
     vf y = splat(0);
     for (int64_t n = 0; n < size; ++n) {
       vf s = load(state + n * kLanes) * exp(vmin(delta * load(a + n * kLanes), ceiling));
@@ -56,7 +58,7 @@ void scan_block(const Selective<T>& layer, const Run& run, int64_t first, int64_
 }
 
 struct Mamba1Arguments {
-  at::Tensor x, dt, b, c, gate;  // (T, I), (T, I), (T, S), (T, S), (T, I)
+  at::Tensor x, dt, b, c, gate;  // (T, I), (T, I), (T, H · S), (T, H · S), (T, I)
   at::Tensor runs;
   at::Tensor state;  // (slots, I, S)
   at::Tensor dt_bias, a, skip;
@@ -74,8 +76,12 @@ at::Tensor mamba1_mix(const Mamba1Arguments& in) {
         tensor.scalar_type() == in.gate.scalar_type(), "mamba1_mix: ", name, " has another dtype than the gate");
   };
   rows_of(in.dt, channels, "dt");
-  rows_of(in.b, size, "B");
-  rows_of(in.c, size, "C");
+  TORCH_CHECK(
+      in.b.dim() == 2 && in.b.size(1) >= size && in.b.size(1) % size == 0 && channels % (in.b.size(1) / size) == 0,
+      "mamba1_mix: B must have S columns for each head, and the heads must divide the channels");
+  const int64_t heads = in.b.size(1) / size, width = channels / heads;
+  rows_of(in.b, heads * size, "B");
+  rows_of(in.c, heads * size, "C");
   rows_of(in.gate, channels, "the gate");
   const auto found = read_runs(in.runs, rows, slots);
   at::Tensor out = at::empty({rows, channels}, in.gate.options());
@@ -98,14 +104,16 @@ at::Tensor mamba1_mix(const Mamba1Arguments& in) {
         out.data_ptr<T>(),
         channels,
         size,
+        heads,
         static_cast<float>(in.limit)};
-    const int64_t blocks = (channels + kLanes - 1) / kLanes, num_runs = found.size();
+    const int64_t per_head = (width + kLanes - 1) / kLanes, blocks = heads * per_head, num_runs = found.size();
     const int64_t each = std::max<int64_t>(1, rows / std::max<int64_t>(1, num_runs)) * kLanes * size;
     parallel_for(0, num_runs * blocks, std::max<int64_t>(1, kGrainValues / each), [&](int64_t begin, int64_t end) {
       Scratch scratch(2 * size * kLanes);
       for (int64_t task = begin; task < end; ++task) {
-        const int64_t first = task % blocks * kLanes;
-        scan_block(layer, found[task / blocks], first, std::min<int64_t>(kLanes, channels - first), scratch.begin());
+        const int64_t head = task % blocks / per_head, within = task % per_head * kLanes;
+        const int64_t count = std::min<int64_t>(kLanes, width - within);
+        scan_block(layer, found[task / blocks], head * width + within, count, scratch.begin());
       }
     });
   });

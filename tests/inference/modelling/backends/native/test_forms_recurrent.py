@@ -21,7 +21,7 @@ from inference.modelling.layers.gated_delta import GatedDelta
 from inference.modelling.layers.kimi_delta import KimiDelta
 from inference.modelling.layers.lightning import LightningAttention
 from inference.modelling.layers.linear import Linear
-from inference.modelling.layers.mamba1 import Mamba1Mixer, StepProjection
+from inference.modelling.layers.mamba1 import HeadProjection, Mamba1Mixer, StepProjection
 from inference.modelling.layers.mamba2 import Mamba2Mixer
 from inference.modelling.layers.mamba3 import Mamba3Mixer
 from inference.modelling.layers.recurrent import GatedNorm, RecurrentMixer
@@ -57,6 +57,7 @@ LAYERS = {
     "mamba3-mimo": mamba3(2, 6, 16, 2, mimo_rank=3, dt_max=3.0),
     "mamba1": Mamba1Spec(40, 16, 4, 5),
     "mamba1-odd": Mamba1Spec(19, 5, 3, 2, conv_bias=False, inner_norm=RMS),
+    "mamba1-heads": Mamba1Spec(60, 16, 4, 5, num_heads=3),
     "mamba1-growing": Mamba1Spec(32, 16, 4, 3, positive_a=True, state_clamp=30.0),
     "delta": GatedDeltaSpec(2, 4, 16, 32, 4, RMS),
     "delta-odd": GatedDeltaSpec(3, 3, 7, 21, 2, NormSpec("rms", 1e-3), beta_scale=2.0),
@@ -183,7 +184,7 @@ def test_a_sequence_is_the_same_in_any_batch(name: str, threads: int) -> None:
     spec = LAYERS[name]
     layer = make_layer(spec)
     for child_name, child in list(layer.named_children()):
-        if isinstance(child, Linear | StepProjection):
+        if isinstance(child, Linear | StepProjection | HeadProjection):
             setattr(layer, child_name, _RowByRow(child))
     batch, hidden = make_batch(MIXED), values(sum(count for count, _, _ in MIXED))
     together, alone = make_states(spec), make_states(spec)
@@ -208,7 +209,7 @@ class _RowByRow(torch.nn.Module):
     def __init__(self, product: torch.nn.Module) -> None:
         super().__init__()
         self.product = product
-        self.bias = product.bias
+        self.bias = getattr(product, "bias", None)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         before = torch.get_num_threads()
@@ -220,7 +221,7 @@ class _RowByRow(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    "name", ["mamba2", "mamba2-odd", "mamba3", "mamba3-conv-groups", "mamba1", "mamba1-odd", "delta"]
+    "name", ["mamba2", "mamba2-odd", "mamba3", "mamba3-conv-groups", "mamba1", "mamba1-odd", "mamba1-heads", "delta"]
 )
 def test_bfloat16_rows(name: str) -> None:
     spec = LAYERS[name]
