@@ -22,6 +22,7 @@ from inference.modelling.linear_specs import (
     ShortConvSpec,
 )
 from inference.modelling.parallel_specs import ParallelSpec
+from inference.modelling.rwkv_specs import ChannelMixSpec, TimeMixSpec
 
 # --- token mixers ------------------------------------------------------------------------------
 
@@ -349,6 +350,8 @@ TokenMixerSpec = (
     | RGLRUSpec
     | MLSTMSpec
     | ShortConvSpec
+    | TimeMixSpec
+    | ChannelMixSpec
     | ParallelSpec
 )
 

@@ -33,6 +33,8 @@ MIXERS: dict[str, str] = {
     "rg_lru": "rg_lru:RGLRU",
     "mlstm": "mlstm:MLSTM",
     "short_conv": "short_conv:ShortConv",
+    "time_mix": "rwkv:TimeMix",
+    "channel_mix": "rwkv:ChannelMix",
     "parallel": "parallel:Parallel",
     "mlp": "mlp:MLP",
     "moe": "moe:MixtureOfExperts",

@@ -60,6 +60,7 @@ from inference.modelling.linear_specs import (
     ShortConvSpec,
 )
 from inference.modelling.parallel_specs import BranchSpec, MixerSpec, ParallelSpec
+from inference.modelling.rwkv_specs import ChannelMixSpec, TimeMixSpec
 from inference.modelling.shared_specs import SharedBlockSpec
 
 # --- the whole ---------------------------------------------------------------------------------
@@ -383,7 +384,8 @@ _CLASSES: dict[str, type] = {
     for cls in (
         NormSpec, RopeScaling, RopeSpec, AttentionSpec, MLASpec, Mamba1Spec, Mamba2Spec, Mamba3Spec, GatedDeltaSpec,
         KimiDeltaSpec, LightningSpec, MLSTMSpec, RGLRUSpec, ShortConvSpec, BranchSpec, ParallelSpec, SharedBlockSpec,
-        MLPSpec, MoESpec, AltUpSpec, StreamsSpec, LayerInputSpec, LayerInputsSpec, LayerSpec, Piece, Source,
+        TimeMixSpec, ChannelMixSpec, MLPSpec, MoESpec, AltUpSpec, StreamsSpec, LayerInputSpec, LayerInputsSpec,
+        LayerSpec, Piece, Source,
         EncodedTensor, BlockIndexerSpec, IndexerSpec, ModelSpec, PredictionHeadSpec,
     )
 }  # fmt: skip

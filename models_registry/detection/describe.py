@@ -17,6 +17,7 @@ from inference.modelling.linear_specs import (
     ShortConvSpec,
 )
 from inference.modelling.parallel_specs import MixerSpec
+from inference.modelling.rwkv_specs import ChannelMixSpec, TimeMixSpec
 from inference.modelling.spec import LayerSpec
 from models_registry.detection.facts import FACTS, facts_to_set
 from models_registry.detection.inspection import Inspection
@@ -120,6 +121,10 @@ def _token_mixer_sizes(mixer: MixerSpec) -> dict[str, Any]:
         sizes = {"heads": mixer.num_heads, "key dim": mixer.key_head_dim, "head dim": mixer.value_head_dim}
     elif isinstance(mixer, LightningSpec):
         sizes = {"heads": mixer.num_heads, "head dim": mixer.head_dim}
+    elif isinstance(mixer, TimeMixSpec):
+        sizes = {"width": mixer.width}
+    elif isinstance(mixer, ChannelMixSpec):
+        sizes = {"intermediate": mixer.intermediate_size}
     elif isinstance(mixer, ShortConvSpec | RGLRUSpec):
         sizes = {"width": mixer.width, "kernel": mixer.conv_kernel}
     elif isinstance(mixer, Mamba2Spec | Mamba3Spec):

@@ -148,6 +148,7 @@ FAMILIES: dict[str, Family] = {
     "minimax": Family("minimax", "MiniMaxForCausalLM"),
     "zamba": Family("zamba", "ZambaForCausalLM"),
     "zamba2": Family("zamba2", "Zamba2ForCausalLM"),
+    "rwkv": Family("rwkv", "RwkvForCausalLM"),
     "recurrent_gemma": Family("recurrent_gemma", "RecurrentGemmaForCausalLM"),
     "xlstm": Family("xlstm", "xLSTMForCausalLM"),
     "lfm2": Family("lfm2", "Lfm2ForCausalLM"),

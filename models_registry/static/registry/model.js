@@ -22,6 +22,8 @@ const WORDS = {
   mlstm: "mLSTM",
   rg_lru: "gated linear recurrence (RG-LRU)",
   short_conv: "short convolution",
+  time_mix: "RWKV time mixing",
+  channel_mix: "RWKV channel mixing",
   parallel: "mixers side by side",
   mlp: "MLP",
   moe: "mixture of experts",

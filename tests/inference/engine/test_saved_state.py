@@ -30,8 +30,8 @@ CASES = recurrent_families.CASES | linear_families.CASES | kimi_families.CASES
 FAMILIES = ("llama", "mamba2", "bamba", "olmo_hybrid")
 """Attention, a recurrent model, a hybrid with attention, and gated delta rules with attention."""
 FURTHER = (
-    "deepseek_v2", "mamba", "nemotron_h-moe", "kimi_linear", "xlstm", "minimax", "zamba", "zamba2", "recurrent_gemma",
-    "oxidizr-mamba3",
+    "deepseek_v2", "mamba", "nemotron_h-moe", "kimi_linear", "xlstm", "minimax", "rwkv", "zamba", "zamba2",
+    "recurrent_gemma", "oxidizr-mamba3",
 )  # fmt: skip
 
 

@@ -51,6 +51,7 @@ ZAMBA = {
     **SIZES, "num_hidden_layers": 7, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,
     "n_mamba_heads": 2, "mamba_d_state": 8, "mamba_dt_rank": 5, "attn_layer_period": 3, "attn_layer_offset": 1,
 }  # fmt: skip
+RWKV = {**SIZES, "layer_norm_epsilon": 1e-4}
 GRIFFIN = {**SIZES, **ATTENTION, "intermediate_size": 96, "attention_window_size": 9, "rms_norm_eps": 1e-3}
 XLSTM = {
     "vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 3, "num_heads": 4, "ffn_round_up_to_multiple_of": 8,
@@ -72,6 +73,14 @@ CASES = {
         {
             **GRIFFIN, "lru_width": 24, "block_types": ["attention", "recurrent"], "attention_bias": True,
             "conv1d_width": 3, "logits_soft_cap": 2.0, "num_hidden_layers": 5,
+        },
+    ),
+    "rwkv": ("Rwkv", RWKV),
+    "rwkv-widths-rescaled-tied": (
+        "Rwkv",
+        {
+            **SIZES, "layer_norm_epsilon": 1e-6, "attention_hidden_size": 48, "intermediate_size": 40,
+            "rescale_every": 2, "tie_word_embeddings": True,
         },
     ),
     "zamba": ("Zamba", ZAMBA),

@@ -132,7 +132,11 @@ def make_model(family: str, values: dict, seed: int = 0) -> torch.nn.Module:
                 parameter.uniform_(-1.5, 2.0)
             elif name.endswith(("dt_bias", "dt_proj.bias", "dt_proj_bias")):
                 parameter.uniform_(-4.0, 1.0)
-            elif name.endswith("D") or "norm" in name:
+            elif name.endswith(("time_decay", "time_first")):
+                parameter.uniform_(-4.0, 1.5)
+            elif "time_mix" in name:
+                parameter.uniform_(0.0, 1.0)
+            elif name.endswith("D") or "norm" in name or (".ln" in name and name.endswith("weight")):
                 parameter.uniform_(0.3, 1.7)
             elif name.endswith("e_score_correction_bias"):
                 parameter.uniform_(-0.3, 0.3)

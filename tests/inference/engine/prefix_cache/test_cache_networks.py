@@ -38,6 +38,7 @@ LINEAR = {
     "kimi_linear": "kimi_linear",
     "bailing_hybrid": "bailing_hybrid",
     "minimax": "minimax",
+    "rwkv": "rwkv",
     "zamba": "zamba",
     "zamba2": "zamba2",
     "recurrent_gemma": "recurrent_gemma",

@@ -243,6 +243,11 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "num_local_experts": 32, "output_router_logits": False, "postnorm": True, "rope_theta": 10000000,
         "rotary_dim": 64, "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0, "shared_intermediate_size": 0,
         "shared_moe_mode": "sigmoid", "sliding_window": None}),
+    "RWKV/rwkv-4-169m-pile": ("rwkv", {
+        "architectures": ["RwkvForCausalLM"], "attention_hidden_size": 768, "bos_token_id": 0, "context_length": 1024,
+        "eos_token_id": 0, "hidden_size": 768, "intermediate_size": 3072, "layer_norm_epsilon": 1e-05,
+        "model_type": "rwkv", "num_hidden_layers": 12, "rescale_every": 6, "tie_word_embeddings": False,
+        "transformers_version": "4.28.0.dev0", "torch_dtype": "float32", "use_cache": True, "vocab_size": 50277}),
     "Zyphra/Zamba-7B-v1": ("zamba", {key: value for key, value in USUAL.items() if key != "tie_word_embeddings"} | {
         "attention_dropout": 0.0, "attention_head_dim": 464, "attention_hidden_size": 7424, "attn_layer_offset": 4,
         "attn_layer_period": 6, "hidden_mamba_act": "silu", "layers_block_type": ["mamba", "mamba", "hybrid"],
