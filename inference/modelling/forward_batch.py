@@ -70,6 +70,14 @@ class AttentionMetadata:
     first_rows: torch.Tensor
     block_size: int
     _slots: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict, init=False)
+    _longest: list[int] = field(default_factory=list, init=False)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence, read from ``lengths`` once a step, which waits for a device."""
+        if not self._longest:
+            self._longest.append(int(self.lengths.max()))
+        return self._longest[0]
 
     def part(self, first: int, stop: int) -> AttentionMetadata:
         """The sequences from ``first`` to ``stop``, with rows from 0."""

@@ -103,7 +103,7 @@ class Attention(Layer):
     def _is_sparse(self, batch: ForwardBatch) -> bool:
         """Whether a sequence has more blocks than are chosen; else each query sees all tokens before it."""
         index = self.spec.block_indexer
-        return index is not None and int(batch.attention.lengths.max()) > index.top_k * index.block_size
+        return index is not None and batch.attention.longest > index.top_k * index.block_size
 
     def mix(
         self, joint: torch.Tensor, batch: ForwardBatch, state: LayerState, index: torch.Tensor | None = None

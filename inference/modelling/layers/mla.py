@@ -109,7 +109,7 @@ class MultiHeadLatentAttention(Layer):
         else:
             index = self.indexer.prepare(hidden, q_latent, batch, state)
             # A query that has no more tokens before it than are chosen sees all of them.
-            is_sparse = int(batch.attention.lengths.max()) > self.indexer.spec.top_k
+            is_sparse = batch.attention.longest > self.indexer.spec.top_k
             if is_sparse:
                 mixed = self._mix_sparsely(self.indexer, index, q_nope, q_rope, rows, batch, state)
             else:

@@ -77,7 +77,7 @@ def context_arguments(
 
 def _mix_attention(layer: Attention, joint: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
     spec = layer.spec
-    is_cut = spec.chunk_size is not None and int(batch.attention.lengths.max()) > spec.chunk_size
+    is_cut = spec.chunk_size is not None and batch.attention.longest > spec.chunk_size
     is_other = spec.slopes is not None or spec.kv_source is not None or spec.v_head_dim is not None
     if spec.qk_norm_after_rope or is_other or is_cut:
         return Attention.mix(layer, joint, batch, state)
