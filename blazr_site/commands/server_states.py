@@ -79,7 +79,7 @@ def load_state(arguments: argparse.Namespace) -> int:
         raise
     row = state_create(
         writer=writer,
-        facts=StateFacts(header.model, header.identity.weights, header.num_tokens, header.has_conversation),
+        facts=StateFacts.of_file(header),
         order=StateOrder(
             name=arguments.name,
             tenant=tenant,

@@ -71,6 +71,18 @@ class Request:
         if self.source.pooling is not None:
             self.pooler = Pooler(self.source.pooling, self.num_prompt_tokens)
 
+    def shadow(self, state: SequenceState) -> Request:
+        """Return a running request of another model that follows this one: without tokens, with a state of its own."""
+        return Request(
+            source=self.source,
+            arrival=self.arrival,
+            max_length=self.max_length,
+            stop_token_ids=self.stop_token_ids,
+            token_ids=[],
+            sampling=self.sampling,
+            state=state,
+        )
+
     @property
     def request_id(self) -> str:
         return self.source.request_id

@@ -379,10 +379,11 @@ class RequestPreparer:
         self._tokenizer.check_length([text for text, _ in pieces], self._max_model_len, "messages")
         # Templates write the beginning-of-sequence token themselves.
         token_ids = self._tokenizer.encode_pieces(pieces)
-        conversation: PromptMessage = {"messages": without_marks(prompt["messages"])}
+        breakpoints = self._breakpoints(prompt, options, token_ids)
+        messages = prompt["messages"] if breakpoints is None else without_marks(prompt["messages"])
+        conversation: PromptMessage = {"messages": messages}
         if prompt.get("template_kwargs"):
             conversation["template_kwargs"] = prompt["template_kwargs"]
-        breakpoints = self._breakpoints(prompt, options, token_ids)
         return Prompt(tuple(token_ids), "".join(text for text, _ in pieces), conversation, breakpoints)
 
     def _breakpoints(

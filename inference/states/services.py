@@ -33,6 +33,7 @@ from inference.models.readable_rows import readable_rows
 if TYPE_CHECKING:
     from django.db.models import QuerySet
 
+    from inference.llm.state_header import StateHeader
     from inference.values.messages import StateOrder
     from inference.values.plan import GenerationPlan
 
@@ -60,6 +61,11 @@ class StateFacts:
     weights: str
     num_tokens: int
     has_conversation: bool
+
+    @classmethod
+    def of_file(cls, header: StateHeader) -> StateFacts:
+        """Return what a file's header says."""
+        return cls(header.model, header.identity.weights, header.num_tokens, header.has_conversation)
 
 
 def check_state_name(name: str) -> None:

@@ -7,12 +7,43 @@ import shutil
 import signal
 from pathlib import Path
 
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 from tests.live.conftest import ROOT, LiveServer, wait_until
 
 DEMO = ROOT / "inference" / "demo" / "checkpoint"
 HOSTILE = "<img src=x onerror=alert(1)>{{7*7}}"
+CONTRAST = """
+() => {
+  const parse = (text) => {
+    const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number);
+    return { r, g, b, a };
+  };
+  const luminance = ({ r, g, b }) => {
+    const part = (v) => ((v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * part(r) + 0.7152 * part(g) + 0.0722 * part(b);
+  };
+  const ground = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const colour = parse(getComputedStyle(at).backgroundColor);
+      if (colour.a === 1) return colour;
+    }
+    return { r: 255, g: 255, b: 255 };
+  };
+  const poor = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || !element.checkVisibility()) continue;
+    if (element.closest(":disabled, noscript, script, option")) continue;
+    const style = getComputedStyle(element);
+    const [high, low] = [luminance(parse(style.color)), luminance(ground(element))].sort((a, b) => b - a);
+    const ratio = (high + 0.05) / (low + 0.05);
+    if (ratio < 4.5) poor.push(`${ratio.toFixed(2)} ${element.tagName} ${walker.currentNode.data.trim().slice(0, 40)}`);
+  }
+  return poor;
+}
+"""
 
 
 def demo_files(tmp_path: Path) -> list[str]:
@@ -59,3 +90,29 @@ def held_child(site: LiveServer, module: str) -> int:
     (child,) = wait_until(lambda: children_of(site, module), 60, "the start of the process")
     os.kill(child, signal.SIGSTOP)
     return child
+
+
+def assert_job_card_fits(page: Page, site: LiveServer, *, rows: str, button: str, num_images: int) -> None:
+    """Look at four rows of jobs on the demo's page, and at their dialog: widths, contrasts, in both schemes.
+
+    Args:
+        rows, button: Selectors of the list and of what opens the dialog, whose id is the button's with ``-dialog``.
+    """
+    page.emulate_media(reduced_motion="reduce")  # colours change at once
+    for width in (360, 1440):
+        page.set_viewport_size({"width": width, "height": 844})
+        page.goto(f"/models/{site.checkpoint_id('demo')}/", wait_until="networkidle")
+        expect(page.locator(f"{rows} > li")).to_have_count(4)
+        assert page.locator(f"{rows} img").count() == num_images
+        for step in ("rows", "dialog"):
+            for scheme in ("light", "dark"):
+                page.emulate_media(color_scheme=scheme)
+                expect(page.locator("html")).to_have_attribute("data-theme", scheme)
+                assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, (step, scheme)
+                assert page.evaluate(CONTRAST) == [], (step, scheme)
+            if step == "rows":
+                page.click(button)
+        outside = page.locator(f"{button}-dialog *").evaluate_all(
+            "(all) => all.filter((e) => e.getBoundingClientRect().right > innerWidth).map((e) => e.outerHTML)"
+        )
+        assert outside == []

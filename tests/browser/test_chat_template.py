@@ -10,9 +10,8 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.actions import DEMO, HOSTILE, delete
+from tests.browser.actions import CONTRAST, DEMO, HOSTILE, delete
 from tests.browser.conftest import Complaints
-from tests.browser.test_pages import CONTRAST
 from tests.live.conftest import LiveServer
 
 pytestmark = pytest.mark.browser

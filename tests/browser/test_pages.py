@@ -8,7 +8,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from tests.browser.actions import HOSTILE
+from tests.browser.actions import CONTRAST, HOSTILE
 from tests.browser.conftest import Complaints
 from tests.live.conftest import LiveServer
 
@@ -50,38 +50,6 @@ def test_signing_out(chromium: Browser, site: LiveServer, session_state: dict) -
 
 
 # --- looks -------------------------------------------------------------------------------------
-
-CONTRAST = """
-() => {
-  const parse = (text) => {
-    const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number);
-    return { r, g, b, a };
-  };
-  const luminance = ({ r, g, b }) => {
-    const part = (v) => ((v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-    return 0.2126 * part(r) + 0.7152 * part(g) + 0.0722 * part(b);
-  };
-  const ground = (element) => {
-    for (let at = element; at; at = at.parentElement) {
-      const colour = parse(getComputedStyle(at).backgroundColor);
-      if (colour.a === 1) return colour;
-    }
-    return { r: 255, g: 255, b: 255 };
-  };
-  const poor = [];
-  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (walker.nextNode()) {
-    const element = walker.currentNode.parentElement;
-    if (!walker.currentNode.data.trim() || !element.checkVisibility()) continue;
-    if (element.closest(":disabled, noscript, script, option")) continue;
-    const style = getComputedStyle(element);
-    const [high, low] = [luminance(parse(style.color)), luminance(ground(element))].sort((a, b) => b - a);
-    const ratio = (high + 0.05) / (low + 0.05);
-    if (ratio < 4.5) poor.push(`${ratio.toFixed(2)} ${element.tagName} ${walker.currentNode.data.trim().slice(0, 40)}`);
-  }
-  return poor;
-}
-"""
 
 
 @pytest.mark.parametrize("width", [360, 1440])

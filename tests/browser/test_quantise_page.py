@@ -9,9 +9,8 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.actions import HOSTILE, children_of, delete, files_in, held_child
+from tests.browser.actions import HOSTILE, assert_job_card_fits, children_of, delete, files_in, held_child
 from tests.browser.conftest import Complaints
-from tests.browser.test_pages import CONTRAST
 from tests.live.conftest import LiveServer, wait_until
 
 pytestmark = pytest.mark.browser
@@ -140,21 +139,4 @@ def rows_of_each_state(site: LiveServer) -> Iterator[None]:
 
 @pytest.mark.usefixtures("rows_of_each_state")
 def test_dialog_and_rows_fit_and_can_be_read(page: Page, site: LiveServer) -> None:
-    page.emulate_media(reduced_motion="reduce")  # colours change at once
-    for width in (360, 1440):
-        page.set_viewport_size({"width": width, "height": 844})
-        page.goto(f"/models/{site.checkpoint_id('demo')}/", wait_until="networkidle")
-        expect(page.locator("#quantisations > li")).to_have_count(4)
-        assert page.locator("#quantisations img").count() == 0
-        for step in ("rows", "dialog"):
-            for scheme in ("light", "dark"):
-                page.emulate_media(color_scheme=scheme)
-                expect(page.locator("html")).to_have_attribute("data-theme", scheme)
-                assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, (step, scheme)
-                assert page.evaluate(CONTRAST) == [], (step, scheme)
-            if step == "rows":
-                page.click("#quantise")
-        outside = page.locator("#quantise-dialog *").evaluate_all(
-            "(all) => all.filter((e) => e.getBoundingClientRect().right > innerWidth).map((e) => e.outerHTML)"
-        )
-        assert outside == []
+    assert_job_card_fits(page, site, rows="#quantisations", button="#quantise", num_images=0)

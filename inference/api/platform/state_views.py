@@ -224,7 +224,7 @@ class StateContentView(ApiView):
             except BaseException:
                 received.writer.discard()
                 raise
-            facts = StateFacts(header.model, header.identity.weights, header.num_tokens, header.has_conversation)
+            facts = StateFacts.of_file(header)
             order = StateOrder(
                 name=name, tenant=tenant, model=header.model, is_pinned=False, expires_s=None, replaces=False
             )

@@ -165,15 +165,7 @@ class DraftRunner:
         if follower is None:
             if not self._free_capacity(num_tokens, limits):
                 return None
-            shadow = Request(
-                source=request.source,
-                arrival=request.arrival,
-                max_length=request.max_length,
-                stop_token_ids=request.stop_token_ids,
-                token_ids=[],
-                sampling=request.sampling,
-                state=self._states.allocate(),
-            )
+            shadow = request.shadow(self._states.allocate())
             follower = _Follower(shadow, request.sampling)
         state = follower.shadow.state
         assert state is not None

@@ -168,15 +168,7 @@ class PredictionRunner:
                 self._release(other)
             if not self._states.can_admit(1):
                 return None
-        shadow = Request(
-            source=request.source,
-            arrival=request.arrival,
-            max_length=request.max_length,
-            stop_token_ids=request.stop_token_ids,
-            token_ids=[],
-            sampling=request.sampling,
-            state=self._states.allocate(),
-        )
+        shadow = request.shadow(self._states.allocate())
         follower = self._followers[request] = _Follower(first, shadow, request.sampling)
         return follower
 

@@ -21,7 +21,7 @@ from inference.modelling.families.config_values import (
     number_with_evidence,
     rms_norm,
 )
-from inference.modelling.families.decoder import decoder_spec, norm_sources
+from inference.modelling.families.decoder import decoder_spec, norm_sources, read_layers
 from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
 from inference.modelling.families.head_sizes import read_heads
 from inference.modelling.families.headers import stack_shape
@@ -75,9 +75,8 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     types = layer_types(view, layout.num_layers, TYPES) or tuple(TYPES[not flag] for flag in rotates)
     chunk = _chunk_size(view)
     _check_experts(view, layout)
-    layers: list[LayerSpec] = []
-    sources: dict[str, Source] = {}
-    for number, kind in enumerate(types):
+
+    def read_layer(number: int) -> tuple[LayerSpec, dict[str, Source]]:
         layer = layout.layer(number)
         options = _rotating_options(view, norm, rope) if rotates[number] else _growth(view)
         attention = attention_spec(
@@ -85,15 +84,16 @@ def build_spec(view: CheckpointView) -> ModelSpec:
             layer,
             heads,
             rope if rotates[number] else None,
-            chunk_size=chunk if kind == TYPES[0] else None,
+            chunk_size=chunk if types[number] == TYPES[0] else None,
             **options,
         )
         channel, own = _channel(view, layer, act)
-        layers.append(LayerSpec(token_mixer=attention, token_norm=norm, channel_mixer=channel, channel_norm=norm))
         own = prefixed("channel_mixer", own) | prefixed("token_mixer", attention_sources(view, attention, layer))
         for ours, theirs in PRE_NORMS.items():
             own |= prefixed(ours, norm_sources(norm, layer + theirs))
-        sources |= prefixed(f"layers.{number}", own)
+        return LayerSpec(token_mixer=attention, token_norm=norm, channel_mixer=channel, channel_norm=norm), own
+
+    layers, sources = read_layers(layout.num_layers, read_layer)
     ignored = (ROTARY_BUFFERS, OTHER_PARTS)
     return decoder_spec(view, layout, "llama4_text", layers, sources, norm, ignored=ignored)
 

@@ -15,7 +15,7 @@ from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import COMMON, HEADS, QKV_BIAS, ROPE_MEMBERS, Table, used
 from inference.modelling.families.config_keys import Members
 from inference.modelling.families.config_values import activation, check_size, number_with_evidence, rms_norm
-from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources
+from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_parts, read_layers
 from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
 from inference.modelling.families.grouped_moe import GROUPED_MOE, grouped_moe
 from inference.modelling.families.head_sizes import HeadSizes
@@ -60,11 +60,10 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         TYPES[number == 0 or not (number + 1) % PATTERN] for number in range(layout.num_layers)
     )
     _check_dense(view, layout)
-    layers: list[LayerSpec] = []
-    sources: dict[str, Source] = {}
-    for number, kind in enumerate(types):
+
+    def read_layer(number: int) -> tuple[LayerSpec, dict[str, Source]]:
         layer = layout.layer(number)
-        attention = _attention(view, layer, kind, layout.max_position_embeddings)
+        attention = _attention(view, layer, types[number], layout.max_position_embeddings)
         channel: ChannelMixerSpec
         if has_router(view, layer):
             channel = grouped_moe(view, layer, act)
@@ -72,8 +71,11 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         else:
             channel = mlp_spec(view, layer, act)
             own = mlp_sources(view, channel, layer)
-        layers.append(llama_layer(attention, channel, norm))
-        sources |= llama_layer_sources(number, layer, _attention_sources(view, attention, layer), own)
+        return llama_layer(attention, channel, norm), llama_parts(
+            layer, _attention_sources(view, attention, layer), own
+        )
+
+    layers, sources = read_layers(layout.num_layers, read_layer)
     return decoder_spec(view, layout, "mimo_v2_flash", layers, sources, norm, ignored=(ROTARY_BUFFERS,))
 
 

@@ -16,7 +16,7 @@ from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import COMMON, HEADS, ROPE, Table, used
 from inference.modelling.families.config_keys import Harmless, Members, Only
 from inference.modelling.families.config_values import check_size, integer_with_evidence, number_with_evidence, rms_norm
-from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_layer_sources, norm_sources
+from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_parts, norm_sources, read_layers
 from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
 from inference.modelling.families.grouped_moe import scaling_factor
 from inference.modelling.families.head_sizes import HeadSizes, read_heads
@@ -84,14 +84,16 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         number_with_evidence(view, "mlp.gate_alpha", ("swiglu_alpha",), 1.702, low=1e-6, high=1e6),
         number_with_evidence(view, "mlp.gate_limit", ("swiglu_limit",), 7.0, low=1e-6, high=1e6),
     )
-    layers: list[LayerSpec] = []
-    sources: dict[str, Source] = {}
-    for number in range(layout.num_layers):
+
+    def read_layer(number: int) -> tuple[LayerSpec, dict[str, Source]]:
         layer = layout.layer(number)
         attention = _attention(view, layer, heads, rope, norm)
         channel, own = _channel(view, layer, clamp)
-        layers.append(llama_layer(attention, channel, norm))
-        sources |= llama_layer_sources(number, layer, _attention_sources(view, attention, layer), own)
+        return llama_layer(attention, channel, norm), llama_parts(
+            layer, _attention_sources(view, attention, layer), own
+        )
+
+    layers, sources = read_layers(layout.num_layers, read_layer)
     ignored = (ROTARY_BUFFERS, OTHER_PARTS)
     return decoder_spec(view, layout, "minimax_m3_vl_text", layers, sources, norm, ignored=ignored)
 

@@ -24,7 +24,7 @@ from inference.modelling.families.config_values import (
     number_with_evidence,
     rms_norm,
 )
-from inference.modelling.families.decoder import decoder_spec
+from inference.modelling.families.decoder import decoder_spec, read_layers
 from inference.modelling.families.decoder_layout import read_layout
 from inference.modelling.families.head_sizes import read_heads
 from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
@@ -46,7 +46,7 @@ from inference.modelling.families.state_space import (
 )
 from inference.modelling.layer_parts import NormSpec, prefixed
 from inference.modelling.layer_specs import ChannelMixerSpec, MoESpec, TokenMixerSpec
-from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
+from inference.modelling.spec import LayerSpec, ModelSpec, tensor
 
 NEMOTRON: Table = {
     **COMMON,
@@ -125,12 +125,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         sources = {f"{kind}_norm.weight": tensor(f"{layer}norm.weight"), **prefixed(f"{kind}_mixer", found)}
         return _layer(token, channel, norm), sources
 
-    layers: list[LayerSpec] = []
-    sources: dict[str, Source] = {}
-    for number in range(layout.num_layers):
-        spec, found = read_layer(layout.layer(number))
-        layers.append(spec)
-        sources |= prefixed(f"layers.{number}", found)
+    layers, sources = read_layers(layout.num_layers, lambda number: read_layer(layout.layer(number)))
     check_layer_kinds("hybrid_override_pattern or layers_block_type", _stated_kinds(view), layers)
     names, last = _head_names(view)
     head = prediction_head(

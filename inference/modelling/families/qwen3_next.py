@@ -19,7 +19,7 @@ from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import ROPE_MEMBERS, WITH_ROPE, Table, harmless, used
 from inference.modelling.families.config_keys import Harmless, Members, Only
 from inference.modelling.families.config_values import activation, check_size, integer_with_evidence, rms_norm
-from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_parts
+from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_parts, read_layers
 from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
 from inference.modelling.families.head_sizes import HeadSizes, read_heads
 from inference.modelling.families.headers import vector_length
@@ -37,7 +37,7 @@ from inference.modelling.families.prediction_head import HeadLayer, HeadNames, p
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.state_space import check_layer_kinds, conv_shape, stated_layer_types, unknown_layer
 from inference.modelling.families.text_part import PREFIXES, around, text_part
-from inference.modelling.layer_parts import NormSpec, RopeSpec, prefixed
+from inference.modelling.layer_parts import NormSpec, RopeSpec
 from inference.modelling.layer_specs import AttentionSpec, ChannelMixerSpec, MoESpec, TokenMixerSpec
 from inference.modelling.linear_specs import GatedDeltaSpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, concatenated, tensor
@@ -107,12 +107,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
             channel_sources = mlp_sources(view, channel, layer)
         return llama_layer(token, channel, norm), llama_parts(layer, token_sources, channel_sources)
 
-    layers: list[LayerSpec] = []
-    sources: dict[str, Source] = {}
-    for number in range(layout.num_layers):
-        spec, found = read_layer(layout.layer(number))
-        layers.append(spec)
-        sources |= prefixed(f"layers.{number}", found)
+    layers, sources = read_layers(layout.num_layers, lambda number: read_layer(layout.layer(number)))
     _check_kinds(view, layers)
     base = "model.mtp." if "model.mtp.fc.weight" in view.tensors else "mtp."
     head = prediction_head(

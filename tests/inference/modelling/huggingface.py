@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
 
 PLAIN_GEMMAS = ("gemma3n", "gemma4")
 """Gemmas whose norms multiply by the weight itself."""
@@ -88,3 +88,23 @@ def old_naming(config: dict[str, Any]) -> dict[str, Any]:
         old["partial_rotary_factor"] = partial
     old["rope_scaling"] = None if kind == "default" else {"type": kind, **rope}
     return old
+
+
+def make_wrapped_checkpoint(config: PretrainedConfig, directory: Path, *, is_of_hub: bool) -> Oracle:
+    """Save a randomly initialised model that sees pictures.
+
+    Args:
+        is_of_hub: Name the tensors as the files of the hub do, not as transformers 5 does.
+
+    Returns:
+        A function from token ids (n,) to logits (n, V).
+    """
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
+    model.save_pretrained(directory, save_original_format=is_of_hub)
+
+    def oracle(tokens: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            return model(tokens.unsqueeze(0), use_cache=False).logits[0].float()
+
+    return oracle

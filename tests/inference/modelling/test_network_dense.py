@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoConfig, AutoModelForImageTextToText, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 
 from tests.inference.modelling.harness import assert_matches_oracle, load_directory, read_view
-from tests.inference.modelling.huggingface import make_checkpoint
+from tests.inference.modelling.huggingface import make_checkpoint, make_wrapped_checkpoint
 from tests.inference.modelling.test_network_attention import BASE, GEMMA3
 
 WINDOWS = {"sliding_window": 6, "num_hidden_layers": 4}
@@ -297,13 +296,6 @@ def test_family_matches_transformers(name, tmp_path):
 def test_the_text_model_of_one_that_sees_pictures(family, naming, tmp_path):
     text = BASE | ({**GEMMA3, "vocab_size": 99} if family == "gemma3" else {"head_dim": 8})
     config = AutoConfig.for_model(family, text_config=text, vision_config=VISION)
-    torch.manual_seed(0)
-    model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
-    model.save_pretrained(tmp_path, save_original_format=naming == "of the hub")
+    oracle = make_wrapped_checkpoint(config, tmp_path, is_of_hub=naming == "of the hub")
     assert any("vision_tower" in name for name in read_view(tmp_path).tensors)
-
-    def oracle(tokens: torch.Tensor) -> torch.Tensor:
-        with torch.inference_mode():
-            return model(tokens.unsqueeze(0), use_cache=False).logits[0].float()
-
     assert_matches_oracle(load_directory(tmp_path), oracle)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers import AutoConfig
 
 from tests.inference.modelling.harness import assert_matches_oracle, load_directory, read_view
-from tests.inference.modelling.huggingface import make_checkpoint, read_config
+from tests.inference.modelling.huggingface import make_checkpoint, make_wrapped_checkpoint, read_config
 from tests.inference.modelling.test_network_attention import LLAMA3, MLA, YARN
 from tests.inference.modelling.test_network_dense import tiny_config
 
@@ -222,15 +222,8 @@ def test_the_text_model_of_one_that_sees_pictures(family, naming, tmp_path):
     case, beside = AROUND[family]
     text = {key: value for key, value in tiny_config(*CASES[case]).to_dict().items() if key != "model_type"}
     config = AutoConfig.for_model(family, text_config=text | {"pad_token_id": 0}, **beside)
-    torch.manual_seed(0)
-    model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
-    model.save_pretrained(tmp_path, save_original_format=naming == "of the hub")
+    oracle = make_wrapped_checkpoint(config, tmp_path, is_of_hub=naming == "of the hub")
     assert any("vision" in name for name in read_view(tmp_path).tensors)
-
-    def oracle(tokens: torch.Tensor) -> torch.Tensor:
-        with torch.inference_mode():
-            return model(tokens.unsqueeze(0), use_cache=False).logits[0].float()
-
     assert_matches_oracle(load_directory(tmp_path), oracle)
 
 
