@@ -41,6 +41,7 @@ _SIGNATURES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("zamba2", (r"\.shared_transformer\.", r"\.mamba_decoder\.mamba\.dt_bias$"), ()),
     ("recurrent_gemma", (r"\.temporal_block\.rg_lru\.",), ()),
     ("xlstm", (r"\.mlstm_layer\.multihead_norm\.",), ()),
+    ("lfm3", (r"\.operator_norm\.", r"\.self_attn\.q_norm\."), ()),
     ("lfm2_moe", (r"\.operator_norm\.", r"\.feed_forward\.gate\."), ()),
     ("lfm2", (r"\.operator_norm\.", r"\.feed_forward\.w1\."), ()),
     ("nemotron_h", (r"backbone\..*\.mixer\.dt_bias$", r"backbone\..*\.mixer\.(q_proj|up_proj)\."), ()),

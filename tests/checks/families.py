@@ -55,7 +55,6 @@ NOT_READ: Mapping[str, str] = {
     "diffllama": "differential attention",
     "gemma4_assistant, gemma4_unified_assistant": "models that only draft for another one",
     "gpt-sw3": "nothing: its published files say `gpt2`, which is read",
-    "lfm3": "recurrent layers that aren't there",
 }  # fmt: skip
 """Types, separated by commas, to what is missing."""
 _NO_DECODERS = """

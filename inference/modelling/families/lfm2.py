@@ -104,12 +104,7 @@ def _token_mixer(
 ) -> tuple[ShortConvSpec | AttentionSpec, dict[str, Source]]:
     """The layer's convolution, or its attention."""
     if f"{layer}conv.in_proj.weight" in view.tensors:
-        base = f"{layer}conv."
-        width, kernel = conv_shape(view, f"{base}conv.weight")
-        check_size(view, kernel, f"shape of {base}conv.weight", "conv_L_cache")
-        spec = ShortConvSpec(width, kernel, bias=f"{base}conv.bias" in view.tensors)
-        names = spec.parameter_shapes(hidden_size)
-        return spec, {name: tensor(base + name.replace("conv1d.", "conv.")) for name in names}
+        return short_conv(view, f"{layer}conv.", hidden_size)
     base = f"{layer}self_attn."
     if f"{base}q_proj.weight" not in view.tensors:
         raise unknown_layer(layer, "conv.in_proj.weight, self_attn.q_proj.weight")
@@ -124,6 +119,15 @@ def _token_mixer(
         "q_norm.weight": tensor(f"{base}q_layernorm.weight"),
         "k_norm.weight": tensor(f"{base}k_layernorm.weight"),
     }
+
+
+def short_conv(view: CheckpointView, base: str, hidden_size: int) -> tuple[ShortConvSpec, dict[str, Source]]:
+    """The gated convolution under ``base`` (``…conv.``), its sizes from the shapes."""
+    width, kernel = conv_shape(view, f"{base}conv.weight")
+    check_size(view, kernel, f"shape of {base}conv.weight", "conv_L_cache")
+    spec = ShortConvSpec(width, kernel, bias=f"{base}conv.bias" in view.tensors)
+    names = spec.parameter_shapes(hidden_size)
+    return spec, {name: tensor(base + name.replace("conv1d.", "conv.")) for name in names}
 
 
 def _channel_mixer(view: CheckpointView, layer: str) -> tuple[MLPSpec | MoESpec, dict[str, Source]]:

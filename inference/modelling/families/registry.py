@@ -153,6 +153,7 @@ FAMILIES: dict[str, Family] = {
     "xlstm": Family("xlstm", "xLSTMForCausalLM"),
     "lfm2": Family("lfm2", "Lfm2ForCausalLM"),
     "lfm2_moe": Family("lfm2", "Lfm2MoeForCausalLM"),
+    "lfm3": Family("lfm3", "Lfm3ForCausalLM"),
     "qwen3_next": Family("qwen3_next", "Qwen3NextForCausalLM"),
     "qwen3_5": Family("qwen3_next", "Qwen3_5ForConditionalGeneration"),
     "qwen3_5_moe": Family("qwen3_next", "Qwen3_5MoeForConditionalGeneration"),

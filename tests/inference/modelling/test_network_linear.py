@@ -14,6 +14,15 @@ LFM2 = {
     **SIZES, **ATTENTION, "intermediate_size": 48, "block_multiple_of": 8,
     "layer_types": ["conv", "full_attention", "conv"],
 }  # fmt: skip
+LFM3 = {
+    **SIZES, **ATTENTION, "num_hidden_layers": 4, "head_dim": 16, "intermediate_size": 48, "sliding_window": 7,
+    "pad_token_id": None,
+    "layer_types": ["conv", "sliding_attention", "full_attention", "conv"],
+}  # fmt: skip
+LFM3_ROPES = {
+    "sliding_attention": {"rope_type": "proportional", "rope_theta": 300.0, "partial_rotary_factor": 0.25},
+    "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0},
+}
 DELTA = {
     **SIZES, **ATTENTION, "num_hidden_layers": 4, "head_dim": 16, "intermediate_size": 48,
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 12,
@@ -151,6 +160,15 @@ CASES = {
         {
             **LFM2, "num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 20, "num_dense_layers": 0,
             "norm_topk_prob": False, "use_expert_bias": False,
+        },
+    ),
+    "lfm3": ("Lfm3", LFM3),
+    "lfm3-biases-kernel-untied-without-gates-and-norms": (
+        "Lfm3",
+        {
+            **LFM3, "conv_bias": True, "attention_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False,
+            "use_sandwich_norm": False, "use_attention_gate": False, "layer_types": None, "num_hidden_layers": 5,
+            "rope_parameters": LFM3_ROPES,
         },
     ),
     "qwen3_next": ("Qwen3Next", {**DELTA, **EXPERTS, "mlp_only_layers": [1]}),

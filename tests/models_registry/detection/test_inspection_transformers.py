@@ -67,6 +67,7 @@ SUPPORTED: dict[str, dict[str, Any]] = {
                "mamba_ngroups": 1, "head_dim": None, "attention_head_dim": None, "adapter_rank": 4,
                "num_key_value_heads": 4},
     "xlstm": {"num_heads": 4},
+    "lfm3": {"layer_types": ["conv", "full_attention"]},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"], "head_dim": None},
     "granitemoehybrid": MAMBA | {"layer_types": ["mamba", "attention"], "shared_intermediate_size": 16,
                                  "num_local_experts": 4, "num_experts_per_tok": 2},

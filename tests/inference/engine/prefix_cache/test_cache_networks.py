@@ -35,6 +35,7 @@ RECURRENT = {
 LINEAR = {
     "falcon_h1": "falcon_h1",
     "olmo_hybrid": "olmo_hybrid",
+    "lfm3": "lfm3",
     "kimi_linear": "kimi_linear",
     "bailing_hybrid": "bailing_hybrid",
     "minimax": "minimax",

@@ -289,6 +289,14 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "moe_intermediate_size": 1792, "norm_topk_prob": True, "num_dense_layers": 2, "num_experts": 32,
         "num_experts_per_tok": 4, "routed_scaling_factor": 1.0, "use_expert_bias": True,
         "layer_types": ["conv", "full_attention"]}),
+    "LiquidAI/LFM3-1.7B": ("lfm3", {
+        **{key: value for key, value in USUAL.items() if key not in ("rms_norm_eps", "hidden_act")},
+        "attention_bias": False, "attention_dropout": 0.0, "conv_L_cache": 7, "conv_bias": False, "head_dim": 128,
+        "layer_types": ["conv", "full_attention", "sliding_attention"], "norm_eps": 1e-05, "pad_token_id": 124893,
+        "rope_parameters": {
+            "full_attention": {"partial_rotary_factor": 0.5, "rope_theta": 1000000.0, "rope_type": "proportional"},
+            "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"}},
+        "sliding_window": 256, "use_attention_gate": True, "use_sandwich_norm": True}),
     "Qwen/Qwen3-Next-80B-A3B-Instruct": ("qwen3_next", _DELTA | {
         "decoder_sparse_step": 1, "mlp_only_layers": [], "moe_intermediate_size": 512, "norm_topk_prob": True,
         "num_experts": 512, "num_experts_per_tok": 10, "output_router_logits": False, "partial_rotary_factor": 0.25,

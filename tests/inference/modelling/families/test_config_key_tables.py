@@ -54,7 +54,7 @@ TYPES = {
     "kimi_linear": "kimi_linear-groups-q-lora-biases", "bailing_hybrid": "bailing_hybrid",
     "minimax": "minimax", "rwkv": "rwkv", "zamba": "zamba", "zamba2": "zamba2",
     "recurrent_gemma": "recurrent_gemma", "xlstm": "xlstm",
-    "lfm2": "lfm2", "lfm2_moe": "lfm2_moe",
+    "lfm2": "lfm2", "lfm2_moe": "lfm2_moe", "lfm3": "lfm3",
     "qwen3_next": "qwen3_next", "qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe",
     **{model_type: model_type for model_type, _ in DENSE_CASES.values()}, "cohere": "cohere-qk-norm-biases-untied",
     **{model_type: model_type for model_type, _ in LARGE_CASES.values()},

@@ -10,12 +10,16 @@ from tests.inference.modelling.harness import assert_matches_oracle, load_direct
 from tests.inference.modelling.huggingface import make_checkpoint
 from tests.inference.modelling.test_network_dense import tiny_config
 from tests.inference.modelling.test_network_large import CASES
+from tests.inference.modelling.test_network_linear import CASES as LINEAR_CASES
+from tests.inference.modelling.test_network_recurrent import make_model, oracle_of
 
 pytestmark = pytest.mark.skipif(not library.is_available(), reason="needs the native library")
 NAMES = (
     "gemma4_text", "gemma3n_text", "llama4_text", "deepseek_v32", "mimo_v2_flash", "longcat_flash",
     "minimax_m3_vl_text",
 )  # fmt: skip
+MIXED = ("lfm3",)
+"""Families of which some layers are recurrent."""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -24,3 +28,12 @@ def test_kernels_give_the_logits_of_transformers(name, tmp_path):
     network = load_directory(directory)
     assert pack_weights(network) > 0
     assert_matches_oracle(network, oracle, tolerance=2e-4)
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_kernels_give_the_logits_of_mixed_families(name, tmp_path):
+    model = make_model(*LINEAR_CASES[name])
+    model.save_pretrained(tmp_path)
+    network = load_directory(tmp_path)
+    assert pack_weights(network) > 0
+    assert_matches_oracle(network, oracle_of(model), tolerance=2e-4)
