@@ -37,6 +37,32 @@ class BlockIndexerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class PooledIndexerSpec:
+    """What chooses the blocks of keys that the queries of all heads see, by the mean of each block's keys (Qwen4-Exp).
+
+    Attributes:
+        num_heads: Queries of each token.
+        head_dim: Of a query, and of the key of each token.
+        top_k: Number of whole blocks that a query sees, beside the tokens behind the last whole one.
+        norm: Of queries, and of the means.
+    """
+
+    num_heads: int
+    head_dim: int
+    block_size: int
+    top_k: int
+    norm: NormSpec
+
+    def parameter_shapes(self, hidden_size: int, num_kv_heads: int) -> dict[str, Shape]:
+        """Shapes of the parameters, by name within ``indexer``; ``qk_proj`` is the queries, then the key."""
+        return {
+            "qk_proj.weight": ((self.num_heads + 1) * self.head_dim, hidden_size),
+            **prefixed("q_norm", self.norm.parameter_shapes(self.head_dim)),
+            **prefixed("k_norm", self.norm.parameter_shapes(self.head_dim)),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class IndexerSpec:
     """What chooses the keys that each query sees (DeepSeek-V3.2).
 

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from inference.modelling.indexer_specs import BlockIndexerSpec, IndexerSpec
+from inference.modelling.indexer_specs import BlockIndexerSpec, IndexerSpec, PooledIndexerSpec
 from inference.modelling.layer_parts import NormSpec, RopeSpec, Shape, StateTensor, prefixed
 from inference.modelling.linear_specs import (
     GatedDeltaSpec,
@@ -85,7 +85,7 @@ class AttentionSpec:
     chunk_size: int | None = None
     v_head_dim: int | None = None
     output_multiplier: float = 1.0
-    block_indexer: BlockIndexerSpec | None = None
+    block_indexer: BlockIndexerSpec | PooledIndexerSpec | None = None
 
     @property
     def value_dim(self) -> int:

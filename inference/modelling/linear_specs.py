@@ -23,6 +23,7 @@ class GatedDeltaSpec:
         value_head_dim: V.
         gated_norm: Norm of a value head, with one weight (V,) for all heads, before the gate.
         beta_scale: Multiplies sigmoid(b): 2 lets the state's eigenvalues be negative (OLMo Hybrid).
+        gate_activation: Function of the gate behind the norm.
     """
 
     kind: ClassVar[str] = "gated_delta"
@@ -33,6 +34,7 @@ class GatedDeltaSpec:
     conv_kernel: int
     gated_norm: NormSpec
     beta_scale: float = 1.0
+    gate_activation: Literal["silu", "sigmoid"] = "silu"
 
     @property
     def key_width(self) -> int:

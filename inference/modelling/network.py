@@ -10,12 +10,15 @@ import torch
 from torch import nn
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState
+from inference.modelling.hyper_specs import HyperStreamsSpec
 from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layer_specs import ChannelMixerSpec
 from inference.modelling.layers.altup import AltUp, Streams
+from inference.modelling.layers.hyper import HyperConnections, HyperStreams
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.layer_inputs import LayerInput, LayerInputs
 from inference.modelling.layers.linear import Embedding, Linear
+from inference.modelling.layers.ngram import NGramLayer
 from inference.modelling.layers.norm import Norm, add_scaled
 from inference.modelling.layers.shared_block import SharedBlock, SharedWeights
 from inference.modelling.parallel_specs import MixerSpec, ParallelSpec
@@ -54,13 +57,19 @@ def _build_norm(spec: NormSpec | None, width: int) -> Norm | None:
     return None if spec is None else Norm(spec, width)
 
 
+def _build_streams(spec: ModelSpec) -> Streams | HyperStreams | None:
+    if isinstance(spec.streams, HyperStreamsSpec):
+        return HyperStreams(spec.streams, spec.hidden_size)
+    return None if spec.streams is None else Streams(spec.streams, spec.hidden_size)
+
+
 class ResidualStream:
     """The residual stream, and the sublayer's result that is still to be added to it.
 
     The addition waits for the next norm, so that both are one pass over the rows.
 
     Args:
-        hidden: (T, h), overwritten; (P, T, h) where there are several streams.
+        hidden: (T, h), overwritten; (P, T, h) or (T, P, h) where there are several streams.
         embedding: (T, h), the embedding for layers that read it again.
         layer_inputs: (T, L, p), the inputs of the layers that have one of their own.
 
@@ -113,7 +122,7 @@ class ResidualStream:
         self._mixed, self._multiplier = mixed, multiplier
 
     def replace(self, streams: torch.Tensor) -> None:
-        """Go on from several streams (P, T, h)."""
+        """Go on from several streams."""
         self._hidden = streams
 
     def scale(self, factor: torch.Tensor) -> None:
@@ -148,6 +157,8 @@ class HybridLayer(Layer):
         self.channel_post_norm = _build_norm(spec.channel_post_norm, hidden_size)
         self.shortcut = None if spec.shortcut is None else _build_mixer(spec.shortcut, hidden_size)
         self.altup = None if spec.altup is None else AltUp(spec.altup, hidden_size)
+        self.hyper = None if spec.hyper is None else HyperConnections(spec.hyper, hidden_size)
+        self.ngram = None if spec.ngram is None else NGramLayer(spec.ngram)
         self.layer_input = None if spec.layer_input is None else LayerInput(spec.layer_input, hidden_size)
         self.stream_scale = nn.Parameter(torch.empty(1), requires_grad=False) if spec.has_stream_scale else None
 
@@ -158,6 +169,9 @@ class HybridLayer(Layer):
             return
         if self.altup is not None:
             stream.replace(self._forward_streams(self.altup, stream, batch, state))
+            return
+        if self.hyper is not None:
+            stream.replace(self._forward_hyper(self.hyper, stream.enter(None), batch, state))
             return
         spec = self.spec
         if self.token_mixer is not None:
@@ -211,6 +225,19 @@ class HybridLayer(Layer):
         streams[1:] += self.layer_input(altup.gate_input(streams), stream.layer_inputs[:, self.number])
         return streams
 
+    def _forward_hyper(
+        self, hyper: HyperConnections, streams: torch.Tensor, batch: ForwardBatch, state: LayerState
+    ) -> torch.Tensor:
+        """The streams (T, P, h) after the layer; see ``HyperConnectionSpec``."""
+        assert self.token_mixer is not None and self.channel_mixer is not None
+        if self.ngram is not None:
+            streams = streams + self.ngram(streams, batch, state)
+        entering, weights = hyper.token.enter(streams)
+        streams = streams + weights * self.token_mixer(entering, batch, state).unsqueeze(1)
+        entering, weights = hyper.channel.enter(streams)
+        after: torch.Tensor = streams + weights * self.channel_mixer(entering).unsqueeze(1)
+        return after
+
     def _leave(self, stream: ResidualStream, mixed: torch.Tensor, post_norm: Norm | None) -> None:
         stream.leave(mixed if post_norm is None else post_norm(mixed), self.spec.residual_multiplier)
 
@@ -236,10 +263,10 @@ class HybridForCausalLM(nn.Module):
         self.layers = nn.ModuleList(
             HybridLayer(layer, spec.hidden_size, number, blocks) for number, layer in enumerate(spec.layers)
         )
-        self.streams = None if spec.streams is None else Streams(spec.streams, spec.hidden_size)
+        self.streams = _build_streams(spec)
         self._state_numbers = spec.state_numbers()
         self._reads_embedding = bool(blocks)
-        self.final_norm = Norm(spec.final_norm, spec.hidden_size)
+        self.final_norm = _build_norm(spec.final_norm, spec.hidden_size)
         self.lm_head = None if spec.tie_word_embeddings else Linear(spec.hidden_size, spec.vocab_size, spec.head_bias)
 
     def forward(self, batch: ForwardBatch, states: Sequence[LayerState]) -> torch.Tensor:
@@ -261,7 +288,8 @@ class HybridForCausalLM(nn.Module):
         """(T, h) of the stream behind the last layer, after the final norm."""
         if self.streams is None:
             return stream.enter(self.final_norm)
-        return self.final_norm.normalise(self.streams.merge(stream.enter(None)))
+        merged = self.streams.merge(stream.enter(None))
+        return merged if self.final_norm is None else self.final_norm.normalise(merged)
 
     def states_by_layer(self, states: Sequence[LayerState]) -> list[LayerState]:
         """The state that each layer reads and writes: its own, or that of the layer whose keys and values it reads."""

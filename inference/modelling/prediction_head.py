@@ -27,6 +27,7 @@ class PredictionHead(nn.Module):
     def __init__(self, spec: PredictionHeadSpec) -> None:
         super().__init__()
         self.spec = spec
+        assert spec.final_norm is not None
         width = spec.hidden_size
         self.eh_proj = Linear(2 * width, width)  # first, as the backend is chosen by the first parameter
         self.embedding_norm = Norm(spec.embedding_norm, width)

@@ -37,7 +37,8 @@ from typing import Any, Literal
 
 from inference.modelling.altup_specs import AltUpSpec, StreamsSpec
 from inference.modelling.encoded_tensor import EncodedTensor
-from inference.modelling.indexer_specs import BlockIndexerSpec, IndexerSpec
+from inference.modelling.hyper_specs import HyperConnectionSpec, HyperStreamsSpec
+from inference.modelling.indexer_specs import BlockIndexerSpec, IndexerSpec, PooledIndexerSpec
 from inference.modelling.layer_input_specs import LayerInputSpec, LayerInputsSpec
 from inference.modelling.layer_parts import Dtype, NormSpec, RopeScaling, RopeSpec, Shape, StateTensor, prefixed
 from inference.modelling.layer_specs import (
@@ -59,6 +60,7 @@ from inference.modelling.linear_specs import (
     RGLRUSpec,
     ShortConvSpec,
 )
+from inference.modelling.ngram_specs import NGramSpec
 from inference.modelling.parallel_specs import BranchSpec, MixerSpec, ParallelSpec
 from inference.modelling.rwkv_specs import ChannelMixSpec, TimeMixSpec
 from inference.modelling.shared_specs import SharedBlockSpec
@@ -83,6 +85,8 @@ class LayerSpec:
         layer_input: What the layer adds of its own input, at its end.
         altup: There are several streams, and what is around the mixers is this (Gemma 3n); None: one stream.
         has_stream_scale: A learned number multiplies the stream, at the layer's end (Gemma 4).
+        hyper: There are several streams, of which each mixer reads a mix, without further norms (Qwen4-Exp).
+        ngram: What the layer first adds to those streams from the last tokens.
         prologue: Runs first; its result is added to what the token mixer's norm reads, not to the stream (Zamba 2).
     """
 
@@ -101,6 +105,8 @@ class LayerSpec:
     layer_input: LayerInputSpec | None = None
     has_stream_scale: bool = False
     altup: AltUpSpec | None = None
+    hyper: HyperConnectionSpec | None = None
+    ngram: NGramSpec | None = None
 
     @property
     def kind(self) -> str:
@@ -135,6 +141,10 @@ class LayerSpec:
             shapes |= prefixed("layer_input", self.layer_input.parameter_shapes(hidden_size))
         if self.altup is not None:
             shapes |= prefixed("altup", self.altup.parameter_shapes(hidden_size))
+        if self.hyper is not None:
+            shapes |= prefixed("hyper", self.hyper.parameter_shapes(hidden_size))
+        if self.ngram is not None:
+            shapes |= prefixed("ngram", self.ngram.parameter_shapes())
         if self.has_stream_scale:
             shapes["stream_scale"] = (1,)
         return shapes
@@ -142,6 +152,8 @@ class LayerSpec:
     def state(self) -> tuple[StateTensor, ...]:
         """Generation state of the layer; empty for a layer without a token mixer."""
         first = () if self.prologue is None else self.prologue.state()
+        if self.ngram is not None:
+            first = (*first, *self.ngram.state())
         return first if self.token_mixer is None else (*first, *self.token_mixer.state())
 
 
@@ -214,6 +226,7 @@ class ModelSpec:
         vocab_size: Rows of the embedding; token ids must be below it.
         dtype: dtype of the stored weights.
         position_rows: Rows of a table of learned positions, added to the embedding (GPT-2); 0: there is none.
+        final_norm: None: the head reads the streams' mix as it is.
         streams: How several residual streams begin and end; None: there is one.
         layer_inputs: Makes each layer's own input; None: there are none.
         embedding_multiplier: Multiplies the embedding's output.
@@ -233,7 +246,7 @@ class ModelSpec:
     vocab_size: int
     max_position_embeddings: int
     layers: tuple[LayerSpec, ...]
-    final_norm: NormSpec
+    final_norm: NormSpec | None
     dtype: Dtype = "float32"
     tie_word_embeddings: bool = False
     head_bias: bool = False
@@ -246,7 +259,7 @@ class ModelSpec:
     encoded: tuple[EncodedTensor, ...] = ()
     prediction_head: PredictionHeadSpec | None = None
     layer_inputs: LayerInputsSpec | None = None
-    streams: StreamsSpec | None = None
+    streams: StreamsSpec | HyperStreamsSpec | None = None
 
     def parameter_shapes(self) -> dict[str, Shape]:
         """The shape each parameter must have, by its full name; a shared block's is its first layer's."""
@@ -267,12 +280,22 @@ class ModelSpec:
                     own = {name: shape for name, shape in own.items() if not name.startswith("prologue.block.")}
                 blocks.add(layer.prologue.block)
             shapes |= prefixed(f"layers.{number}", own)
-        shapes |= prefixed("final_norm", self.final_norm.parameter_shapes(self.hidden_size))
+        if self.final_norm is not None:
+            shapes |= prefixed("final_norm", self.final_norm.parameter_shapes(self.hidden_size))
         if not self.tie_word_embeddings:
             shapes["lm_head.weight"] = (self.vocab_size, self.hidden_size)
         if self.head_bias:
             shapes["lm_head.bias"] = (self.vocab_size,)
         return shapes
+
+    def integer_parameters(self) -> frozenset[str]:
+        """Names of the parameters that are int64."""
+        return frozenset(
+            f"layers.{number}.ngram.{name}"
+            for number, layer in enumerate(self.layers)
+            if layer.ngram is not None
+            for name in layer.ngram.integer_parameters()
+        )
 
     def state_numbers(self) -> tuple[int, ...]:
         """For each layer the number of the one whose state it reads and writes: its own, or ``kv_source``."""
@@ -368,8 +391,9 @@ class PredictionHeadSpec(ModelSpec):
         hidden = self.hidden_size
         shapes: dict[str, Shape] = {"eh_proj.weight": (hidden, 2 * hidden)}
         for name in ("embedding_norm", "hidden_norm", "final_norm"):
-            norm: NormSpec = getattr(self, name)
-            shapes |= prefixed(name, norm.parameter_shapes(hidden))
+            norm: NormSpec | None = getattr(self, name)
+            if norm is not None:
+                shapes |= prefixed(name, norm.parameter_shapes(hidden))
         for number, layer in enumerate(self.layers):
             shapes |= prefixed(f"layers.{number}", layer.parameter_shapes(hidden))
         if self.has_embedding:
@@ -386,7 +410,8 @@ _CLASSES: dict[str, type] = {
         KimiDeltaSpec, LightningSpec, MLSTMSpec, RGLRUSpec, ShortConvSpec, BranchSpec, ParallelSpec, SharedBlockSpec,
         TimeMixSpec, ChannelMixSpec, MLPSpec, MoESpec, AltUpSpec, StreamsSpec, LayerInputSpec, LayerInputsSpec,
         LayerSpec, Piece, Source,
-        EncodedTensor, BlockIndexerSpec, IndexerSpec, ModelSpec, PredictionHeadSpec,
+        EncodedTensor, BlockIndexerSpec, PooledIndexerSpec, IndexerSpec, HyperConnectionSpec, HyperStreamsSpec,
+        NGramSpec, ModelSpec, PredictionHeadSpec,
     )
 }  # fmt: skip
 

@@ -24,7 +24,7 @@ from inference.errors import (
     UnsupportedFormat,
 )
 from inference.modelling.encoded_tensor import EncodedTensor
-from inference.modelling.families.checks import TIED_HEAD, source_shape
+from inference.modelling.families.checks import TIED_HEAD, readable_dtypes, source_shape
 from inference.modelling.families.config import (
     CheckpointConfig,
     CheckpointView,
@@ -35,8 +35,8 @@ from inference.modelling.families.config import (
     TensorTable,
 )
 from inference.modelling.families.config_keys import IGNORED_KEYS
-from inference.modelling.families.headers import STORED_DTYPES
 from inference.modelling.families.registry import family_builder
+from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layer_specs import AttentionSpec, Mamba2Spec, MLASpec, MoESpec
 from inference.modelling.linear_specs import Mamba3Spec
 from inference.modelling.spec import ModelSpec
@@ -319,7 +319,7 @@ def _build(view: CheckpointView, model_type: str, is_inferred: bool) -> ModelSpe
 
 def _check_sources(spec: ModelSpec, tensors: TensorTable) -> None:
     """Every parameter can be put together, in its shape, from tensors of a readable dtype."""
-    shapes = spec.parameter_shapes()
+    shapes, readable = spec.parameter_shapes(), readable_dtypes(spec)
     odd = sorted(shapes.keys() ^ spec.parameters.keys())
     if odd:
         raise UnsupportedArchitecture(
@@ -336,9 +336,9 @@ def _check_sources(spec: ModelSpec, tensors: TensorTable) -> None:
                 param=names[0],
             )
         for name in source.tensor_names():
-            if tensors[name].dtype not in STORED_DTYPES:
+            if tensors[name].dtype not in readable(parameter):
                 raise UnsupportedFormat(
-                    f"tensor {name} is stored as {tensors[name].dtype}; {', '.join(STORED_DTYPES)} can be read.",
+                    f"tensor {name} is stored as {tensors[name].dtype}; {', '.join(readable(parameter))} can be read.",
                     param=name,
                 )
 
@@ -367,7 +367,7 @@ def _values_in(spec: ModelSpec, fact: str) -> list[Any]:
     values: dict[str, list[Any]] = {
         "max_position_embeddings": [spec.max_position_embeddings],
         "rope.theta": [mixer.rope.theta for mixer in with_heads if mixer.rope is not None],
-        "norm.eps": [spec.final_norm.eps],
+        "norm.eps": [norm.eps for norm in _outer_norms(spec)],
         "activation": [channel.activation for channel in channels],
         "attention.num_heads": [mixer.num_heads for mixer in with_heads],
         "attention.head_dim": [mixer.head_dim for mixer in attention],
@@ -377,6 +377,13 @@ def _values_in(spec: ModelSpec, fact: str) -> list[Any]:
         "tie_word_embeddings": [spec.tie_word_embeddings],
     }
     return list(dict.fromkeys(values.get(fact, [])))
+
+
+def _outer_norms(spec: ModelSpec) -> list[NormSpec]:
+    """The norm behind the layers, or those of the streams that the head reads a mix of."""
+    if spec.final_norm is not None:
+        return [spec.final_norm]
+    return [layer.hyper.norm for layer in spec.layers if layer.hyper is not None]
 
 
 def _check_tied_head(spec: ModelSpec, directory: Path, tensors: Mapping[str, TensorInfo]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from inference.errors import TensorShapeMismatch, UnsupportedArchitecture, UnsupportedFormat
@@ -60,6 +60,7 @@ def finish(view: CheckpointView, spec: ModelSpec, *, ignored: Sequence[IgnoredTe
     shapes = spec.parameter_shapes()
     assert shapes.keys() == spec.parameters.keys(), sorted(shapes.keys() ^ spec.parameters.keys())
     read: set[str] = set()
+    readable = readable_dtypes(spec)
     for name, expected in shapes.items():
         source = spec.parameters[name]
         found = source_shape(source, view.tensors)
@@ -71,9 +72,9 @@ def finish(view: CheckpointView, spec: ModelSpec, *, ignored: Sequence[IgnoredTe
                 param=names[0],
             )
         for item in names:
-            if view.tensors[item].dtype not in STORED_DTYPES:
+            if view.tensors[item].dtype not in readable(name):
                 raise UnsupportedFormat(
-                    f"{item} is stored as {view.tensors[item].dtype}; {', '.join(STORED_DTYPES)} can be read.",
+                    f"{item} is stored as {view.tensors[item].dtype}; {', '.join(readable(name))} can be read.",
                     param=item,
                 )
         read.update(names)
@@ -91,6 +92,12 @@ def finish(view: CheckpointView, spec: ModelSpec, *, ignored: Sequence[IgnoredTe
             param=min(left),
         )
     return spec
+
+
+def readable_dtypes(spec: ModelSpec) -> Callable[[str], Collection[str]]:
+    """A function from a parameter's name to the dtypes, in safetensors' spelling, that it can be stored in."""
+    integers = spec.integer_parameters()
+    return lambda parameter: ("I64",) if parameter in integers else STORED_DTYPES
 
 
 def source_shape(source: Source, tensors: TensorTable) -> Shape:

@@ -12,6 +12,7 @@ from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import check_size
 from inference.modelling.families.decoder_layout import CONTEXT_KEYS, DecoderLayout
 from inference.modelling.families.headers import matrix_shape
+from inference.modelling.hyper_specs import HyperStreamsSpec
 from inference.modelling.layer_input_specs import LayerInputsSpec
 from inference.modelling.layer_parts import NormSpec, prefixed
 from inference.modelling.layer_specs import ChannelMixerSpec, TokenMixerSpec
@@ -76,13 +77,14 @@ class Positions:
 
 
 def _outer_sources(
-    layout: DecoderLayout, norm: NormSpec, final_norm: str, head_bias: str | None, positions: Source | None
+    layout: DecoderLayout, norm: NormSpec | None, final_norm: str, head_bias: str | None, positions: Source | None
 ) -> dict[str, Source]:
     """Embedding, positions, final norm and head."""
     sources = {"embed_tokens.weight": tensor(layout.embedding)}
     if positions is not None:
         sources["embed_positions.weight"] = positions
-    sources |= prefixed("final_norm", norm_sources(norm, layout.prefix + final_norm))
+    if norm is not None:
+        sources |= prefixed("final_norm", norm_sources(norm, layout.prefix + final_norm))
     if layout.head is not None:
         sources["lm_head.weight"] = tensor(layout.head)
     if head_bias is not None:
@@ -126,7 +128,7 @@ def decoder_spec(
     model_type: str,
     layers: Sequence[LayerSpec],
     layer_sources: Mapping[str, Source],
-    final_norm: NormSpec,
+    final_norm: NormSpec | None,
     *,
     ignored: Sequence[IgnoredTensors] = (),
     embedding_multiplier: float = 1.0,
@@ -139,7 +141,7 @@ def decoder_spec(
     positions: Positions | None = None,
     prediction_head: PredictionHeadSpec | None = None,
     layer_inputs: LayerInputsSpec | None = None,
-    streams: StreamsSpec | None = None,
+    streams: StreamsSpec | HyperStreamsSpec | None = None,
 ) -> ModelSpec:
     """Spec of the whole model, checked by ``finish``; ``ignored`` as there.
 

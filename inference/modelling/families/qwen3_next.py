@@ -83,7 +83,7 @@ HEAD_DIM = 256
 CONTEXT = 32768
 INTERVAL = 4
 """Every so many layers, one is attention."""
-DEFAULT_TOP_K = {"qwen3_next": 10}
+DEFAULT_TOP_K = {"qwen3_next": 10, "qwen4_exp_text": 10}
 PREDICTION = IgnoredTensors(re.compile(r"^(model\.)?mtp\."), "a module that only drafts tokens")
 
 
@@ -100,7 +100,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         token, token_sources = _token_mixer(view, layout, layer, norm)
         channel: ChannelMixerSpec
         if has_router(view, layer):
-            channel = _experts(view, model_type, layer, act)
+            channel = qwen_experts(view, model_type, layer, act)
             channel_sources = moe_sources(view, channel, f"{layer}mlp.")
         else:
             channel = mlp_spec(view, layer, act)
@@ -150,10 +150,10 @@ def _token_mixer(
     rope = read_rope(
         view, heads.head_dim, max_position_embeddings=layout.max_position_embeddings, default_partial=ROTATED_SHARE
     )
-    return _gated_attention(view, layer, heads, rope, norm)
+    return gated_attention(view, layer, heads, rope, norm)
 
 
-def _gated_attention(
+def gated_attention(
     view: CheckpointView, layer: str, heads: HeadSizes, rope: RopeSpec, norm: NormSpec
 ) -> tuple[AttentionSpec, dict[str, Source]]:
     """Attention whose ``q_proj`` has, for each head, the query and the gate of its output."""
@@ -217,14 +217,15 @@ def _stacked(base: str) -> dict[str, Source]:
     }
 
 
-def _experts(view: CheckpointView, model_type: str, layer: str, act: str) -> MoESpec:
+def qwen_experts(view: CheckpointView, model_type: str, layer: str, act: str) -> MoESpec:
+    """The layer's experts; whether their weights are divided by the sum is stated, except by Qwen 3.5."""
     base = f"{layer}mlp."
     count, width = count_experts(view, f"{base}experts.")
     check_experts(view, f"{base}experts.", count, width, ("num_experts",), "moe_intermediate_size")
     shared = shared_width(view, f"{base}shared_expert.")
     check_size(view, shared, f"width of {base}shared_expert", "shared_expert_intermediate_size")
-    # Qwen 3.5 always divides by the sum.
-    normalise = model_type != "qwen3_next" or view.config.boolean("norm_topk_prob", default=True)
+    is_stated = not model_type.startswith("qwen3_5")
+    normalise = not is_stated or view.config.boolean("norm_topk_prob", default=True)
     return check_routing(
         MoESpec(
             num_experts=count,

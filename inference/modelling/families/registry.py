@@ -159,6 +159,8 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5_moe": Family("qwen3_next", "Qwen3_5MoeForConditionalGeneration"),
     "qwen3_5_text": Family("qwen3_next", "Qwen3_5ForCausalLM"),
     "qwen3_5_moe_text": Family("qwen3_next", "Qwen3_5MoeForCausalLM"),
+    "qwen4_exp": Family("qwen4_exp", "Qwen4ExpForConditionalGeneration"),
+    "qwen4_exp_text": Family("qwen4_exp", "Qwen4ExpForCausalLM"),
 }
 """By ``model_type``."""
 

@@ -17,11 +17,13 @@ from torch import nn
 from torch.nn import functional
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
+from inference.modelling.indexer_specs import PooledIndexerSpec
 from inference.modelling.layer_specs import AttentionSpec
 from inference.modelling.layers.block_indexer import BlockIndexer
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.norm import Norm
+from inference.modelling.layers.pooled_indexer import PooledIndexer
 from inference.modelling.layers.rotary import rotary_embedding, rotate_first
 
 
@@ -52,9 +54,7 @@ class Attention(Layer):
                 self.k_norm = Norm(spec.qk_norm, *spec.qk_norm_shape(spec.num_kv_heads))
         self.v_norm = None if spec.v_norm is None else Norm(spec.v_norm, spec.value_dim)
         self.rope = None if spec.rope is None else rotary_embedding(spec.rope)
-        self.indexer = None
-        if spec.block_indexer is not None and spec.rope is not None:
-            self.indexer = BlockIndexer(spec.block_indexer, spec.num_kv_heads, spec.rope, hidden_size)
+        self.indexer = _indexer(spec, hidden_size)
 
     @property
     def is_plain(self) -> bool:
@@ -217,8 +217,9 @@ class Attention(Layer):
         if index is not None and self.indexer is not None:
             keys = state["index_k"].index_select(0, chunk_slots(batch, chunk))
             rows = torch.arange(chunk.context_len, chunk.length, device=query.device)
-            # The query heads of one key/value head see the same blocks.
-            mask = self.indexer.bias(index, keys, rows).repeat_interleave(spec.num_heads // spec.num_kv_heads, 0)
+            # The query heads of one key/value head, or all of them, see the same blocks.
+            mask = self.indexer.bias(index, keys, rows)
+            mask = mask.repeat_interleave(spec.num_heads // mask.shape[0], 0)
         mixed = attend(
             query.transpose(0, 1).unsqueeze(0),
             key.transpose(0, 1).unsqueeze(0),
@@ -230,6 +231,15 @@ class Attention(Layer):
             sinks=None if self.sinks is None else self.sinks.unsqueeze(-1),
         )
         return mixed.squeeze(0).transpose(0, 1)
+
+
+def _indexer(spec: AttentionSpec, hidden_size: int) -> BlockIndexer | PooledIndexer | None:
+    """What chooses the blocks of keys that the queries see."""
+    if spec.block_indexer is None or spec.rope is None:
+        return None
+    if isinstance(spec.block_indexer, PooledIndexerSpec):
+        return PooledIndexer(spec.block_indexer, spec.rope, hidden_size)
+    return BlockIndexer(spec.block_indexer, spec.num_kv_heads, spec.rope, hidden_size)
 
 
 def query_growth(batch: ForwardBatch, slope: float, length: int, start: int) -> torch.Tensor:

@@ -23,16 +23,18 @@ class CausalConv1d(Layer):
 
     Args:
         width: Channels C.
-        kernel_size: K.
+        kernel_size: Stored taps; K where they are one apart.
         bias: Whether there is a bias.
         activation: Name of the function applied to the sum; None: none is.
+        dilation: How far the stored taps are apart: K = (``kernel_size`` - 1) · dilation + 1, with taps of 0 between.
     """
 
     float32_parameters: ClassVar[frozenset[str]] = frozenset({"weight", "bias"})
 
-    def __init__(self, width: int, kernel_size: int, *, bias: bool, activation: str | None) -> None:
+    def __init__(self, width: int, kernel_size: int, *, bias: bool, activation: str | None, dilation: int = 1) -> None:
         super().__init__()
-        self.kernel_size = kernel_size
+        self.kernel_size = (kernel_size - 1) * dilation + 1
+        self.dilation = dilation
         self.weight = nn.Parameter(torch.empty(width, 1, kernel_size), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(width), requires_grad=False) if bias else None
         self.activation = activation
@@ -68,13 +70,18 @@ class CausalConv1d(Layer):
     def taps(self) -> torch.Tensor:
         """(K, C) float32 weights, computed at the first call: they don't change after the load."""
         if self._taps is None or self._taps[0] is not self.weight:
-            self._taps = (self.weight, self.weight.float().squeeze(1).t().contiguous())
+            stored = self.weight.float().squeeze(1).t().contiguous()
+            taps = stored
+            if self.dilation > 1:
+                taps = stored.new_zeros(self.kernel_size, stored.shape[1])
+                taps[:: self.dilation] = stored
+            self._taps = (self.weight, taps)
         return self._taps[1]
 
     def _decode(self, rows: torch.Tensor, slots: torch.Tensor, conv_state: torch.Tensor) -> torch.Tensor:
         window = torch.cat([conv_state.index_select(0, slots), rows.unsqueeze(2)], 2)
         conv_state.index_copy_(0, slots, window[:, :, 1:])
-        out = (window * self.weight.float().squeeze(1)).sum(2)
+        out = (window * self.taps().t()).sum(2)
         return out if self.bias is None else out.add_(self.bias.float())
 
     def _prefill(self, rows: torch.Tensor, chunk: PrefillChunk, conv_state: torch.Tensor, out: torch.Tensor) -> None:
@@ -84,9 +91,9 @@ class CausalConv1d(Layer):
         tail = stored.t() if chunk.context_len else rows.new_zeros(self.kernel_size - 1, width)
         padded = torch.cat([tail, rows])
         stored.copy_(padded[length:].t())
-        taps = self.weight.float().squeeze(1).t()  # (K, C)
+        taps = self.taps()
         torch.mul(padded[:length], taps[0], out=out)
-        for shift in range(1, self.kernel_size):
+        for shift in range(self.dilation, self.kernel_size, self.dilation):
             out.addcmul_(padded[shift : shift + length], taps[shift])
         if self.bias is not None:
             out.add_(self.bias.float())

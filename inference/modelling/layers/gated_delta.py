@@ -55,7 +55,12 @@ class GatedDelta(RecurrentMixer):
         self.dt_bias = nn.Parameter(torch.empty(heads), requires_grad=False)
         self.A_log = nn.Parameter(torch.empty(heads), requires_grad=False)
         self.norm = GatedNorm(
-            spec.gated_norm, spec.value_head_dim, spec.value_head_dim, norm_before_gate=True, num_heads=heads
+            spec.gated_norm,
+            spec.value_head_dim,
+            spec.value_head_dim,
+            norm_before_gate=True,
+            num_heads=heads,
+            gate=spec.gate_activation,
         )
         self.out_proj = Linear(spec.value_width, hidden_size)
 

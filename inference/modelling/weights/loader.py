@@ -20,6 +20,7 @@ from inference.modelling.backends.backend import Backend, choose_backend
 from inference.modelling.backends.native.packing import PackedRows
 from inference.modelling.encodings.blazr import CODES, SCALES
 from inference.modelling.layers.coded import CodeSink
+from inference.modelling.layers.ngram import NGramHash
 from inference.modelling.layers.packed import Packable, PlainQuantised
 from inference.modelling.mapped import mapped_zeros
 from inference.modelling.network import HybridForCausalLM
@@ -138,6 +139,9 @@ def _fill(
                 cast("Packable", parameter.owner).accept(parameter.leaf, packed, dtype, backend.device)
             else:
                 _load_parameter(files, backend, parameter, pack=pack)
+    for name, module in network.named_modules():
+        if isinstance(module, NGramHash):
+            module.check_values(name)
     backend.bind(network)
     if progress is not None:
         progress(1.0, "")
@@ -262,6 +266,8 @@ def _load_parameter(files: TensorFiles, backend: Backend, parameter: _Parameter,
         cast("Packable", owner).accept(leaf, packed, backend.dtype, backend.device)
         return
     dtype = torch.float32 if leaf in getattr(owner, "float32_parameters", ()) else backend.dtype
+    if leaf in getattr(owner, "integer_parameters", ()):
+        dtype = torch.int64
     value = _assemble(files, parameter.source, shape, parameter.name, dtype).to(backend.device)
     setattr(owner, leaf, nn.Parameter(value, requires_grad=False))
     if pack and not any(part.is_meta for part in owner.parameters()):

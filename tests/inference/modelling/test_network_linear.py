@@ -34,6 +34,15 @@ EXPERTS = {
     "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "shared_expert_intermediate_size": 28,
 }  # fmt: skip
 
+QWEN4 = {
+    **{key: value for key, value in DELTA.items() if key != "intermediate_size"}, **EXPERTS, "pad_token_id": None,
+    "eos_token_id": 5, "hc_count": 3, "hc_lowrank": 10, "indexer_n_heads": 14, "indexer_kv_heads": 1,
+    "indexer_head_dim": 12, "indexer_budget": 12, "indexer_compress_ratio": 4, "ple_layer_ids": [1, 3],
+    "ple_embed_dim": 24, "ngram_size": 4, "heads_per_ngram": 2, "ngram_vocab_size_base": 50, "split_ngram_parts": 4,
+    "make_ngram_vocab_size_divisible_by": 8,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5e3, "partial_rotary_factor": 0.5},
+}  # fmt: skip
+"""So many heads of the indexer that no two blocks have a score of 0, the order of which is nobody's promise."""
 FALCON_H1 = {
     **SIZES, **ATTENTION, "intermediate_size": 48, "mamba_d_ssm": 48, "mamba_n_heads": 6, "mamba_d_head": 8,
     "mamba_d_state": 16, "mamba_n_groups": 2, "mamba_chunk_size": 16, "embedding_multiplier": 3.0,
@@ -181,6 +190,16 @@ CASES = {
     ),
     "qwen3_5": ("Qwen3_5Text", {**DELTA, "tie_word_embeddings": True}),
     "qwen3_5_moe": ("Qwen3_5MoeText", {**DELTA, **EXPERTS}),
+    "qwen4_exp": ("Qwen4ExpText", QWEN4),
+    "qwen4_exp-two-tokens-sigmoid-tied": (
+        "Qwen4ExpText",
+        {
+            **QWEN4, "output_gate_type": "sigmoid", "norm_topk_prob": False, "ngram_size": 2, "ple_layer_ids": [2],
+            "ple_conv_kernel_size": 3, "hc_count": 2, "indexer_compress_ratio": 3, "tie_word_embeddings": True,
+            "rope_parameters": None, "indexer_head_dim": 16,
+            "eos_token_id": [7, 5], "layer_types": ["full_attention", "linear_attention"] * 2,
+        },
+    ),
 }  # fmt: skip
 
 

@@ -166,6 +166,8 @@ def conv_chunk(
 
 def convolve(layer: CausalConv1d, rows: torch.Tensor, batch: ForwardBatch, conv_state: torch.Tensor) -> torch.Tensor:
     """``CausalConv1d.convolve``: the decoding rows by one launch, each chunk by one."""
+    if layer.dilation > 1:
+        return CausalConv1d.convolve(layer, rows, batch, conv_state)
     out = torch.empty(rows.shape, dtype=torch.float32, device=rows.device)
     weights = layer.weight, layer.bias, layer.activation
     if batch.num_decodes:

@@ -25,7 +25,7 @@ import torch
 
 from inference.modelling.forward_batch import AttentionMetadata, ForwardBatch, LayerState
 from inference.modelling.layer_specs import Mamba2Spec
-from inference.modelling.spec import ModelSpec
+from inference.modelling.spec import LayerSpec, ModelSpec
 
 Forward = Callable[[ForwardBatch, Sequence[LayerState]], torch.Tensor]
 
@@ -121,6 +121,11 @@ class CaptureStream:
             yield
 
 
+def _advanced_by_kernels(layer: LayerSpec) -> list[Mamba2Spec]:
+    """The mixers of a layer whose kernels leave the scratch slot alone."""
+    return [mixer for mixer in layer.token_mixers if isinstance(mixer, Mamba2Spec)]
+
+
 class DecodeGraphs:
     """Captured decodes of one network, by number of rows.
 
@@ -140,11 +145,10 @@ class DecodeGraphs:
         self._static = static
         self._sizes = padded_sizes(max_rows)
         self._advanced_in_torch = [
-            tensor
+            tensors[part.name]
             for layer, tensors in zip(spec.layers, states, strict=True)
-            for mixer in layer.token_mixers
-            if not isinstance(mixer, Mamba2Spec)
-            for tensor in (tensors[part.name] for part in mixer.state() if part.per == "sequence")
+            for part in layer.state()
+            if part.per == "sequence" and not any(part in mixer.state() for mixer in _advanced_by_kernels(layer))
         ]
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
 

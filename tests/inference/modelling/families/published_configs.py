@@ -302,6 +302,17 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "num_experts": 512, "num_experts_per_tok": 10, "output_router_logits": False, "partial_rotary_factor": 0.25,
         "rope_scaling": None, "rope_theta": 10000000, "router_aux_loss_coef": 0.001,
         "shared_expert_intermediate_size": 512, "use_sliding_window": False}),
+    "Qwen/Qwen4-Exp, its text_config": ("qwen4_exp_text", {
+        **{key: value for key, value in _DELTA.items() if key != "intermediate_size"},
+        "attn_output_gate": True, "hc_count": 4, "hc_lowrank": 320, "heads_per_ngram": 8, "indexer_budget": 2048,
+        "indexer_compress_ratio": 16, "indexer_head_dim": 128, "indexer_kv_heads": 1, "indexer_n_heads": 16,
+        "make_ngram_vocab_size_divisible_by": 128, "mamba_ssm_dtype": "float32", "moe_intermediate_size": 512,
+        "ngram_size": 3, "ngram_vocab_size_base": 20000000, "norm_topk_prob": True, "num_experts": 512,
+        "num_experts_per_tok": 10, "output_gate_type": "sigmoid", "ple_conv_kernel_size": 4, "ple_embed_dim": 2048,
+        "ple_layer_ids": [2], "rope_parameters": {"mrope_interleaved": True, "mrope_section": [11, 11, 10],
+            "partial_rotary_factor": 0.25, "rope_theta": 10000000, "rope_type": "default"},
+        "router_aux_loss_coef": 0.001, "seed": 1234, "shared_expert_intermediate_size": 512,
+        "split_ngram_parts": 512}),
     "Qwen/Qwen3.5-0.8B, its text_config": ("qwen3_5_text", _DELTA | {
         "attn_output_gate": True, "mamba_ssm_dtype": "float32", "mtp_num_hidden_layers": 1,
         "mtp_use_dedicated_embeddings": False,

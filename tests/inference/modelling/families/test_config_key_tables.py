@@ -56,12 +56,13 @@ TYPES = {
     "recurrent_gemma": "recurrent_gemma", "xlstm": "xlstm",
     "lfm2": "lfm2", "lfm2_moe": "lfm2_moe", "lfm3": "lfm3",
     "qwen3_next": "qwen3_next", "qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe",
+    "qwen4_exp_text": "qwen4_exp",
     **{model_type: model_type for model_type, _ in DENSE_CASES.values()}, "cohere": "cohere-qk-norm-biases-untied",
     **{model_type: model_type for model_type, _ in LARGE_CASES.values()},
 }  # fmt: skip
 """``model_type`` to a case of the tests of logits."""
 AROUND = {
-    "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "gemma3": "gemma3_text", "mistral3": "ministral3",
+    "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "qwen4_exp": "qwen4_exp_text", "gemma3": "gemma3_text", "mistral3": "ministral3",
     **{outer: text for outer, (text, _) in LARGE_AROUND.items()}, "gemma3n": "gemma3n_text",
 }  # fmt: skip
 """Types of models that see pictures, to that of their text model."""
@@ -282,7 +283,7 @@ NOT_FREE = {
     "expand", "mamba_expand", "d_model", "head_dim", "num_key_value_heads", "n_shared_experts", "is_encoder_decoder",
     "is_decoder", "return_dict", "intermediate_size", "block_ffn_dim_multiplier", "block_multiple_of",
     "block_auto_adjust_ff_dim", "num_dense_layers", "word_embed_proj_dim", "block_size",
-    "ffn_proj_factor", "ffn_round_up_to_multiple_of",
+    "ffn_proj_factor", "ffn_round_up_to_multiple_of", "ngram_vocab_size_base", "make_ngram_vocab_size_divisible_by",
 }  # fmt: skip
 """Keys that transformers computes shapes from, where blazr has the shapes, and its form of a result."""
 
