@@ -29,6 +29,7 @@ from inference.modelling.layers.mamba3 import Mamba3Mixer
 from inference.modelling.layers.mla import MultiHeadLatentAttention
 from inference.modelling.layers.mlstm import MLSTM
 from inference.modelling.layers.rg_lru import RGLRU
+from inference.modelling.layers.rwkv import TimeMix
 from inference.modelling.network import HybridForCausalLM
 
 ROW_BLOCK = 128
@@ -73,6 +74,11 @@ def _of_kimi_delta(layer: KimiDelta, log_decays: torch.Tensor) -> torch.Tensor:
     return log_decays.view(-1, layer.spec.num_heads, layer.spec.head_dim)
 
 
+def _of_time_mix(layer: TimeMix, log_decays: torch.Tensor) -> torch.Tensor:
+    """One head: RWKV-4 has none, each channel decays by itself."""
+    return log_decays.view(1, 1, -1)
+
+
 def _of_rg_lru(layer: RGLRU, log_decays: torch.Tensor) -> torch.Tensor:
     return log_decays.view(log_decays.shape[0], layer.spec.num_blocks, -1)
 
@@ -101,6 +107,7 @@ RECURRENCES: Mapping[type[nn.Module], Recurrence] = {
     LightningAttention: Recurrence("log_decays", _of_heads, "linear_state"),
     RGLRU: Recurrence("log_decays", _of_rg_lru, "lru_state"),
     MLSTM: Recurrence("gate_values", _second_of_heads, "memory_state"),
+    TimeMix: Recurrence("log_decays", _of_time_mix, "wkv_state"),
 }
 """By layer type. The method is called within ``mix``, whose last arguments are the batch and the layer's state."""
 

@@ -2,7 +2,7 @@
 
 A recurrent head that multiplies its state by e^g at each token has forgotten half of what it held after ln 2 / -g
 tokens: its half-life. Attention has no state that decays; there the mean distance to the tokens attended to says how
-far back it reads. A short convolution reads as many tokens as it has taps.
+far back it reads. A short convolution reads as many tokens as it has taps, RWKV's channel mixing two.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from inference.llm.options import LLMOptions
 from inference.llm.quality import BLOCK_SIZE, WindowRunner
 from inference.modelling.backends.backend import Backend
 from inference.modelling.layer_specs import AttentionSpec, MLASpec
+from inference.modelling.layers.rwkv import ChannelMix
 from inference.modelling.layers.short_conv import ShortConv
 from inference.modelling.spec import ModelSpec
 from inference.modelling.weights.loader import load_network
@@ -71,7 +72,7 @@ class MixerSpan:
     Attributes:
         layer: Number of the layer, from 0.
         kind: Name of the mixer's kind in the spec.
-        heads: One entry for each head; Mamba-1's channels count as one head. Empty for a convolution.
+        heads: One entry for each head; the channels of Mamba-1 and RWKV-4 count as one head. Empty for a convolution.
         window: Tokens that a windowed attention or a convolution can reach, the newest included; None: no limit.
     """
 
@@ -166,6 +167,8 @@ def _spans_of_layer(number: int, layer: nn.Module, recordings: Sequence[Recordin
     for module in layer.modules():
         if isinstance(module, ShortConv):
             found.append(MixerSpan(number, module.spec.kind, (), module.spec.conv_kernel))
+        elif isinstance(module, ChannelMix):
+            found.append(MixerSpan(number, module.spec.kind, (), 2))
     return found
 
 

@@ -24,6 +24,7 @@ from inference.modelling.linear_specs import (
     ShortConvSpec,
 )
 from inference.modelling.parallel_specs import BranchSpec, ParallelSpec
+from inference.modelling.rwkv_specs import ChannelMixSpec, TimeMixSpec
 from inference.values.memory_span import MAX_TOKENS
 from models_registry.detection.inspection import inspect_checkpoint
 from tests.inference.llm.memory_span.networks import NORM, runner_of, token_ids
@@ -89,6 +90,7 @@ def softplus(value: float) -> float:
             8 * 0.5 * softplus(0.0),
             2,
         ),
+        (TimeMixSpec(32, 16), {"decay": -2.0}, math.exp(-2.0), 1),
     ],
     ids=lambda value: getattr(value, "kind", ""),
 )
@@ -110,6 +112,18 @@ def test_lightning_has_a_rate_for_each_head() -> None:
     assert [head.half_life for head in span.heads] == pytest.approx([LN2 / float(rate) for rate in rates])
 
 
+def test_channels_of_rwkv_reach_back_as_their_decays_say() -> None:
+    """Weights of earlier tokens halve after the half-life: the median channel's, between the others."""
+    runner = runner_of(TimeMixSpec(32, 5))
+    layer = runner.network.layers[0].token_mixer
+    half_lives = [1.0, 4.0, 20.0, 100.0, 500.0]
+    with torch.inference_mode():
+        layer.decay.copy_(torch.tensor([LN2 / value for value in half_lives]).log())
+    (head,) = only_span(runner).heads
+    assert head.half_life == pytest.approx(20.0, rel=1e-4)
+    assert head.half_life_low == pytest.approx(1.0) and head.half_life_high == pytest.approx(500.0)
+
+
 def test_the_norm_is_that_of_the_state_after_the_text() -> None:
     runner = runner_of(GatedDeltaSpec(2, 4, 8, 6, 4, NORM))
     span = only_span(runner)
@@ -126,6 +140,7 @@ def test_the_norm_is_that_of_the_state_after_the_text() -> None:
         (GatedDeltaSpec(2, 4, 8, 6, 4, NORM), "delta_state"), (KimiDeltaSpec(2, 8, 4, NORM, 6, None), "delta_state"),
         (LightningSpec(2, 16, 1.0, NORM), "linear_state"),
         (MLSTMSpec(2, 8, 8, 15.0, 1e-6, 1e-6), "memory_state"), (RGLRUSpec(32, 2, 4), "lru_state"),
+        (TimeMixSpec(32, 16), "wkv_state"),
     ],
     ids=lambda value: getattr(value, "kind", ""),
 )  # fmt: skip
@@ -166,6 +181,15 @@ def test_layers_come_in_order_and_convolutions_say_their_taps() -> None:
         (0, "short_conv", 3), (1, "attention", 9), (2, "mamba2", None),
     ]  # fmt: skip
     assert all(0 < head.distance < 9 for head in spans[1].heads)
+
+
+def test_channel_mixing_of_rwkv_reads_two_tokens() -> None:
+    runner = runner_of(TimeMixSpec(32, 16), ChannelMixSpec(32, 48))
+    with torch.inference_mode():
+        spans = observe_spans(runner, token_ids(40))
+    assert [(span.layer, span.kind, span.window, len(span.heads)) for span in spans] == [
+        (0, "time_mix", None, 1), (1, "channel_mix", 2, 0),
+    ]  # fmt: skip
 
 
 def test_the_layers_are_left_as_they_were() -> None:
