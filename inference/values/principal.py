@@ -61,6 +61,8 @@ _RULES: tuple[tuple[str, str, Scope | None], ...] = (
     ("POST", "/api/create", "admin"),
     ("POST", "/api/push", "admin"),
 )
+_FURTHER: dict[tuple[str, str], Scope] = {("POST", "/v1/states"): "generate"}
+"""Requests that need a second scope: saving a state computes its prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +107,9 @@ class Principal:
         Raises:
             PermissionRefused: Names the scope that is missing.
         """
-        needed = scope_of(method, path)
-        if needed is not None and not self.has_scope(needed):
-            raise PermissionRefused(f"{method} {path[:200]} {self._missing(needed)}")
+        for needed in (scope_of(method, path), _FURTHER.get((method, path))):
+            if needed is not None and not self.has_scope(needed):
+                raise PermissionRefused(f"{method} {path[:200]} {self._missing(needed)}")
 
     def check_options(self, *, priority: int, keep_alive_s: float | None) -> None:
         """Refuse options of a request that affect the requests of others.
@@ -175,7 +177,7 @@ def principal_current() -> Principal:
 
 
 def scope_of(method: str, path: str) -> Scope | None:
-    """The scope that a request needs; None: a key of any scope will do."""
+    """The scope that a request needs at least; None: a key of any scope will do."""
     if method == "POST" and _LIFECYCLE_PATH.fullmatch(path):
         return "lifecycle"
     best: tuple[int, int, Scope | None] = (-1, -1, "generate")

@@ -48,6 +48,17 @@ def test_a_caller_is_held_to_its_scopes() -> None:
     replace(KEY, scopes=frozenset()).check_scope("GET", "/v1/usage")
 
 
+def test_saving_a_state_computes_and_stores() -> None:
+    """Whoever may only store files could have the model compute otherwise."""
+    for own, missing in (("files", "generate"), ("generate", "files")):
+        caller = replace(KEY, scopes=frozenset({own}))
+        with pytest.raises(PermissionRefused, match=f"needs an API key with the scope '{missing}'"):
+            caller.check_scope("POST", "/v1/states")
+    replace(KEY, scopes=frozenset({"files", "generate"})).check_scope("POST", "/v1/states")
+    for method, path in (("GET", "/v1/states"), ("POST", "/v1/states/a"), ("POST", "/v1/states/a/content")):
+        replace(KEY, scopes=frozenset({"files"})).check_scope(method, path)
+
+
 @pytest.mark.parametrize(
     ("priority", "keep_alive_s", "param"),
     [(-1, None, "priority"), (0, -1.0, "keep_alive"), (0, 0.0, "keep_alive"), (0, 299.0, "keep_alive"),
