@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -24,16 +25,34 @@ MAX_WAITING_BYTES = 512 << 20
 """Most bytes of the states that wait to be stored, unless there is only one."""
 
 
+_Key = tuple[int, str]
+"""Identity of an LLM, and the digest of a state's file."""
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A state that is being read.
+
+    Attributes:
+        num_bytes: Of its file.
+        result: The state, or the error of reading it.
+    """
+
+    num_bytes: int
+    result: Future[Any] = field(default_factory=Future)
+
+
 class SavedStates:
     """The states that this worker's requests go on from or leave; thread-safe.
 
     Requests that go on from one state share its bytes, which are freed when the last of them has ended. States are
-    written in a thread of their own, so that no engine waits for the disk.
+    written in a thread of their own, and nothing is read under the lock, which engines take: none waits for the disk.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._read: WeakValueDictionary[tuple[int, str], Any] = WeakValueDictionary()
+        self._read: WeakValueDictionary[_Key, Any] = WeakValueDictionary()
+        self._reading: dict[_Key, _Reading] = {}
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="states")
         self._waiting_bytes = 0  # of the states that wait to be stored
 
@@ -41,7 +60,11 @@ class SavedStates:
     def bytes_in_use(self) -> int:
         """Bytes of the states that requests go on from."""
         with self._lock:
-            return sum(state.num_bytes for state in self._read.values())
+            return self._bytes_in_use()
+
+    def _bytes_in_use(self) -> int:
+        read = sum(state.num_bytes for state in self._read.values())
+        return read + sum(reading.num_bytes for reading in self._reading.values())
 
     def prepare(self, llm: ServedLLM, message: GenerateMessage) -> Any:
         """Return ``llm.prepare`` of a message, with the state that it names.
@@ -69,37 +92,59 @@ class SavedStates:
         return prepared
 
     def _state(self, llm: ServedLLM, digest: str) -> Any:
+        """Return a state, which is read once, however many requests come with it."""
         from inference.files.store import file_path  # Django, which isn't set up when Celery imports this module
 
-        with self._lock:  # a state is read once, however many requests come with it
-            found = self._read.get((id(llm), digest))
-            if found is None:
-                path: Path = file_path(digest)
-                try:
-                    size = path.stat().st_size
-                except FileNotFoundError:
-                    raise _deleted() from None
-                if size > MAX_SERVED_FILE_BYTES:
-                    raise InvalidRequest(
-                        f"the state's file has {format_bytes(size)}, at most {format_bytes(MAX_SERVED_FILE_BYTES)} "
-                        "are read; save the state of a shorter text.",
-                        param="state",
-                    )
-                used = sum(state.num_bytes for state in self._read.values())
-                if used and used + size > MAX_READ_BYTES:
-                    raise Unavailable(
-                        f"the states of running requests take {format_bytes(used)}, and {format_bytes(size)} more "
-                        f"would exceed {format_bytes(MAX_READ_BYTES)}; try again shortly.",
-                        retry_after_s=5,
-                    )
-                try:
-                    # Clients know the state by another name than its file's.
-                    found = self._read[id(llm), digest] = llm.read_state(path, "the state")
-                except InvalidRequest:
-                    if not path.exists():
-                        raise _deleted() from None
-                    raise
+        key, path = (id(llm), digest), file_path(digest)
+        with self._lock:
+            found = self._read.get(key)
+            if found is not None:
+                return found
+            reading, is_first = self._reading.get(key), False
+            if reading is None:
+                reading, is_first = self._begin(key, path), True
+        if not is_first:
+            return reading.result.result()
+        try:
+            found = _read_state(llm, path)
+        except BaseException as error:
+            self._end(key, error)
+            raise
+        self._end(key, found)
         return found
+
+    def _begin(self, key: _Key, path: Path) -> _Reading:
+        """Take room for a state that is to be read; the caller holds the lock."""
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:
+            raise _deleted() from None
+        if size > MAX_SERVED_FILE_BYTES:
+            raise InvalidRequest(
+                f"the state's file has {format_bytes(size)}, at most {format_bytes(MAX_SERVED_FILE_BYTES)} "
+                "are read; save the state of a shorter text.",
+                param="state",
+            )
+        used = self._bytes_in_use()
+        if used and used + size > MAX_READ_BYTES:
+            raise Unavailable(
+                f"the states of running requests take {format_bytes(used)}, and {format_bytes(size)} more "
+                f"would exceed {format_bytes(MAX_READ_BYTES)}; try again shortly.",
+                retry_after_s=5,
+            )
+        found = self._reading[key] = _Reading(size)
+        return found
+
+    def _end(self, key: _Key, result: Any) -> None:
+        """Hand a state that was read, or the error, to the requests that wait for it."""
+        with self._lock:
+            reading = self._reading.pop(key)
+            if not isinstance(result, BaseException):
+                self._read[key] = result
+        if isinstance(result, BaseException):
+            reading.result.set_exception(result)
+        else:
+            reading.result.set_result(result)
 
     def _check_waiting(self, num_bytes: int) -> None:
         """Refuse a state for which the disk is too slow; the caller holds the lock."""
@@ -172,6 +217,15 @@ class SavedStates:
     def stop(self) -> None:
         """Write what is waiting, and end the thread."""
         self._writer.shutdown(wait=True)
+
+
+def _read_state(llm: ServedLLM, path: Path) -> Any:
+    try:
+        return llm.read_state(path, "the state")  # clients know it by another name than its file's
+    except InvalidRequest:
+        if not path.exists():
+            raise _deleted() from None
+        raise
 
 
 def _deleted() -> InvalidRequest:

@@ -30,6 +30,8 @@ MAX_CALLER_CHARS = 32 << 20
 """Most characters of prompts that wait: of one model, and of one caller of it."""
 FEW_TOKENS = 4096
 """Most token ids of a prompt that is prepared in the caller's thread, because another thread would take longer."""
+_SLOW_MEMBERS = ("echo", "state", "saves_state")
+"""Members of messages that take more than a moment: a text, a file of up to 512 MiB, a digest of all weights."""
 
 
 class NumPreparations(NamedTuple):
@@ -252,7 +254,7 @@ def _is_quick(request: ActiveRequest) -> bool:
     params = message["params"]
     return (
         0 < len(message["prompt"].get("token_ids", ())) <= FEW_TOKENS
-        and "echo" not in message
+        and not any(name in message for name in _SLOW_MEMBERS)
         and params.get("grammar") is None
         and params.get("n", 1) == 1
     )

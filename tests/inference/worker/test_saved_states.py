@@ -156,3 +156,66 @@ def test_a_large_model_s_identity_keeps_no_other_model_waiting(llm):
     slow.join()
     assert was_quick
     kept.stop()
+
+
+def test_nobody_waits_while_a_large_state_is_read(llm):
+    """Neither requests with other states nor an engine that hands over a state to store; the same state is shared."""
+    kept, gate, started, found = SavedStates(), threading.Event(), threading.Event(), []
+    original = llm.read_state
+
+    def read(path, source):
+        if path.name == "a":
+            started.set()
+            gate.wait(30)
+        return original(path, source)
+
+    llm.read_state = read
+    llm.state_content = lambda state, *, model: (_ for _ in ()).throw(InvalidRequest("no room"))
+    both = [threading.Thread(target=lambda: found.append(kept.prepare(llm, {"state": "a"}))) for _ in range(2)]
+    for thread in both:
+        thread.start()
+    assert started.wait(5)
+    event = {"request_id": "r", "attempt": 0, "index": 1, "type": "done", "usage": {}, "state": State(1)}
+    stored = []
+
+    def others():
+        kept.store(llm, {"request_id": "r", "saves_state": {"model": "demo"}}, event, stored.append)
+        found.append(kept.prepare(llm, {"state": "c"}))
+
+    quick = threading.Thread(target=others)
+    quick.start()
+    quick.join(5)
+    was_quick, in_use = not quick.is_alive(), kept.bytes_in_use
+    gate.set()
+    for thread in (*both, quick):
+        thread.join(30)
+    assert was_quick and in_use == 100, "the state that is being read counts, too"
+    assert llm.num_read == 2 and found[1].state is found[2].state
+    kept.stop()
+
+
+def test_an_error_of_reading_is_that_of_all_who_wait_and_of_nobody_later(llm):
+    kept, gate, errors = SavedStates(), threading.Event(), []
+    original = llm.read_state
+
+    def read(path, source):
+        gate.wait(30)
+        raise InvalidRequest("the state is damaged")
+
+    def prepare():
+        with pytest.raises(InvalidRequest) as refused:
+            kept.prepare(llm, {"state": "a"})
+        errors.append(refused.value.message)
+
+    llm.read_state = read
+    threads = [threading.Thread(target=prepare) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: kept.bytes_in_use == 60)
+    gate.set()
+    for thread in threads:
+        thread.join(30)
+    assert errors == ["the state is damaged"] * 2 and kept.bytes_in_use == 0
+    llm.read_state = original
+    assert kept.prepare(llm, {"state": "a"}).state.num_bytes == 60
+    kept.stop()

@@ -114,6 +114,18 @@ def test_each_sequence_of_a_request_takes_a_place(starts, preparation):
     wait_until(lambda: preparation.begun == ["a", "b"])
 
 
+@pytest.mark.parametrize("members", [{"state": "a" * 64}, {"saves_state": {"model": "m"}}, {"echo": True}])
+def test_what_reads_a_file_or_a_text_keeps_nobody_s_thread(starts, preparation, members):
+    """The caller's thread takes a worker's messages, or is an engine's."""
+    preparation.gate.set()
+    threads = []
+    starts._prepare = lambda request: threads.append(threading.current_thread())
+    starts.add(request("quick", prompt={"token_ids": [1]}))
+    starts.add(request("slow", prompt={"token_ids": [1]}, **members))
+    wait_until(lambda: len(threads) == 2)
+    assert threads[0] is threading.current_thread() and threads[1] is not threading.current_thread()
+
+
 def test_token_ids_are_prepared_at_once_while_there_is_a_place(starts, preparation):
     preparation.gate.set()
     here = threading.current_thread()
