@@ -299,3 +299,99 @@ class SpanMeasurement(CheckpointJob):
 
     def __str__(self) -> str:
         return f"memory of {self.source_name} ({self.state})"
+
+
+class TrainingRun(models.Model):
+    """A directory in which a trainer writes checkpoints; each that is complete becomes a revision of one alias.
+
+    ``runs`` writes the rows. watching ↔ missing, as long as nobody stops it; stopped → watching.
+    """
+
+    class State(models.TextChoices):
+        """Whether the directory is looked at."""
+
+        WATCHING = "watching", "watching"
+        MISSING = "missing", "directory is missing"
+        STOPPED = "stopped", "stopped"
+
+    JSON_COLUMNS: ClassVar[dict[str, type]] = {"prompts": list}
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    name = models.CharField(max_length=MAX_NAME_CHARS, unique=True, help_text="The alias of its checkpoints.")
+    directory = models.TextField(unique=True, help_text="Absolute, without links.")
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    state = models.CharField(max_length=12, choices=State.choices, default=State.WATCHING)
+    reason = models.TextField(blank=True, default="", help_text="Why it isn't looked at.")
+    prompts = models.JSONField(default=list, help_text="Texts that every checkpoint continues.")
+    max_tokens = models.PositiveIntegerField(help_text="Of a sample.")
+    temperature = models.FloatField(help_text="Of the samples.")
+    seed = models.BigIntegerField(help_text="Of the samples, the same for every checkpoint.")
+    text = models.TextField(help_text="Held-out text, of which the loss is measured.")
+    loss_tokens = models.PositiveIntegerField(help_text="Tokens of the text that are read.")
+    max_seconds = models.PositiveIntegerField(help_text="Time of the process that measures a checkpoint.")
+    looked_at = models.DateTimeField(null=True, blank=True, help_text="Last look at the directory.")
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["-created_at"]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.state})"
+
+
+class RunStep(models.Model):
+    """A checkpoint of a run: incomplete → registered, or refused (with the reason); again if its files change."""
+
+    class State(models.TextChoices):
+        """What has become of it."""
+
+        INCOMPLETE = "incomplete", "not complete yet"
+        REGISTERED = "registered", "registered"
+        REFUSED = "refused", "refused"
+
+    JSON_COLUMNS: ClassVar[dict[str, type]] = {"samples": list}
+
+    run = models.ForeignKey(TrainingRun, on_delete=models.CASCADE, related_name="steps")
+    name = models.CharField(max_length=255, help_text="Of the file or directory.")
+    number = models.BigIntegerField(null=True, help_text="Training steps; null: the end.")
+    state = models.CharField(max_length=12, choices=State.choices, default=State.INCOMPLETE)
+    reason = models.TextField(blank=True, default="", help_text="Why it isn't complete, or was refused.")
+    everything = models.CharField(max_length=64, help_text="Digest of all files at the last look.")
+    seen_at = models.DateTimeField(help_text="When that digest was seen first.")
+    read = models.CharField(
+        max_length=64, blank=True, default="", help_text="Digest of the files that were registered or refused."
+    )
+    checkpoint = models.ForeignKey(Checkpoint, null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
+    revision = models.PositiveIntegerField(null=True, blank=True, help_text="Of the run's alias.")
+    loss = models.FloatField(null=True, blank=True, help_text="Mean over the held-out text, in nats per token.")
+    num_tokens = models.PositiveIntegerField(default=0, help_text="Predictions that the loss is a mean of.")
+    samples = models.JSONField(default=list, help_text="For each prompt what the checkpoint made of it.")
+    measured_at = models.DateTimeField(null=True, blank=True)
+    num_failures = models.PositiveSmallIntegerField(default=0, help_text="Of measurements.")
+    problem = models.TextField(blank=True, default="", help_text="Why the last measurement failed.")
+
+    class Meta:
+        ordering: ClassVar[list[Any]] = [models.F("number").asc(nulls_last=True), "name"]
+        constraints: ClassVar[list[Any]] = [models.UniqueConstraint(fields=["run", "name"], name="run_step_name")]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.state})"
+
+    @property
+    def label(self) -> str:
+        """What people call it."""
+        return "final" if self.number is None else f"step {self.number}"
+
+
+class StepMeasurement(CheckpointJob):
+    """The measurement of a run's checkpoint; the result is in the step's row."""
+
+    step = models.ForeignKey(RunStep, on_delete=models.CASCADE, related_name="measurements")
+
+    class Meta(CheckpointJob.Meta):
+        pass
+
+    def __str__(self) -> str:
+        return f"measurement of {self.source_name} ({self.state})"

@@ -148,16 +148,28 @@ def _checked_text(checkpoint: Checkpoint, text: str | None) -> str:
         return ""
     if text is None:
         return DEFAULT_TEXT
+    check_text(text)
+    return text
+
+
+def check_text(text: str, name: str = "text") -> None:
+    """Refuse a text that is empty, too long, or can't be stored.
+
+    Args:
+        name: The member of the request, for messages.
+
+    Raises:
+        InvalidRequest: It is one of these.
+    """
     if not text.strip():
-        raise InvalidRequest("text is empty; give some words, or leave it out for the default text.", param="text")
+        raise InvalidRequest(f"{name} is empty; give some words, or leave it out for the default text.", param=name)
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        raise InvalidRequest("text has half of a surrogate pair; give whole characters.", param="text") from None
+        raise InvalidRequest(f"{name} has half of a surrogate pair; give whole characters.", param=name) from None
     if "\0" in text:
-        raise InvalidRequest("text has a null character, which can't be stored; remove it.", param="text")
+        raise InvalidRequest(f"{name} has a null character, which can't be stored; remove it.", param=name)
     if size > MAX_TEXT_BYTES:
         raise InvalidRequest(
-            f"text has {size} bytes in UTF-8; at most {MAX_TEXT_BYTES} are read. Give a shorter one.", param="text"
+            f"{name} has {size} bytes in UTF-8; at most {MAX_TEXT_BYTES} are read. Give a shorter one.", param=name
         )
-    return text

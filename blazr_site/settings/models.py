@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from models_registry.detection.json_file import read_text
 from models_registry.settings_schema import MODEL_SETTINGS, validate_settings
 
 CHAT_TEMPLATE = "chat_template"
+WATCH = "watch"
 
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,99})=(.+)")
 _OWN_KEYS: Mapping[str, tuple[type, str]] = {
@@ -25,6 +26,7 @@ _OWN_KEYS: Mapping[str, tuple[type, str]] = {
     "name": (str, "a string"),
     "aliases": (list, "a list of strings"),
     "load": (bool, "true or false"),
+    "watch": (bool, "true or false"),
     "overrides": (dict, "a table of facts"),
     "chat_template": (str, "a file with a Jinja template"),
 }
@@ -69,16 +71,46 @@ def models_of_file(file: sources.ConfigFile) -> list[ConfiguredModel]:
     tables = file.values.get("models", [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ImproperlyConfigured(f"{file.path}: models must be tables, each under a line [[models]].")
-    models = [_model(table, f"{file.path}: models[{number}]", file.path) for number, table in enumerate(tables)]
+    models = {
+        number: _model(table, f"{file.path}: models[{number}]", file.path)
+        for number, table in enumerate(tables)
+        if not table.get(WATCH)
+    }
     _check_distinct(models, f"{file.path}: models")
-    return models
+    return list(models.values())
 
 
-def _check_distinct(models: Sequence[ConfiguredModel], place: str) -> None:
+def watched_directories(file: sources.ConfigFile) -> list[str]:
+    """Read the tables ``[[models]]`` with ``watch = true``: directories whose training runs may be watched.
+
+    Raises:
+        ImproperlyConfigured: Such a table has another key than ``model``, or that is no directory's path.
+    """
+    tables = file.values.get("models", [])
+    found = []
+    for number, table in enumerate(tables if isinstance(tables, list) else []):
+        if not isinstance(table, dict) or not table.get(WATCH):
+            continue
+        place = f"{file.path}: models[{number}]"
+        if table[WATCH] is not True:
+            raise ImproperlyConfigured(f"{place}.{WATCH} is {read.shorten(table[WATCH])}, it must be true or false.")
+        others = sorted(table.keys() - {"model", WATCH})
+        if others:
+            raise ImproperlyConfigured(
+                f"{place}.{others[0]} can't stand beside watch = true, which registers nothing by itself. Leave it out."
+            )
+        if not isinstance(table.get("model"), str):
+            raise ImproperlyConfigured(f"{place} needs a key model: a directory whose training runs may be watched.")
+        path = Path(table["model"]).expanduser()
+        found.append(str(path if file.path is None else file.path.parent / path))
+    return found
+
+
+def _check_distinct(models: Mapping[int, ConfiguredModel], place: str) -> None:
     """Refuse a model that is configured twice, and a name that two models or aliases have."""
     paths: dict[str, int] = {}
     names: dict[str, int] = {}
-    for number, model in enumerate(models):
+    for number, model in models.items():
         path = Path(model.model).expanduser()
         first = paths.setdefault(str(path.resolve()) if path.exists() else model.model, number)
         if first != number:
@@ -119,6 +151,7 @@ def _model(table: Mapping[str, Any], place: str, path: Path | None) -> Configure
     beside_file = path.parent / Path(own["model"]).expanduser() if path is not None else None
     if beside_file is not None and beside_file.exists():
         own["model"] = str(beside_file)
+    own.pop(WATCH, None)
     template = own.pop(CHAT_TEMPLATE, None)
     if template is not None:
         source = _template_of_file(template, f"{place}.{CHAT_TEMPLATE}", path)
@@ -140,3 +173,5 @@ BLAZR_MODEL = read.texts(
 )
 # A list in BLAZR_MODEL replaces the file's tables.
 BLAZR_MODELS = [named_model(text) for text in BLAZR_MODEL] or models_of_file(sources.config_file())
+# These hold beside it: they register nothing.
+BLAZR_WATCHED_DIRECTORIES = watched_directories(sources.config_file())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from blazr_site.settings.models import ConfiguredModel, models_of_file, named_model
+from blazr_site.settings.models import ConfiguredModel, models_of_file, named_model, watched_directories
 from blazr_site.settings.sources import ConfigFile
 
 
@@ -69,3 +69,26 @@ def test_a_model_or_name_that_comes_twice_is_refused(tmp_path, tables, words):
 def test_settings_are_those_of_the_registry(settings):
     (found,) = models_of_file(ConfigFile(Path("/x/blazr.toml"), {"models": [{"model": "demo", **settings}]}))
     assert found.settings == {name: value for name, value in settings.items() if value is not None}
+
+
+def test_a_table_may_allow_watching_and_registers_nothing(tmp_path):
+    tables = [{"model": "runs", "watch": True}, {"model": "org/a"}, {"model": "/srv/runs", "watch": True}]
+    file = ConfigFile(tmp_path / "blazr.toml", {"models": tables})
+    assert models_of_file(file) == [ConfiguredModel("org/a")]
+    assert watched_directories(file) == [str(tmp_path / "runs"), "/srv/runs"]
+    assert watched_directories(ConfigFile(None, {})) == []
+    (model,) = models_of_file(ConfigFile(None, {"models": [{"model": "org/a", "watch": False}]}))
+    assert model == ConfiguredModel("org/a")
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"model": "runs", "watch": "yes"}, r"models\[0\]\.watch is 'yes', it must be true or false"),
+        ({"model": "runs", "watch": True, "name": "x"}, r"models\[0\]\.name can't stand beside watch = true"),
+        ({"watch": True}, r"models\[0\] needs a key model: a directory"),
+    ],
+)
+def test_a_wrong_table_of_a_watched_directory_is_refused(table, words):
+    with pytest.raises(ImproperlyConfigured, match=words):
+        watched_directories(ConfigFile(None, {"models": [table]}))

@@ -74,7 +74,9 @@ def test_a_part_of_a_file_is_not_complete(run: Path, share: float) -> None:
 
 def test_each_prefix_of_a_small_file_is_not_complete(run: Path) -> None:
     file = oxidizr_step(run, 1)
-    save_file({"embed_tokens.weight": load_file(PREBUILT_DIRECTORY / "model.safetensors")["norm.weight"][:9].clone()}, file)
+    save_file(
+        {"embed_tokens.weight": load_file(PREBUILT_DIRECTORY / "model.safetensors")["norm.weight"][:9].clone()}, file
+    )
     content = file.read_bytes()
     for length in range(len(content)):
         file.write_bytes(content[:length])

@@ -1,0 +1,41 @@
+"""Decide which directories the server watches: those that the operator's settings register models from by path.
+
+Registering by path is up to the settings alone: the models of ``BLAZR_MODEL`` (``--model``) and ``[[models]]``. Of
+these, directories may be watched, and so may what lies in them. A table with ``watch = true`` names a directory for
+this purpose only. Nobody else, by no page and no request, makes the server read a path of theirs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from django.conf import settings
+
+from inference.errors import PermissionRefused
+
+
+def allowed_directories() -> list[Path]:
+    """Return the directories that the settings name, without links."""
+    named = [Path(model.model).expanduser() for model in settings.BLAZR_MODELS]
+    named += [Path(name).expanduser() for name in settings.BLAZR_WATCHED_DIRECTORIES]
+    return [path.resolve() for path in named if path.is_dir()]
+
+
+def is_allowed(directory: Path) -> bool:
+    """Whether the server may watch a directory; links are followed first, wherever they lead."""
+    place = directory.resolve()
+    return any(place.is_relative_to(parent) for parent in allowed_directories())
+
+
+def check_allowed(directory: Path) -> None:
+    """Refuse a directory that the settings don't name, whether it exists or not.
+
+    Raises:
+        PermissionRefused: The settings name neither it nor one that it is in.
+    """
+    if not is_allowed(directory):
+        raise PermissionRefused(
+            f"{str(directory)[:300]!r} is in no directory of the server's settings; name one in blazr.toml "
+            "([[models]] with watch = true), or run blazr watch DIR on the server's machine.",
+            param="directory",
+        )
