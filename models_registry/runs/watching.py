@@ -30,6 +30,8 @@ State, StepState = TrainingRun.State, RunStep.State
 
 STILL_FOR = timedelta(seconds=2)
 """Time between two equal looks at a complete checkpoint."""
+NEXT_LOOK = "the next look decides."
+"""End of a reason that the next look may take away."""
 LOOK_EVERY_S = 3.0
 """Seconds between looks at a directory."""
 
@@ -91,7 +93,7 @@ def _record_first_look(run: TrainingRun, step: StepFiles, look: Look) -> None:
             "number": step.number,
             "everything": look.everything,
             "seen_at": timezone.now(),
-            "reason": look.problem or "it was seen once; the next look decides.",
+            "reason": look.problem or f"it was seen once; {NEXT_LOOK}",
         },
     )
 
@@ -100,7 +102,7 @@ def _look_again(run: TrainingRun, step: StepFiles, row: RunStep, look: Look) -> 
     """Compare a look with the one before; returns whether the checkpoint was registered."""
     now = timezone.now()
     if look.everything != row.everything or now < row.seen_at:  # the clock was set back
-        reason = look.problem or "its files are being written; the next look decides."
+        reason = look.problem or f"its files are being written; {NEXT_LOOK}"
         _same(row).update(everything=look.everything, seen_at=now, reason=reason)
         return False
     if look.problem:

@@ -1,0 +1,107 @@
+"""``blazr watch`` as a process: it registers, measures, prints, and goes on after a kill."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from blazr_site.commands import watch
+from inference.errors import InvalidRequest
+from models_registry.models import RunStep, TrainingRun
+from tests.live.conftest import ROOT, wait_until
+from tests.models_registry.runs.trainers import oxidizr_run, oxidizr_step
+
+
+def command(directory: Path, *options: str) -> subprocess.Popen[str]:
+    arguments = [sys.executable, "-m", "blazr_site.cli", "watch", str(directory), *options]
+    arguments += ["--data-dir", str(directory.parent / "data")]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("BLAZR_")}
+    return subprocess.Popen(
+        arguments, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def test_a_killed_watcher_goes_on_where_it_was(tmp_path: Path) -> None:
+    directory = oxidizr_run(tmp_path / "nano")
+    oxidizr_step(directory, 10)
+    (directory / "nano_64_1m_f32_step_20.safetensors").write_bytes(b"half")
+    first = command(directory, "--no-measure", "--prompt", "x", "--max-tokens", "4")
+    try:
+        wait_until(lambda: first.stdout.readline() == "step 10: nano@1\n", 60, "the first checkpoint")
+    finally:
+        first.send_signal(signal.SIGKILL)
+        first.communicate()
+    oxidizr_step(directory, 20)
+    second = command(directory, "--once", "--loss-tokens", "32")
+    output, errors = second.communicate(timeout=240)
+    assert second.returncode == 0, errors
+    lines = output.splitlines()
+    assert {"step 10: nano@1", "step 20: nano@2"} <= set(lines)
+    assert [line.partition(" loss ")[0] for line in lines if " loss " in line] == ["step 10:", "step 20:"]
+    assert f"watching {directory} as nano" in errors
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--temperature", "9"], "error: temperature is 9.0; it must be 0 to 2.0."),
+        (["--text", "/nothing"], "error: --text '/nothing' can't be read as UTF-8 text"),
+        (["--name", "a/b"], "error: served_model_name is 'a/b'"),
+    ],
+)
+def test_a_wrong_option_is_one_line(tmp_path: Path, options: list[str], message: str) -> None:
+    process = command(oxidizr_run(tmp_path / "nano"), "--once", *options)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert (errors.count("\n"), errors[: len(message)]) == (1, message)
+
+
+def arguments(directory: Path, **values: object) -> argparse.Namespace:
+    defaults = dict.fromkeys(("prompt", "text", *watch.OPTIONS)) | {"directory": str(directory), "name": ""}
+    return argparse.Namespace(**defaults | values)
+
+
+@pytest.mark.django_db
+def test_a_run_goes_on_with_new_options(tmp_path: Path) -> None:
+    """The command line may name any directory, as it may name any model."""
+    directory = oxidizr_run(tmp_path / "nano")
+    run = watch.start(arguments(directory, seed=7))
+    TrainingRun.objects.update(state="stopped")
+    again = watch.start(arguments(directory, prompt=["one"], name="nano"))
+    assert (again.pk, again.seed, again.prompts, again.state) == (run.pk, 7, ["one"], "watching")
+    with pytest.raises(InvalidRequest, match=r"--name is other, but .* is watched as nano"):
+        watch.start(arguments(directory, name="other"))
+    with pytest.raises(InvalidRequest, match="can't be watched: No such file"):
+        watch.start(arguments(tmp_path / "nothing"))
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(InvalidRequest, match="text is empty"):
+        watch.start(arguments(directory, text=str(tmp_path / "empty.txt")))
+
+
+def test_lines_of_each_state() -> None:
+    run = TrainingRun(name="nano")
+    refused = RunStep(number=1, state="refused", reason="no config.")
+    assert watch.lines_of(run, refused) == ["step 1: refused: no config."]
+    assert watch.lines_of(run, RunStep(number=1, state="incomplete", reason="half")) == []
+    measured = RunStep(number=None, state="registered", revision=3, loss=2.0, num_tokens=5, problem="it diverged.")
+    assert watch.lines_of(run, measured) == [
+        "final: nano@3", "final: loss 2.0000 over 5 tokens", "final: it diverged.",
+    ]  # fmt: skip
+
+
+def test_each_line_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    run, printed = TrainingRun(name="nano", directory="/runs/nano", reason="/runs/nano can't be read."), watch.Printed()
+    steps = [RunStep(number=1, state="registered", revision=1)]
+    for _ in range(2):
+        printed.update(run, steps)
+    run.reason = ""
+    printed.update(run, steps)
+    found = capsys.readouterr()
+    assert found.out == "step 1: nano@1\n"
+    assert found.err == "/runs/nano can't be read.\n/runs/nano is there again\n"
