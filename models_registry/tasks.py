@@ -5,6 +5,7 @@ from __future__ import annotations
 from celery import shared_task
 
 from models_registry import services
+from models_registry.runs.turns import start_turn
 from models_registry.sweep import storage_sweep
 
 
@@ -13,3 +14,9 @@ def sweep() -> None:
     """Remove what dead processes left, and record missing and returned checkpoints; run by beat every minute."""
     storage_sweep()
     services.checkpoint_states_refresh()
+
+
+@shared_task(name="models_registry.watch_runs", ignore_result=True)  # type: ignore[untyped-decorator]
+def watch_runs() -> None:
+    """Look at the directories of training runs, in a thread of its own; run by beat every few seconds."""
+    start_turn()

@@ -46,5 +46,6 @@ CELERY_BEAT_SCHEDULE = {
     "sweep-responses": {"task": "inference.sweep_responses", "schedule": 3600.0, "options": {"expires": 600}},
     "sweep-request-log": {"task": "inference.sweep_request_log", "schedule": 3600.0, "options": {"expires": 3600}},
     "deliver-webhooks": {"task": "inference.deliver_webhooks", "schedule": 5.0, "options": {"expires": 5}},
+    "watch-runs": {"task": "models_registry.watch_runs", "schedule": 3.0, "options": {"expires": 3}},
     "sweep-registry": {"task": "models_registry.sweep", "schedule": 60.0, "options": {"expires": 60}},
 }

@@ -97,10 +97,10 @@ def measure_next(run: TrainingRun | None = None, *, wait: bool = False) -> StepM
     Returns:
         None: There is nothing to measure, or another measurement runs, here or in another process.
     """
-    STEP_MEASUREMENTS.sweep()
     step = next_step(run)
     if step is None or step.checkpoint is None:
         return None
+    STEP_MEASUREMENTS.sweep()
     try:
         return STEP_MEASUREMENTS.create(step.checkpoint, None, wait=wait, step=step)
     except (QueueFull, DatabaseError):  # a checkpoint that was deleted meanwhile
