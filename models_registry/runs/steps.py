@@ -114,12 +114,12 @@ def look_at(step: StepFiles, root: Path) -> Look:
 
     Content is complete if
 
-    - every safetensors file is exactly as long as its header says: 8 bytes, the header, and all tensors,
+    - every safetensors file is exactly as long as its header says: 8 bytes, the header, and all tensors, without a
+      hole in it: a file that is given its length first has them where nothing was written yet,
     - every shard that an index (or the shards' names) names is there, with the tensors that the index has in it,
     - config.json and the JSON files of tokenizer and trainer are whole JSON objects.
 
-    Equal looks are needed for what no header shows: files that are still to come, and a file that was given its
-    whole length before it was filled.
+    Equal looks are needed for what no content shows: files that are still to come, and the last block of a file.
 
     Args:
         root: The run's directory; no link leads out of it.
@@ -196,9 +196,28 @@ def _check_weights(files: CheckpointDirectory) -> None:
     if files.is_gguf:
         raise InvalidRequest("it has GGUF files, which no trainer writes; register them as a model.")
     stored = {name: read_header(files.directory / name).keys() for name in files.weight_files}
+    for name in files.weight_files:
+        _check_written(files.directory / name)
     for tensor, file in (files.weight_map or {}).items():
         if tensor not in stored[file]:
             raise CorruptCheckpoint(f"{file} has no tensor {tensor[:80]}, which the index has in it.", param=file)
+
+
+def _check_written(file: Path) -> None:
+    """Refuse a file with a hole; where the file system doesn't know any, there is none.
+
+    Raises:
+        CorruptCheckpoint: It has one.
+    """
+    with file.open("rb") as opened:
+        hole = os.lseek(opened.fileno(), 0, os.SEEK_HOLE)
+        size = opened.seek(0, os.SEEK_END)
+    if hole < size:
+        raise CorruptCheckpoint(
+            f"{file.name} has {size} bytes, but from byte {hole} on some were never written; if it is whole, copy it "
+            "with cp --sparse=never.",
+            param=file.name,
+        )
 
 
 def _check_objects(step: StepFiles, files: CheckpointDirectory) -> None:

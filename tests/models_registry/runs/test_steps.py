@@ -83,6 +83,23 @@ def test_each_prefix_of_a_small_file_is_not_complete(run: Path) -> None:
         assert problem_of(run), length
 
 
+def test_a_file_that_has_its_length_first_is_not_complete(run: Path) -> None:
+    file = oxidizr_step(run, 1)
+    with file.open("wb") as opened:
+        opened.truncate(len(BYTES))
+        opened.write(BYTES[: 1 << 16])
+        opened.seek(1 << 17)
+        opened.write(BYTES[1 << 17 :])
+        opened.flush()
+        if os.lseek(opened.fileno(), 0, os.SEEK_HOLE) == len(BYTES):
+            pytest.skip("this file system has no holes")
+        assert "but from byte 65536 on some were never written" in problem_of(run)
+        opened.seek(0)
+        opened.write(BYTES)
+        opened.flush()
+        assert problem_of(run) == ""
+
+
 def test_config_json_has_to_be_whole(run: Path) -> None:
     oxidizr_step(run, 1)
     config = (run / "config.json").read_bytes()
