@@ -38,7 +38,7 @@ PARAMS = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 def generate(llm: LLM, prompt: Sequence[int], salt: str, state: PromptState | None = None) -> tuple[float, list[int]]:
     """Return seconds from the request to its first token, and all tokens."""
     started, first, tokens = time.perf_counter(), 0.0, list[int]()
-    for event in llm.generate(prompt, PARAMS, state=state, cache_salt=salt):
+    for event in llm.events(prompt, PARAMS, state=state, cache_salt=salt):
         if event["type"] == "error":
             raise RuntimeError(event["error"]["message"])
         if event.get("token_ids") and not tokens:

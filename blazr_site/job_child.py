@@ -19,11 +19,11 @@ from typing import IO, Any
 
 import torch
 
-from blazr_site.commands.loading import choose_device
 from inference.engine.model_runner import TORCH_DTYPES
 from inference.errors import BlazrError, InvalidRequest
 from inference.host.signals import exit_on_sigterm
 from inference.host.units import format_bytes
+from inference.llm.loading import choose_device
 from inference.llm.sizes import free_memory_bytes
 from inference.modelling.layer_parts import Dtype
 

@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         state = None if arguments.state is None else llm.read_state(Path(arguments.state))
         sys.stdout.write(prompt)
-        for event in llm.generate(prompt, params, state=state):
+        for event in llm.events(prompt, params, state=state):
             if event["type"] == "delta":
                 sys.stdout.write(event.get("text", ""))
                 sys.stdout.flush()

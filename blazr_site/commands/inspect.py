@@ -7,12 +7,12 @@ import json
 import sys
 from pathlib import Path
 
-from blazr_site.commands.loading import choose_device, inspect_model
+from blazr_site.commands.loading import inspect_model
 from blazr_site.commands.models import progress_bar, stderr
 from blazr_site.commands.quality import text_tokens
 from blazr_site.commands.tables import output_console, table
 from inference.errors import InvalidRequest
-from inference.llm.loading import choose_dtype
+from inference.llm.loading import choose_device, choose_dtype
 from inference.llm.memory_span.picture import draw
 from inference.llm.memory_span.report import as_json, table_of
 from inference.llm.memory_span.spans import MixerSpan, measure_spans

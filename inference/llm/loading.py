@@ -171,6 +171,13 @@ def choose_dtype(spec: ModelSpec, options: LLMOptions) -> Dtype:
     return "bfloat16"
 
 
+def choose_device(*, force_cpu: bool) -> str:
+    """Return ``cuda:0`` if there is one, unless ``force_cpu``."""
+    if force_cpu:
+        return "cpu"
+    return "cuda:0" if torch.cuda.is_available() else "cpu"
+
+
 def check_device(options: LLMOptions) -> None:
     """Refuse a device that isn't there.
 

@@ -112,6 +112,7 @@ class SamplingParams:
     grammar_after: str | None = None
 
     def __post_init__(self) -> None:
+        self._take_lists()
         for name, check in _CHECKS.items():
             # By identity: values that were left at their default are nearly all of them, and right.
             if getattr(self, name) is not _DEFAULTS[name]:
@@ -125,6 +126,15 @@ class SamplingParams:
                 f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}; lower it.",
                 param="min_tokens",
             )
+
+    def _take_lists(self) -> None:
+        """Make tuples of lists, and of a single stop string, as programs write them."""
+        for name in ("stop", "stop_token_ids", "dry_sequence_breakers"):
+            value: Any = getattr(self, name)
+            if isinstance(value, list):
+                object.__setattr__(self, name, tuple(value))
+            elif isinstance(value, str) and name == "stop":
+                object.__setattr__(self, name, (value,))
 
     def _check_collections(self) -> None:
         if not isinstance(self.stop, tuple) or not all(isinstance(item, str) for item in self.stop):

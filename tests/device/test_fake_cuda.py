@@ -212,6 +212,6 @@ def test_a_checkpoint_is_loaded_and_answers(traffic, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     llm = LLM.load(found.spec, found.tokenizer, found.weight_paths, options)
     assert all(parameter.is_cuda for parameter in llm._engine._runner._network.parameters())
-    events = list(llm.generate("Once", SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)))
+    events = list(llm.events("Once", SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)))
     assert events[-1]["type"] == "done", events
     llm.close()

@@ -6,7 +6,6 @@ import shutil
 from argparse import Namespace
 
 import pytest
-import torch
 
 from blazr_site.commands import loading
 from inference.demo.paths import PREBUILT_DIRECTORY
@@ -46,16 +45,10 @@ def test_weights_without_a_tokenizer_chat_with_that_of_another_model(tmp_path):
     llm = loading.load_to_run(given, loading.inspect_to_run(given), max_num_seqs=1)
     try:
         params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
-        events = [*llm.generate([{"role": "user", "content": "lambda"}], params)]
+        events = [*llm.events([{"role": "user", "content": "lambda"}], params)]
         assert "".join(event.get("text", "") for event in events)
     finally:
         llm.close()
-
-
-def test_the_device_is_the_first_one_unless_the_cpu_is_wanted(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert loading.choose_device(force_cpu=True) == "cpu"
-    assert loading.choose_device(force_cpu=False) == "cuda:0"
 
 
 def test_the_model_is_loaded_as_the_options_say():

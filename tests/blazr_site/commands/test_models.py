@@ -7,6 +7,7 @@ import pytest
 from blazr_site.commands import models
 from inference.demo.paths import PREBUILT_DIRECTORY
 from inference.errors import InvalidRequest
+from models_registry import model_paths
 from models_registry.hub import PullProgress
 from tests.models_registry.tiny_wheels import index
 
@@ -33,7 +34,7 @@ def test_a_hub_id_is_fetched(tmp_path, monkeypatch):
         progress(PullProgress(""))
         return tmp_path
 
-    monkeypatch.setattr(models, "hub_pull", pull)
+    monkeypatch.setattr(model_paths, "hub_pull", pull)
     assert models.resolve_model("org/name-1.5") == tmp_path
     assert models.pull_model("org/name", "v2") == tmp_path
     assert asked == [("org/name-1.5", None), ("org/name", "v2")]

@@ -186,7 +186,7 @@ found = inspect_checkpoint(PREBUILT_DIRECTORY)
 llm = LLM.load(found.spec, found.tokenizer, found.weight_paths, LLMOptions(max_num_seqs=2, max_model_len=256))
 drawn = SamplingParams(max_tokens=8, temperature=0.8, top_p=0.9, top_k=40, min_p=0.01, repetition_penalty=1.1, seed=1)
 for params in (SamplingParams(max_tokens=8, temperature=0.0, logprobs=3), drawn):
-    list(llm.generate("The list", params))
+    list(llm.events("The list", params))
 llm.close()
 print(sorted({"torch._dynamo", "torch._inductor", "sympy", "triton", "transformers"} & set(sys.modules)))
 """
@@ -196,18 +196,18 @@ print(sorted({"torch._dynamo", "torch._inductor", "sympy", "triton", "transforme
 
 def test_generate_takes_text_ids_and_messages(llm: LLM) -> None:
     own = SamplingParams(**params())
-    events = list(llm.generate("the quick 🙂", own))
+    events = list(llm.events("the quick 🙂", own))
     assert text_of(events) == text_of(one(llm))
     ids = llm.tokenizer.encode("the quick 🙂")
-    assert text_of(list(llm.generate(ids, own))) == text_of(events)
-    chat = list(llm.generate([{"role": "user", "content": "hi"}], own, echo=True))
+    assert text_of(list(llm.events(ids, own))) == text_of(events)
+    chat = list(llm.events([{"role": "user", "content": "hi"}], own, echo=True))
     assert chat[0]["prompt_text"].startswith("<s><|im_start|>user\nhi")
     with pytest.raises(InvalidRequest, match="best_of is not an option"):
-        list(llm.generate("x", own, best_of=1))
+        list(llm.events("x", own, best_of=1))
 
 
 def test_generate_that_is_left_early_frees_the_engine(llm: LLM) -> None:
-    events = llm.generate("the", SamplingParams(**params()))
+    events = llm.events("the", SamplingParams(**params()))
     next(events)
     next(events)
     events.close()

@@ -45,7 +45,7 @@ def load(found, speculative, **options) -> LLM:
 
 def said(llm, params):
     tokens: dict[int, list[int]] = {}
-    for event in llm.generate(list(range(1, 40)), SamplingParams(max_tokens=30, **params)):
+    for event in llm.events(list(range(1, 40)), SamplingParams(max_tokens=30, **params)):
         assert event["type"] != "error", event
         if event["type"] == "delta":
             tokens.setdefault(event["choice"], []).extend(event["token_ids"])
@@ -97,7 +97,7 @@ def test_a_saved_state_goes_on_with_the_head_and_without(found):
     state = plain.save_state(list(range(1, 40)))
     texts = []
     for llm in (plain, drafting):
-        events = list(llm.generate([5, 6, 7], params, state=state))
+        events = list(llm.events([5, 6, 7], params, state=state))
         texts.append([token for event in events if event["type"] == "delta" for token in event["token_ids"]])
     assert texts[0] == texts[1] and len(texts[0]) == 30
     assert drafting.stats()["speculation"]["num_proposed"] > 10

@@ -45,7 +45,7 @@ def itself(checkpoint):
 def said(llm, params):
     """Per choice: text, ids, log-probabilities and the ending; and the number of completion tokens."""
     choices, usage = {}, None
-    for event in llm.generate("the quick brown fox", SamplingParams(**params)):
+    for event in llm.events("the quick brown fox", SamplingParams(**params)):
         assert event["type"] != "error", event
         if event["type"] == "delta":
             entry = choices.setdefault(event["choice"], ["", [], [], None])

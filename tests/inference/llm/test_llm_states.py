@@ -1,4 +1,4 @@
-"""``LLM.save_state`` and ``LLM.generate(state=...)``: the same text as a cold run, through a file and without."""
+"""``LLM.save_state`` and ``LLM.events(state=...)``: the same text as a cold run, through a file and without."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cold(checkpoint):
 
 
 def ask(llm, prompt, state=None, params=PARAMS, **options):
-    events = list(llm.generate(prompt, params, state=state, **options))
+    events = list(llm.events(prompt, params, state=state, **options))
     assert events[-1]["type"] == "done", events[-1]
     return [token for event in events for token in event.get("token_ids", ())], events[-1]["usage"]
 
@@ -59,8 +59,8 @@ def test_nothing_need_follow(llm, cold):
 def test_choices_fork_from_one_state(llm, cold):
     state = llm.save_state(TEXT)
     params = replace(PARAMS, n=3, temperature=1.0, seed=4)
-    found = list(llm.generate("hello", params, state=state))
-    wanted = list(cold.generate([*state.token_ids, *llm.tokenizer.encode("hello", add_special_tokens=False)], params))
+    found = list(llm.events("hello", params, state=state))
+    wanted = list(cold.events([*state.token_ids, *llm.tokenizer.encode("hello", add_special_tokens=False)], params))
     texts = [
         ["".join(event.get("text", "") for event in events if event.get("choice") == number) for number in range(3)]
         for events in (found, wanted)
@@ -135,7 +135,7 @@ def test_tokens_that_the_model_does_not_have(llm, token_id):
 
 def test_a_state_of_nans_fails_its_own_request(llm, cold):
     bad = forged(llm, llm.save_state(TEXT), fill=255)
-    events = list(llm.generate("hello", PARAMS, state=bad))
+    events = list(llm.events("hello", PARAMS, state=bad))
     assert events[-1]["type"] == "error" and events[-1]["error"]["class"] == "GenerationFailed"
     assert ask(llm, TEXT)[0] == ask(cold, TEXT)[0]
 
@@ -227,6 +227,6 @@ def test_echo_has_what_follows_the_state_only(llm):
     params = replace(PARAMS, max_tokens=1)
     texts = []
     for prompt in (" hello", ids):
-        events = list(llm.generate(prompt, params, state=state, echo=True))
+        events = list(llm.events(prompt, params, state=state, echo=True))
         texts.append(events[0]["prompt_text"])
     assert texts == [" hello", " hello"]

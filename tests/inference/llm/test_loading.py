@@ -92,3 +92,9 @@ def test_dtype_of_small_models_is_float32(checkpoint: Checkpoint, monkeypatch: p
     assert choose_dtype(small, LLMOptions(device="cuda:0")) == "bfloat16"
     monkeypatch.setattr(module, "cpu_multiplies_bfloat16", lambda: False)
     assert choose_dtype(large, LLMOptions()) == "float32"
+
+
+def test_the_device_is_the_first_one_unless_the_cpu_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert module.choose_device(force_cpu=True) == "cpu"
+    assert module.choose_device(force_cpu=False) == "cuda:0"

@@ -155,7 +155,7 @@ def test_chat_without_a_usable_template(
 
 def test_models_without_tokens_for_it_refuse_a_suffix(llm: LLM):
     with pytest.raises(UnsupportedFeature, match="no tokens for filling in the middle") as caught:
-        list(llm.generate("the quick", SamplingParams(max_tokens=2), suffix="fox"))
+        list(llm.events("the quick", SamplingParams(max_tokens=2), suffix="fox"))
     assert caught.value.param == "suffix"
 
 

@@ -179,7 +179,7 @@ def test_the_demo_model_writes_as_before() -> None:
     for quant in ("none", "int8"):
         llm = LLM.load(inspection.spec, inspection.tokenizer, files, LLMOptions(quant=quant, max_num_seqs=2))
         try:
-            events = llm.generate("The statement", SamplingParams(temperature=0, max_tokens=24))
+            events = llm.events("The statement", SamplingParams(temperature=0, max_tokens=24))
             texts[quant] = "".join(event.get("text", "") for event in events if event["type"] == "delta")
             memory = llm.memory_bytes()["weights"]
         finally:

@@ -77,7 +77,7 @@ def test_it_generates_text(path: Path) -> None:
     llm = LLM.load(found.spec, found.tokenizer, found.weight_paths, LLMOptions(device="cpu", max_num_seqs=1))
     try:
         params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
-        assert "".join(event.get("text", "") for event in llm.generate("ab a", params))
+        assert "".join(event.get("text", "") for event in llm.events("ab a", params))
     finally:
         llm.close()
 

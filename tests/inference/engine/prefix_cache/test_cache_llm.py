@@ -28,7 +28,7 @@ def load(checkpoint, **options):
 
 
 def ask(llm, prompt, **options):
-    events = list(llm.generate(prompt, PARAMS, **options))
+    events = list(llm.events(prompt, PARAMS, **options))
     tokens = [token for event in events for token in event.get("token_ids", ())]
     return tokens, events[-1]["usage"]
 
@@ -52,7 +52,7 @@ def test_choices_of_one_request_count_its_prompt_once(checkpoint):
     llm = load(checkpoint, max_num_seqs=1)
     try:
         params = SamplingParams(temperature=0.0, max_tokens=2, n=3, ignore_eos=True)
-        usage = list(llm.generate([*range(1, 60)], params))[-1]["usage"]
+        usage = list(llm.events([*range(1, 60)], params))[-1]["usage"]
         assert usage["cached_tokens"] == 0 and llm.stats()["prefix_cache"]["num_hits"] == 2
     finally:
         llm.close()

@@ -8,26 +8,10 @@ import numpy as np
 import pytest
 
 from inference.dialects.openai.embeddings import EmbeddingRequestSerializer
-from inference.dialects.openai.outputs.embedding import shaped
 from inference.dialects.openai.outputs.formats import output_formatter
-from inference.errors import GenerationFailed, InvalidRequest
+from inference.errors import GenerationFailed
 from inference.values.output_builder import OutputBuilder
 from tests.inference.dialects.openai.outputs.builders import event
-
-VECTORS = np.array([[3.0, 4.0, 0.0], [0.0, 0.0, 0.0]], dtype=np.float32)
-
-
-def options(**values):
-    return {"pooling": None, "dimensions": None, "normalize": True, "encoding_format": "float"} | values
-
-
-def test_vectors_are_cut_and_then_normalised():
-    np.testing.assert_allclose(shaped(VECTORS, options()), [[0.6, 0.8, 0.0], [0.0, 0.0, 0.0]])
-    np.testing.assert_allclose(shaped(VECTORS, options(dimensions=1)), [[1.0], [0.0]])
-    np.testing.assert_allclose(shaped(VECTORS, options(normalize=False, dimensions=2)), VECTORS[:, :2])
-    with pytest.raises(InvalidRequest, match="this model has 3") as caught:
-        shaped(VECTORS, options(dimensions=4))
-    assert caught.value.param == "dimensions"
 
 
 @pytest.mark.parametrize("encoding", ["float", "base64"])
