@@ -28,11 +28,11 @@ from inference.engine.request_checks import RequestChecks
 from inference.engine.running_request import Request
 from inference.engine.sampling.sampler import Sampler, SamplerOutput, argmax_output
 from inference.engine.sampling.sampling_state import SamplingState
-from inference.engine.saved_state import read_state
 from inference.engine.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
 from inference.engine.speculation.acceptance import states_along
 from inference.engine.speculation.setup import Speculation, make_speculator
 from inference.engine.speculation.stats import SpeculationStats
+from inference.engine.state_copies import StateCopies
 from inference.engine.state_manager import StateManager
 from inference.errors import BlazrError, Conflict, EngineDead, GenerationFailed
 from inference.modelling.spec import ModelSpec
@@ -43,7 +43,7 @@ MAX_MEMORY_ERRORS = 3
 """Consecutive steps that run out of memory before the worst-ranked request fails."""
 
 FETCH_WAIT_S = 0.05
-"""Maximum seconds that a step without work waits for the disk."""
+"""Maximum seconds that a step without work waits for the disk, or for the copy of a state."""
 
 COUNTS = ("num_steps", "num_computed_tokens", "num_prompt_tokens", "num_generated_tokens", "num_failed")
 """Fields of ``EngineStats`` that the engine counts; it reads the others from its parts."""
@@ -97,13 +97,14 @@ class Engine:
         self._states = StateManager(spec, config)
         with on_device(self._device):
             self._runner = ModelRunner(network, spec, config, self._states)
-            access = self._access = StateAccess(spec, self._runner.layer_states, config.block_size)
+            access = StateAccess(spec, self._runner.layer_states, config.block_size)
             self._prefix_cache = PrefixCache(spec, config, self._states.kv, access, disk)
             self._speculator = None
             if speculation is not None:
                 self._speculator = make_speculator(speculation, network, config, self._states, access)
             self._sampler = Sampler(config.invalid_token_ids, self._device, self._runner.backend.row_maxima)
-        self._scheduler = Scheduler(config, self._states, self._prefix_cache)
+        self._copies = StateCopies(access, in_background=self._device.type == "cpu")
+        self._scheduler = Scheduler(config, self._states, self._prefix_cache, self._copies)
         self._requests: dict[str, Request] = {}
         self._fetching: dict[Request, Future[Fetched]] = {}
         self._pending: list[EngineOutput] = []
@@ -169,6 +170,7 @@ class Engine:
     def close(self) -> None:
         """Write the pending files of the prefix cache and release the engine's threads."""
         self._sampler.masks.close()
+        self._copies.close()
         self._prefix_cache.close()
 
     def flush(self) -> None:
@@ -225,6 +227,8 @@ class Engine:
         step = self._schedule()
         self.step_tokens = sum(item.num_tokens for item in step.scheduled)
         if not step.scheduled:
+            if self._copies and not self._pending:
+                self._copies.wait(FETCH_WAIT_S)
             return
         try:
             hidden = self._runner.forward(step)
@@ -244,6 +248,8 @@ class Engine:
         self._prefix_cache.poll()
         if self._fetching:
             self._take_fetched()
+        if self._copies:
+            self._take_copied()
         drafts = {} if self._speculator is None else self._speculator.propose(self._scheduler.running)
         step = self._scheduler.schedule(drafts)
         if self._speculator is not None:
@@ -258,6 +264,17 @@ class Engine:
         for request in [request for request, fetching in self._fetching.items() if fetching.done()]:
             request.fetched = self._fetching.pop(request).result()
             self._scheduler.add(request)
+
+    def _take_copied(self) -> None:
+        """Go on with the requests whose saved states are in their places, and end those whose states are read out."""
+        for copy in self._scheduler.take_copied():
+            request, error = copy.request, copy.result.exception()
+            if error is not None:
+                request.error = failure_of(error, "the state could not be copied")
+                self._finish(request, FinishReason.ERROR)
+            elif (state := copy.result.result()) is not None:
+                request.returned_state = state
+                self._finish(request, FinishReason.LENGTH)
 
     def _sample(self, step: SchedulerOutput, hidden: torch.Tensor) -> SamplerOutput:
         """Sample ``num_sampled`` tokens for each request of the step, in its order."""
@@ -332,25 +349,14 @@ class Engine:
             if len(cached.kept) > len(request.kept_prefixes):
                 request.kept_prefixes = tuple(cached.kept)
         if reason is FinishReason.LENGTH and request.source.returns_state:
-            reason = self._read_state(request)
+            self._scheduler.read_out(request)  # ``_take_copied`` ends the request
+            return
         if reason is not None:
             output = self._finish(request, reason, new_token_ids)
         elif new_token_ids:
             output = self._report(request, new_token_ids)
         if new_token_ids and row in sampled.logprobs:
             output.logprobs = [sampled.logprobs[row + number] for number in range(len(new_token_ids))]
-
-    def _read_state(self, request: Request) -> FinishReason:
-        """Copy the state after a request's prompt; return why the request ends."""
-        state = request.state
-        assert state is not None
-        try:
-            blocks = self._states.kv.blocks_of(state.index) if self._states.has_paged_state else ()
-            request.returned_state = read_state(self._access, blocks, state.slot, request.source.prompt_token_ids)
-        except BaseException as error:
-            request.error = failure_of(error, "the state could not be read")
-            return FinishReason.ERROR
-        return FinishReason.LENGTH
 
     def _append_verified(
         self, item: ScheduledRequest, sampled: SamplerOutput, row: int

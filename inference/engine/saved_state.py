@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,6 +19,14 @@ from inference.engine.config import blocks_for
 from inference.engine.prefix_cache.state_access import Payload, StateAccess
 
 DIGEST_BYTES = 32
+
+
+class CopyCancelled(Exception):
+    """Raised by the ``check`` of a copy whose request has ended."""
+
+
+def _go_on() -> None:
+    """The ``check`` of a copy that nothing ends."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,16 +58,24 @@ class SavedState:
         return self.blocks.nbytes + self.slot.nbytes
 
 
-def read_state(access: StateAccess, blocks: Sequence[int], slot: int, token_ids: Sequence[int]) -> SavedState:
-    """Copy the state of a running sequence.
+def read_state(
+    access: StateAccess,
+    blocks: Sequence[int],
+    slot: int,
+    token_ids: Sequence[int],
+    check: Callable[[], None] = _go_on,
+) -> SavedState:
+    """Copy the state of a sequence, which has no part in steps meanwhile; thread-safe.
 
     Args:
         blocks: The sequence's blocks; not used if the model has no paged state.
         slot: The sequence's slot, which holds the state after exactly ``token_ids``.
+        check: Called before each block; ends the copy by an exception.
     """
     width, count = access.block_size, len(token_ids)
     paged = np.empty(count * access.token_bytes, np.uint8)
     for number in range(blocks_for(count, width) if access.token_bytes else 0):
+        check()
         rows = min(width, count - number * width)
         begin = number * width * access.token_bytes
         paged[begin : begin + rows * access.token_bytes] = access.read_block(blocks[number], rows)
@@ -67,10 +83,16 @@ def read_state(access: StateAccess, blocks: Sequence[int], slot: int, token_ids:
     return SavedState(tuple(token_ids), paged, fixed)
 
 
-def write_state(access: StateAccess, blocks: Sequence[int], slot: int, state: SavedState) -> None:
-    """Put a saved state into the blocks, which hold all its tokens, and into the slot of a sequence."""
+def write_state(
+    access: StateAccess, blocks: Sequence[int], slot: int, state: SavedState, check: Callable[[], None] = _go_on
+) -> None:
+    """Put a saved state into the blocks, which hold all its tokens, and into the slot of a sequence; as ``read_state``.
+
+    After an exception of ``check`` a part of the blocks is written.
+    """
     width, count = access.block_size, len(state.token_ids)
     for number in range(blocks_for(count, width) if access.token_bytes else 0):
+        check()
         rows = min(width, count - number * width)
         begin = number * width * access.token_bytes
         access.write_block(blocks[number], state.blocks[begin : begin + rows * access.token_bytes], rows)

@@ -24,6 +24,7 @@ from inference.engine.prefix_cache.cache import PrefixCache
 from inference.engine.prefix_cache.lookup import Match
 from inference.engine.prefix_cache.stats import MissReason
 from inference.engine.running_request import Request
+from inference.engine.state_copies import StateCopies, StateCopy
 from inference.engine.state_manager import SequenceState, StateManager
 from inference.engine.token_budget import TokenBudget
 
@@ -81,6 +82,7 @@ class Scheduler:
         config: Budgets.
         states: Blocks, slots and request indices.
         cache: The prefix cache.
+        copies: Copies of saved states; a request whose state is copied is neither waiting nor running.
 
     Attributes:
         waiting, running: Requests by rank; ``waiting`` by caller, so that a step needn't read the whole queue.
@@ -88,7 +90,7 @@ class Scheduler:
         token_budget: Maximum tokens of the next step; lowered when memory runs out.
     """
 
-    def __init__(self, config: EngineConfig, states: StateManager, cache: PrefixCache) -> None:
+    def __init__(self, config: EngineConfig, states: StateManager, cache: PrefixCache, copies: StateCopies) -> None:
         self.waiting: dict[Caller, list[Request]] = {}
         self.running: list[Request] = []
         self.num_preemptions = 0
@@ -96,6 +98,7 @@ class Scheduler:
         self._prefill_order = PrefillOrder()
         self._states = states
         self._cache = cache
+        self._copies = copies
 
     def add(self, request: Request) -> None:
         """Put a request into the queue."""
@@ -104,7 +107,7 @@ class Scheduler:
     def finish(self, request: Request) -> None:
         """Remove a waiting or running request and free its state."""
         if request.is_running:
-            self._release(request)
+            self._release(request, is_state_valid=not self._copies.drop(request))
         elif request in self.waiting.get(caller_of(request), ()):  # otherwise its prefix is still read from disk
             self._remove_waiting(request)
         request.has_ended = True
@@ -114,6 +117,26 @@ class Scheduler:
         queue.remove(request)
         if not queue:
             del self.waiting[caller_of(request)]
+
+    def read_out(self, request: Request) -> None:
+        """Copy a running request's state out; it runs no more until ``take_copied`` returns it."""
+        state = request.state
+        assert state is not None
+        self.running.remove(request)
+        blocks = self._states.kv.blocks_of(state.index) if self._states.has_paged_state else ()
+        self._copies.read(request, blocks, state.slot, request.source.prompt_token_ids)
+
+    def take_copied(self) -> list[StateCopy]:
+        """Let the requests run on whose copies have ended; the engine ends those whose copy failed or was read out."""
+        done = self._copies.take_done()
+        for copy in done:
+            request, saved = copy.request, copy.request.source.saved_state
+            insort(self.running, request, key=_rank)
+            if copy.result.exception() is None and copy.result.result() is None:
+                assert request.state is not None and request.cached is not None and saved is not None
+                self._cache.keep_restored(request.cached, request.state.index, request.state.slot, saved)
+                request.num_computed_tokens = len(saved.token_ids)
+        return done
 
     def preempt(self, request: Request, *, is_state_valid: bool = True) -> None:
         """Free a running request's state and put it back into the queue, at its old rank.
@@ -188,7 +211,7 @@ class Scheduler:
                 # No request overtakes the first one that waits, or a long prompt would wait for ever.
                 is_open = self._admit(request, scheduled, preempted)
                 left = self._budget_left(scheduled)
-            if request.is_running:
+            if request.is_running and request not in self._copies:
                 count = self._chunk(request, left)
                 scheduled.append(scheduled_request(request, count))
                 self._prefill_order.record(request, count)
@@ -265,17 +288,19 @@ class Scheduler:
         assert extended
         request.fetched = None
         request.num_computed_tokens, reason = match.num_tokens, match.reason
-        saved = request.source.saved_state
+        num_known, saved = match.num_tokens, request.source.saved_state
         if saved is not None and match.num_tokens < len(saved.token_ids):
-            self._cache.restore(request.cached, state.index, state.slot, saved)
-            request.num_computed_tokens = len(saved.token_ids)
-            reason = None if request.num_computed_tokens >= len(tokens) - 1 else MissReason.DIVERGED
+            num_known = len(saved.token_ids)
+            reason = None if num_known >= len(tokens) - 1 else MissReason.DIVERGED
+            blocks = self._states.kv.blocks_of(state.index) if self._states.has_paged_state else ()
+            self._copies.write(request, blocks, state.slot, saved)
+        else:
+            insort(self.running, request, key=_rank)
         if request.num_cached_tokens is None:
             # After a preemption a request finds its own state, which isn't counted.
-            request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
+            request.num_cached_tokens = min(num_known, request.num_prompt_tokens)
             request.cache_miss_reason = None if reason is None else reason.value
             self._cache.record_found(request.num_cached_tokens, reason)
-        insort(self.running, request, key=_rank)
 
     def _chunk(self, request: Request, budget: int) -> int:
         """Return the number of tokens of a prefill to compute in this step."""
@@ -287,7 +312,8 @@ class Scheduler:
         """Free a running request's state; the prefix cache keeps what was computed without an error, while it fits."""
         state, cached = request.state, request.cached
         assert state is not None and cached is not None
-        self.running.remove(request)
+        if request in self.running:  # otherwise its state was being copied
+            self.running.remove(request)
         slot = state.slot
         if request.error is None:
             tokens, num_computed = request.token_ids, request.num_computed_tokens

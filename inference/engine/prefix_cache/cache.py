@@ -27,7 +27,7 @@ from inference.engine.prefix_cache.state_access import StateAccess
 from inference.engine.prefix_cache.stats import MissReason, PrefixCacheStats, PrefixCounts
 from inference.engine.prefix_cache.tree import Node, PrefixTree, Snapshot
 from inference.engine.request import CacheBreakpoint
-from inference.engine.saved_state import SavedState, write_state
+from inference.engine.saved_state import SavedState
 from inference.engine.state.kv_cache_manager import KVCacheManager
 from inference.modelling.spec import ModelSpec
 
@@ -198,14 +198,13 @@ class PrefixCache:
         sequence.breakpoints = list(breakpoints) if self.is_enabled else []
         return sequence
 
-    def restore(self, sequence: CachedSequence, index: int, slot: int, state: SavedState) -> None:
-        """Put a saved state into the blocks and the slot of a sequence that begins with its tokens, and keep it.
+    def keep_restored(self, sequence: CachedSequence, index: int, slot: int, state: SavedState) -> None:
+        """Keep a saved state that was written into the blocks and the slot of a sequence that begins with its tokens.
 
         Args:
             sequence: Begun without any cached token.
             index: Row of the block tables, with blocks for all of the state's tokens.
         """
-        write_state(self._access, self._kv.blocks_of(index) if self._paged else (), slot, state)
         count = len(state.token_ids)
         if not self.is_enabled:
             return

@@ -237,17 +237,19 @@ def test_states_are_copied_as_tensors_too(engine):
     write_state(access, [9, 7, 8], 2, state)
     again = read_state(access, [9, 7, 8], 2, state.token_ids)
     assert again.digest == state.digest
-    assert read_state(engine._access, [9, 7, 8], 2, state.token_ids).digest == state.digest
-    assert read_state(engine._access, [9, 8, 7], 2, state.token_ids).digest != state.digest
+    assert read_state(engine._copies._access, [9, 7, 8], 2, state.token_ids).digest == state.digest
+    assert read_state(engine._copies._access, [9, 8, 7], 2, state.token_ids).digest != state.digest
 
 
 def test_a_state_that_cannot_be_read_fails_its_request_only(engine, monkeypatch):
     def fail(*_):
         raise MemoryError
 
-    monkeypatch.setattr("inference.engine.engine.read_state", fail)
+    monkeypatch.setattr("inference.engine.state_copies.read_state", fail)
     engine.add_request(replace(request("save", [1, 2, 3], max_tokens=0), returns_state=True))
-    found = [output for _ in range(3) for output in engine.step()]
+    found = []
+    while engine.has_unfinished():
+        found += engine.step()
     assert [output.finish_reason for output in found] == [FinishReason.ERROR]
-    assert "the state could not be read" in found[0].error.message
+    assert "the state could not be copied" in found[0].error.message
     assert run(engine, request("r", [1, 2, 3], max_tokens=2))["r"].tokens
