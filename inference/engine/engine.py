@@ -101,7 +101,7 @@ class Engine:
             self._prefix_cache = PrefixCache(spec, config, self._states.kv, access, disk)
             self._speculator = None
             if speculation is not None:
-                self._speculator = make_speculator(speculation, network, config, self._states, access)
+                self._speculator = make_speculator(speculation, network, spec, config, self._states, access)
             self._sampler = Sampler(config.invalid_token_ids, self._device, self._runner.backend.row_maxima)
         self._copies = StateCopies(access, in_background=self._device.type == "cpu")
         self._scheduler = Scheduler(config, self._states, self._prefix_cache, self._copies)

@@ -2,11 +2,12 @@
 
 A request drafts a fixed number of tokens while its acceptance rate predicts a speedup. If no request drafts, all
 requests draft together after a number of plain steps (a probe), so that they share the cost of the verification. The
-number doubles while probes show no speedup. No time is measured, so that a policy is the same on every machine.
+first step that can draft is one; the number doubles while probes show no speedup. No time is measured, so that a policy is the same on every machine.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,9 @@ MIN_SPEEDUP = 1.05
 
 VERIFICATION_COST = 0.4
 """Fixed cost of a verification in plain steps, because it can't use the replayed decode or the device graph."""
+
+RECURRENCE_COST = 0.5
+"""Further cost of a verification of a model with recurrent states, which are saved before and computed in chunks."""
 
 ROW_COST = 0.03
 """Cost of each draft token in plain steps; low, because a decode of few requests is bound by reading the weights."""
@@ -32,8 +36,32 @@ ENGINE_WEIGHT = 0.05
 """Weights of the latest verification in the exponentially weighted rates of its request and of the engine."""
 
 PROBE_STEPS = 64
-MAX_PROBE_STEPS = 512
-"""Plain steps between probes, at first and at most; a probe costs about one plain step."""
+"""Plain steps between probes, at first, for each plain step that a probe costs; at least so many."""
+MAX_PROBE_FACTOR = 8
+"""How often as many they become while probes show no speedup."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftingCosts:
+    """What drafting costs besides rows, in plain steps of one request.
+
+    Attributes:
+        pass_cost: A pass of what drafts, one token for each request: the weights that it reads as a share of those that
+            a plain step reads. 0: tokens are looked up.
+        has_recurrence: The model has recurrent states.
+    """
+
+    pass_cost: float = 0.0
+    has_recurrence: bool = False
+
+    def of_step(self, num_drafting: int, num_tokens: int) -> float:
+        """Return the cost of a step in which ``num_drafting`` requests draft ``num_tokens`` each, its decoding included."""
+        fixed = VERIFICATION_COST + RECURRENCE_COST * self.has_recurrence
+        return 1.0 + fixed + num_tokens * (self.pass_cost + ROW_COST * num_drafting)
+
+    def of_replay(self, rate: float, num_tokens: int) -> float:
+        """Return the expected cost of computing accepted tokens again, where a rejection has rolled a state back."""
+        return VERIFICATION_COST * (1.0 - rate**num_tokens) if self.has_recurrence else 0.0
 
 
 def expected_tokens(rate: float, num_tokens: int) -> float:
@@ -41,16 +69,18 @@ def expected_tokens(rate: float, num_tokens: int) -> float:
     return num_tokens + 1.0 if rate >= 1.0 else (1.0 - rate ** (num_tokens + 1)) / (1.0 - rate)
 
 
-def expected_speedup(rates: Sequence[float], num_decoding: int, num_tokens: int) -> float:
+def expected_speedup(rates: Sequence[float], num_decoding: int, num_tokens: int, costs: DraftingCosts) -> float:
     """Return the ratio of a drafting step's tokens to the tokens of plain steps in the same time.
 
     Args:
         rates: Acceptance rates of the requests that draft.
         num_decoding: Number of all decoding requests of the step.
         num_tokens: Draft tokens of each request that drafts.
+        costs: What the step costs.
     """
     num_generated = num_decoding - len(rates) + sum(expected_tokens(rate, num_tokens) for rate in rates)
-    return num_generated / num_decoding / (1.0 + VERIFICATION_COST + ROW_COST * num_tokens * len(rates))
+    replays = max((costs.of_replay(rate, num_tokens) for rate in rates), default=0.0)
+    return num_generated / num_decoding / (costs.of_step(len(rates), num_tokens) + replays)
 
 
 @dataclass(slots=True)
@@ -68,16 +98,20 @@ class DraftingPolicy:
 
     Args:
         num_tokens: Draft tokens of a request in a step.
+        costs: What drafting costs.
         is_adaptive: False: every request drafts in every step.
     """
 
-    def __init__(self, num_tokens: int, *, is_adaptive: bool) -> None:
+    def __init__(self, num_tokens: int, costs: DraftingCosts, *, is_adaptive: bool) -> None:
         self._num_tokens = num_tokens
+        self._costs = costs
         self._is_adaptive = is_adaptive
+        probe = costs.of_step(1, num_tokens) + costs.of_replay(0.0, num_tokens) - 1.0
+        self._min_probe_steps = math.ceil(PROBE_STEPS * max(1.0, probe))
         self._engine_rate = _Average(INITIAL_RATE)
         self._rates: dict[Request, _Average] = {}
-        self._probe_steps = PROBE_STEPS
-        self._num_plain_steps = 0
+        # The first step that can draft is a probe; without a speedup the next one comes after the least number.
+        self._probe_steps = self._num_plain_steps = (self._min_probe_steps + 1) // 2
 
     @property
     def is_probing(self) -> bool:
@@ -94,14 +128,17 @@ class DraftingPolicy:
             return True
         if num_decoding > MAX_NUM_DECODING:
             return False
-        return self.is_probing or expected_speedup([self.acceptance_rate(request)], 1, self._num_tokens) >= MIN_SPEEDUP
+        return self.is_probing or self._speedup([self.acceptance_rate(request)], 1) >= MIN_SPEEDUP
 
     def has_speedup(self, requests: Sequence[Request], num_decoding: int) -> bool:
         """Whether drafting for these requests predicts a speedup of a step of ``num_decoding`` requests."""
         if not self._is_adaptive or self.is_probing:
             return True
         rates = [self.acceptance_rate(request) for request in requests]
-        return expected_speedup(rates, num_decoding, self._num_tokens) >= MIN_SPEEDUP
+        return self._speedup(rates, num_decoding) >= MIN_SPEEDUP
+
+    def _speedup(self, rates: Sequence[float], num_decoding: int) -> float:
+        return expected_speedup(rates, num_decoding, self._num_tokens, self._costs)
 
     def record(self, request: Request, num_drafted: int, num_accepted: int) -> None:
         """Record a verification; draft tokens after the first rejected one don't count."""
@@ -118,8 +155,10 @@ class DraftingPolicy:
             return
         if self.is_probing:
             rates = [average.value for average in self._rates.values()]
-            is_faster = expected_speedup([max(rates, default=0.0)], 1, self._num_tokens) >= MIN_SPEEDUP
-            self._probe_steps = PROBE_STEPS if is_faster else min(MAX_PROBE_STEPS, 2 * self._probe_steps)
+            good = [rate for rate in rates if self._speedup([rate], 1) >= MIN_SPEEDUP]
+            is_faster = bool(good) and self._speedup(good, max(num_decoding, len(good))) >= MIN_SPEEDUP
+            longest = MAX_PROBE_FACTOR * self._min_probe_steps
+            self._probe_steps = self._min_probe_steps if is_faster else min(longest, 2 * self._probe_steps)
         self._num_plain_steps = 0
 
     def forget(self, request: Request) -> None:

@@ -15,7 +15,7 @@ import torch
 from inference.engine.device import is_memory_error
 from inference.engine.running_request import Request
 from inference.engine.scheduler import ScheduledRequest, SchedulerOutput
-from inference.engine.speculation.policy import DraftingPolicy
+from inference.engine.speculation.policy import DraftingCosts, DraftingPolicy
 from inference.engine.speculation.proposer import Drafts, Proposer
 from inference.engine.speculation.rollback import Rollback
 from inference.engine.speculation.stats import SpeculationStats
@@ -31,18 +31,25 @@ class Speculator:
         options: The method and the number of draft tokens.
         proposer: Proposes draft tokens.
         rollback: Rollback of a model with recurrent layers, with ``max_num_drafting`` spare slots; otherwise None.
+        costs: What drafting costs.
         max_num_drafting: Maximum requests that draft in a step.
     """
 
     def __init__(
-        self, options: SpeculativeOptions, proposer: Proposer, rollback: Rollback | None, *, max_num_drafting: int
+        self,
+        options: SpeculativeOptions,
+        proposer: Proposer,
+        rollback: Rollback | None,
+        costs: DraftingCosts,
+        *,
+        max_num_drafting: int,
     ) -> None:
         self._method = options.method
         self._num_tokens = options.max_draft_tokens
         self._max_num_drafting = max_num_drafting
         self._proposer = proposer
         self._rollback = rollback
-        self._policy = DraftingPolicy(self._num_tokens, is_adaptive=options.is_adaptive)
+        self._policy = DraftingPolicy(self._num_tokens, costs, is_adaptive=options.is_adaptive)
         self._requests: set[Request] = set()
         self._drafts: Drafts = {}
         self._num_decoding = 0
