@@ -31,6 +31,7 @@ _OXIDIZR_NAMES = re.compile(r"layers\.\d+\.(mamba2\.|mamba3\.|moe\.|mamba\.a_log
 
 _SIGNATURES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("qwen3_next", (r"\.linear_attn\.in_proj_qkvz\.",), ()),
+    ("qwen4_exp_text", (r"\.attn_hyper_connection\.", r"\.linear_attn\.in_proj_qkv\."), ()),
     ("qwen3_5_moe_text", (r"\.linear_attn\.in_proj_qkv\.", r"\.mlp\.experts\."), ()),
     ("qwen3_5_text", (r"\.linear_attn\.in_proj_qkv\.", r"\.mlp\.gate_proj\."), ()),
     ("olmo_hybrid", (r"\.linear_attn\.q_conv1d\.",), ()),

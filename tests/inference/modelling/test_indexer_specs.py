@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inference.modelling.indexer_specs import BlockIndexerSpec, IndexerSpec
+from inference.modelling.indexer_specs import BlockIndexerSpec, IndexerSpec, PooledIndexerSpec
 from inference.modelling.layer_parts import NormSpec, RopeSpec
 from inference.modelling.layer_specs import AttentionSpec, MLASpec
 
@@ -22,3 +22,9 @@ def test_the_key_of_the_indexer_of_blocks_is_cached() -> None:
     spec = AttentionSpec(4, 2, 4, 1.0, ROPE, block_indexer=BlockIndexerSpec(6, 32, 8, 1, NormSpec()))
     assert [(part.name, part.shape) for part in spec.state()] == [("k", (2, 4)), ("v", (2, 4)), ("index_k", (6,))]
     assert spec.parameter_shapes(16)["indexer.q_proj.weight"] == (12, 16)
+
+
+def test_the_key_of_the_indexer_of_means_is_cached() -> None:
+    spec = AttentionSpec(4, 2, 4, 1.0, ROPE, block_indexer=PooledIndexerSpec(3, 6, 16, 8, NormSpec()))
+    assert [(part.name, part.shape) for part in spec.state()] == [("k", (2, 4)), ("v", (2, 4)), ("index_k", (6,))]
+    assert spec.parameter_shapes(16)["indexer.qk_proj.weight"] == (24, 16)

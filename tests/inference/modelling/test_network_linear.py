@@ -225,6 +225,18 @@ def test_lfm2_in_the_hubs_naming(tmp_path):
     assert_matches_oracle(load_directory(tmp_path, config), oracle_of(model))
 
 
+def test_qwen4_in_the_hubs_naming(tmp_path):
+    """Published configs call layers with an indexer full."""
+    model = make("qwen4_exp")
+    model.save_pretrained(tmp_path)
+    assert sum(".shard_" in name for name in read_view(tmp_path).tensors) == 8
+    types = ["linear_attention"] * 3 + ["full_attention"]
+    config = rewrite_config(tmp_path, layer_types=types, number_of_conv_states=None)
+    assert_matches_oracle(load_directory(tmp_path, config), oracle_of(model))
+    for changes in ({"layer_types": None}, {"layer_types": None, "full_attention_interval": 4}):
+        assert load_directory(tmp_path, config | changes).spec == load_directory(tmp_path, config).spec
+
+
 def test_qwen3_next_by_its_interval(tmp_path):
     model = make("qwen3_next")
     model.save_pretrained(tmp_path)
@@ -235,16 +247,18 @@ def test_qwen3_next_by_its_interval(tmp_path):
     assert_matches_oracle(load_directory(tmp_path, config), oracle_of(model))
 
 
-@pytest.mark.parametrize("experts", [False, True])
-def test_the_text_model_of_one_that_sees_pictures(experts, tmp_path):
-    family = "Qwen3_5Moe" if experts else "Qwen3_5"
+@pytest.mark.parametrize("case", ["qwen3_5", "qwen3_5_moe", "qwen4_exp"])
+def test_the_text_model_of_one_that_sees_pictures(case, tmp_path):
+    family, text = CASES[case]
+    family = family.removesuffix("Text")
     vision = {
         "depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 32, "patch_size": 4,
         "num_position_embeddings": 16,
     }  # fmt: skip
     torch.manual_seed(0)
-    text = {**DELTA, **(EXPERTS if experts else {})}
-    config = getattr(transformers, f"{family}Config")(text_config=text, vision_config=vision)
+    config = getattr(transformers, f"{family}Config")(
+        text_config=text, vision_config=vision, tie_word_embeddings=text.get("tie_word_embeddings", False)
+    )
     model = getattr(transformers, f"{family}ForConditionalGeneration")(config).eval()
     model.save_pretrained(tmp_path)
     view = read_view(tmp_path)

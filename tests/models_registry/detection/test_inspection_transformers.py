@@ -67,6 +67,11 @@ SUPPORTED: dict[str, dict[str, Any]] = {
                "mamba_ngroups": 1, "head_dim": None, "attention_head_dim": None, "adapter_rank": 4,
                "num_key_value_heads": 4},
     "xlstm": {"num_heads": 4},
+    "qwen4_exp_text": MOE | {
+        "layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+        "hc_lowrank": 8, "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8,
+        "indexer_compress_ratio": 4, "ple_layer_ids": [1], "ngram_vocab_size_base": 20, "split_ngram_parts": 2,
+    },
     "lfm3": {"layer_types": ["conv", "full_attention"]},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"], "head_dim": None},
     "granitemoehybrid": MAMBA | {"layer_types": ["mamba", "attention"], "shared_intermediate_size": 16,

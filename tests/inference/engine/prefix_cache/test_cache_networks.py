@@ -36,6 +36,7 @@ LINEAR = {
     "falcon_h1": "falcon_h1",
     "olmo_hybrid": "olmo_hybrid",
     "lfm3": "lfm3",
+    "qwen4_exp": "qwen4_exp",
     "kimi_linear": "kimi_linear",
     "bailing_hybrid": "bailing_hybrid",
     "minimax": "minimax",

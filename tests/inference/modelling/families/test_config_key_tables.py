@@ -62,7 +62,8 @@ TYPES = {
 }  # fmt: skip
 """``model_type`` to a case of the tests of logits."""
 AROUND = {
-    "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "qwen4_exp": "qwen4_exp_text", "gemma3": "gemma3_text", "mistral3": "ministral3",
+    "qwen4_exp": "qwen4_exp_text",
+    "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "gemma3": "gemma3_text", "mistral3": "ministral3",
     **{outer: text for outer, (text, _) in LARGE_AROUND.items()}, "gemma3n": "gemma3n_text",
 }  # fmt: skip
 """Types of models that see pictures, to that of their text model."""

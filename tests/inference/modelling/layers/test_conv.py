@@ -11,8 +11,8 @@ from inference.modelling.layers.conv import CausalConv1d
 WIDTH, SLOTS = 5, 4
 
 
-def make(kernel: int, *, bias: bool = True) -> CausalConv1d:
-    conv = CausalConv1d(WIDTH, kernel, bias=bias, activation="silu")
+def make(kernel: int, *, bias: bool = True, dilation: int = 1) -> CausalConv1d:
+    conv = CausalConv1d(WIDTH, kernel, bias=bias, activation="silu", dilation=dilation)
     generator = torch.Generator().manual_seed(1)
     for parameter in conv.parameters():
         parameter.copy_(torch.randn(parameter.shape, generator=generator))
@@ -57,3 +57,18 @@ def test_taps_follow_the_weight():
     assert conv.taps() is first and torch.equal(first, conv.weight[:, 0].T)
     conv.weight = torch.nn.Parameter(conv.weight * 2, requires_grad=False)
     torch.testing.assert_close(conv.taps(), 2 * first)
+
+
+@pytest.mark.parametrize("pieces", [(9,), (1, 1, 7), (4, 1, 1, 3)])
+def test_taps_may_be_apart(pieces):
+    conv, plain = make(3, dilation=2), make(5)
+    plain.weight.zero_()
+    plain.weight[:, :, ::2] = conv.weight
+    plain.bias.copy_(conv.bias)
+    rows = torch.randn(9, WIDTH, generator=torch.Generator().manual_seed(2))
+    state, done, parts = torch.full((SLOTS, WIDTH, 4), 7.0), 0, []
+    for count in pieces:
+        parts.append(conv(rows[done : done + count], step(count, 2, done), state))
+        done += count
+    torch.testing.assert_close(torch.cat(parts), defined(plain, rows))
+    assert torch.equal(conv.taps(), plain.taps())
