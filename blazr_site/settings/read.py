@@ -63,6 +63,9 @@ class Variable:
 KNOWN: dict[str, Variable] = {}
 """Every variable that has been declared, by name."""
 
+CLIENT_VARIABLES = ("BLAZR_API_KEY", "BLAZR_SERVER")
+"""What ``blazr chat`` and ``blazr push`` read; no settings of a server."""
+
 OTHER_KEYS = {"models"}
 """Keys of ``blazr.toml`` without a variable."""
 
@@ -243,7 +246,7 @@ def warnings() -> list[tuple[str, str]]:
             old = RETIRED[name]
             state = "is retired and works in this version only" if old.is_read else "is retired and has no effect"
             found.append((f"The environment variable {name} {state}.", old.advice))
-        elif name not in KNOWN:
+        elif name not in KNOWN and name not in CLIENT_VARIABLES:
             near = difflib.get_close_matches(name, KNOWN, 1)
             advice = f"Did you mean {near[0]}?" if near else "python -m blazr_site.settings lists the known ones."
             found.append((f"The environment variable {name} is unknown and has no effect.", advice))
