@@ -14,8 +14,8 @@ Slot 0 of both kinds is scratch: padding reads and writes go there, no sequence 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -118,6 +118,37 @@ UNPAGED = AttentionMetadata(_NOTHING.int(), _NOTHING, _NOTHING, _NOTHING, 0)
 """The metadata of a step in which no layer attends to cached tokens."""
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterRows:
+    """Which adapter each row of a step goes through.
+
+    Attributes:
+        slots: (T,) int64, where the row's adapter is resident (``modelling.adapters``); 0: the row has none.
+        present: The slots other than 0 that occur, ascending.
+        is_eager: An adapter changes something that no recorded step has.
+    """
+
+    slots: torch.Tensor
+    present: tuple[int, ...]
+    is_eager: bool = False
+    _groups: dict[int, torch.Tensor] = field(default_factory=dict, init=False)
+
+    def rows_of(self, slot: int) -> torch.Tensor:
+        """(n,) int64 numbers of the rows of a slot, ascending."""
+        if slot not in self._groups:
+            self._groups[slot] = (self.slots == slot).nonzero().flatten()
+        return self._groups[slot]
+
+    def select(self, rows: torch.Tensor) -> AdapterRows:
+        """The same for some of the rows."""
+        return AdapterRows(self.slots.index_select(0, rows), self.present, self.is_eager)
+
+    def spread(self, count: int, *, is_outer: bool) -> AdapterRows:
+        """Each row ``count`` times: one behind the other, or (``is_outer``) all rows again and again."""
+        slots = self.slots.repeat(count) if is_outer else self.slots.unsqueeze(1).expand(-1, count).flatten()
+        return AdapterRows(slots, self.present, self.is_eager)
+
+
 @dataclass(slots=True)
 class ForwardBatch:
     """One step's tokens.
@@ -133,6 +164,7 @@ class ForwardBatch:
         rope_lengths: (T,) int64, only read by rotary embeddings whose frequencies depend on the sequence's
             length (``RopeSpec.depends_on_length``): for each row the number of tokens that its sequence had when
             its computation (re)started, or the row's position + 1 if that is more. None: position + 1.
+        adapters: Which adapter each row goes through; None: no row has one.
         shared: Values that layers derive from the batch once and share for the rest of the step (masks, cosines
             and sines), under keys of the deriving module.
     """
@@ -145,7 +177,41 @@ class ForwardBatch:
     prefills: tuple[PrefillChunk, ...]
     attention: AttentionMetadata = UNPAGED
     rope_lengths: torch.Tensor | None = None
+    adapters: AdapterRows | None = None
     shared: dict[Hashable, Any] = field(default_factory=dict)
+
+    def part(self, sequences: Sequence[int]) -> ForwardBatch:
+        """Some of the sequences (ascending), with rows of their own and nothing shared yet."""
+        rows, prefills, first_rows = self.rows_of(sequences), [], [0]
+        by_sequence = {chunk.sequence: chunk for chunk in self.prefills}
+        for number, sequence in enumerate(sequences):
+            chunk = by_sequence.get(sequence)
+            first_rows.append(first_rows[-1] + (1 if chunk is None else chunk.stop - chunk.start))
+            if chunk is not None:
+                prefills.append(replace(chunk, start=first_rows[-2], stop=first_rows[-1], sequence=number))
+        device = self.input_ids.device
+        index = torch.tensor(sequences, dtype=torch.int64, device=device)
+        attention = self.attention
+        if len(attention.starts):
+            starts, lengths = attention.starts[index], attention.lengths[index]
+            first = torch.tensor(first_rows, dtype=torch.int64, device=device)
+            attention = AttentionMetadata(attention.blocks, starts, lengths, first, attention.block_size)
+        return ForwardBatch(
+            self.input_ids[rows],
+            self.positions[rows],
+            self.slot_mapping[rows],
+            self.state_slots[index],
+            sum(sequence < self.num_decodes for sequence in sequences),
+            tuple(prefills),
+            attention,
+            None if self.rope_lengths is None else self.rope_lengths[rows],
+        )
+
+    def rows_of(self, sequences: Sequence[int]) -> torch.Tensor:
+        """(n,) int64 numbers of the rows of some sequences."""
+        by_sequence = {chunk.sequence: range(chunk.start, chunk.stop) for chunk in self.prefills}
+        rows = [row for one in sequences for row in by_sequence.get(one, range(one, one + 1))]
+        return torch.tensor(rows, dtype=torch.int64, device=self.input_ids.device)
 
     @property
     def num_tokens(self) -> int:

@@ -27,7 +27,7 @@ class Linear(Layer):
 
     def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
         super().__init__()
-        self.out_features = out_features
+        self.in_features, self.out_features = in_features, out_features
         self.weight = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
         self.packed: Packed | None = None
@@ -78,6 +78,7 @@ class Embedding(Layer):
     def __init__(self, count: int, width: int, *, is_head: bool) -> None:
         super().__init__()
         self.is_head = is_head
+        self.out_features, self.in_features = count, width
         self.weight = nn.Parameter(torch.empty(count, width), requires_grad=False)
         self.packed: PackedTable | None = None
         self._dtype = self.weight.dtype

@@ -1,0 +1,130 @@
+"""NetworkAdapters: the adapters that are resident in one network, and the rows of a step that go through them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+from torch import nn
+
+from inference.modelling.adapters.deltas import ModuleDelta
+from inference.modelling.adapters.forms import (
+    ADAPTED,
+    ActiveRows,
+    Adapted,
+    AdaptedEmbedding,
+    AdaptedLatentAttention,
+    adapt_latent_attention,
+    copy_with,
+)
+from inference.modelling.adapters.loading import HEAD_ROLE, LoadedAdapter, load_adapter
+from inference.modelling.adapters.products import DeltaTable
+from inference.modelling.backends.native import library
+from inference.modelling.backends.native.packing import NATIVE_DTYPES
+from inference.modelling.forward_batch import AdapterRows
+from inference.modelling.layers.mla import HeadExpansion, MultiHeadLatentAttention
+from inference.modelling.lora.plan import AdapterPlan
+from inference.modelling.network import HybridForCausalLM
+
+
+class NetworkAdapters:
+    """The adapters of one network. ``load`` may be called from any thread; the rest belongs to the network's.
+
+    Args:
+        network: The base, loaded; its modules change their class as adapters need it.
+        num_slots: Most adapters that are resident at once; their slots are 1 to this.
+
+    Attributes:
+        version: Grows whenever a module is adapted that was not before: steps recorded earlier don't know it.
+    """
+
+    def __init__(self, network: HybridForCausalLM, num_slots: int) -> None:
+        self._network = network
+        self.num_slots = num_slots
+        self.version = 0
+        weight = next(network.parameters())
+        is_native = weight.device.type == "cpu" and weight.dtype in NATIVE_DTYPES
+        self._is_native = is_native and library.is_available()
+        self._active = ActiveRows()
+        self._resident: dict[int, LoadedAdapter] = {}
+
+    def load(self, plan: AdapterPlan, path: Path) -> LoadedAdapter:
+        """Read an adapter.
+
+        Raises:
+            CheckpointError: The file is broken, or changes what can't be changed per request.
+        """
+        return load_adapter(plan, path, self._network)
+
+    def install(self, slot: int, adapter: LoadedAdapter) -> None:
+        """Make an adapter resident in a free slot."""
+        assert 1 <= slot <= self.num_slots and slot not in self._resident, slot
+        self._resident[slot] = adapter
+        expansions: dict[str, dict[str, ModuleDelta]] = defaultdict(dict)
+        for name, delta in adapter.deltas.items():
+            module = self._network.get_submodule(name.removesuffix(HEAD_ROLE))
+            if isinstance(module, HeadExpansion):
+                owner, _, leaf = name.rpartition(".")
+                expansions[owner][leaf] = delta
+            else:
+                self._table(module, len(delta.terms), is_head=name.endswith(HEAD_ROLE)).put(slot, delta)
+        for owner, changed in expansions.items():
+            layer = self._network.get_submodule(owner)
+            if not isinstance(layer, AdaptedLatentAttention):
+                layer = adapt_latent_attention(cast("MultiHeadLatentAttention", layer), self._active)
+            matrices = {name: delta.matrix for name, delta in changed.items() if delta.matrix is not None}
+            layer.copies[slot] = copy_with(layer, matrices)
+
+    def remove(self, slot: int) -> None:
+        """Forget the adapter of a slot; no step may go through it."""
+        adapter = self._resident.pop(slot)
+        for name in adapter.deltas:
+            module = self._network.get_submodule(name.removesuffix(HEAD_ROLE))
+            if isinstance(module, HeadExpansion):
+                layer = self._network.get_submodule(name.rpartition(".")[0])
+                cast("AdaptedLatentAttention", layer).copies.pop(slot, None)
+                continue
+            adapted = cast("Adapted", module)
+            for table in (adapted.deltas, adapted.head_deltas):
+                if table is not None:
+                    table.take(slot)
+
+    def is_eager(self, slot: int) -> bool:
+        """Whether steps through a slot can't be recorded."""
+        return self._resident[slot].is_eager
+
+    @contextmanager
+    def running(self, rows: AdapterRows | None) -> Iterator[None]:
+        """Let the network's products add the adapters of these rows."""
+        self._active.rows = rows
+        try:
+            yield
+        finally:
+            self._active.rows = None
+
+    def _table(self, module: nn.Module, num_terms: int, *, is_head: bool) -> DeltaTable:
+        """The table of a module, which is adapted if it isn't yet."""
+        if type(module) in ADAPTED:
+            module.__class__ = ADAPTED[type(module)]
+            adapted = cast("Adapted", module)
+            adapted.active, adapted.head_deltas = self._active, None
+            adapted.deltas = self._new_table(num_terms)
+        adapted = cast("Adapted", module)
+        table = adapted.head_deltas if is_head else adapted.deltas
+        if table is None or table.num_terms < num_terms:
+            wider = self._new_table(num_terms)
+            for slot, delta in ({} if table is None else table.deltas).items():
+                wider.put(slot, delta)
+            if is_head:
+                cast("AdaptedEmbedding", module).head_deltas = wider
+            else:
+                adapted.deltas = wider
+            table = wider
+        return table
+
+    def _new_table(self, num_terms: int) -> DeltaTable:
+        self.version += 1
+        return DeltaTable(self.num_slots, max(1, num_terms), is_native=self._is_native)

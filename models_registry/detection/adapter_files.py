@@ -1,0 +1,71 @@
+"""Read what a LoRA adapter's files say: configuration and tensor headers, with bounds and without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from inference.errors import CorruptCheckpoint, UnsupportedFormat
+from inference.modelling.families.config import TensorInfo
+from inference.modelling.lora.config import CONFIG_FILE, LoraConfig
+from models_registry.detection.json_file import read_object
+from models_registry.detection.safetensors_header import read_header
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+PICKLE_FILE = "adapter_model.bin"
+TOKENIZER_FILE = "tokenizer.json"
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFiles:
+    """An adapter on disk.
+
+    Attributes:
+        weights: Its safetensors file.
+        config: What adapter_config.json says.
+        tensors: By name.
+        tokenizer: The tokenizer that was saved beside it; None: there is none.
+    """
+
+    weights: Path
+    config: LoraConfig
+    tensors: Mapping[str, TensorInfo]
+    tokenizer: Path | None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the tensors."""
+        return sum(info.end - info.begin for info in self.tensors.values())
+
+
+def read_adapter(path: Path) -> AdapterFiles:
+    """Read the headers of an adapter.
+
+    Args:
+        path: The directory that PEFT has written, or its safetensors file.
+
+    Raises:
+        CorruptCheckpoint: A file is missing or broken.
+        UnsupportedFormat: It is no LoRA adapter, or none that can be served; see ``LoraConfig``.
+    """
+    shown = str(path)[:200]
+    if path.is_file():
+        directory, weights = path.parent, path
+    elif path.is_dir():
+        directory, weights = path, path / WEIGHTS_FILE
+        if not weights.is_file():
+            if (path / PICKLE_FILE).exists():
+                raise UnsupportedFormat(
+                    f"{shown} has {PICKLE_FILE}, a pickle, which can run code; save the adapter as safetensors "
+                    "(save_pretrained(…, safe_serialization=True)).",
+                    param=PICKLE_FILE,
+                )
+            raise CorruptCheckpoint(f"{shown} has no {WEIGHTS_FILE}; it is no adapter that PEFT saved.", param=shown)
+    else:
+        raise CorruptCheckpoint(f"{shown} is no directory and no file; give the adapter's.", param=shown)
+    if not (directory / CONFIG_FILE).is_file():
+        raise CorruptCheckpoint(f"{directory.name} has no {CONFIG_FILE} beside {weights.name}.", param=CONFIG_FILE)
+    config = LoraConfig.from_dict(read_object(directory / CONFIG_FILE))
+    tokenizer = directory / TOKENIZER_FILE
+    return AdapterFiles(weights, config, read_header(weights), tokenizer if tokenizer.is_file() else None)
