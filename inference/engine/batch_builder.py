@@ -12,9 +12,10 @@ import torch
 
 from inference.engine.config import EngineConfig
 from inference.engine.device import upload, upload_ids
-from inference.engine.scheduler import SchedulerOutput
+from inference.engine.scheduler import ScheduledRequest, SchedulerOutput
 from inference.engine.state_manager import StateManager
-from inference.modelling.forward_batch import UNPAGED, AttentionMetadata, ForwardBatch, PrefillChunk
+from inference.modelling.adapters.network import NetworkAdapters
+from inference.modelling.forward_batch import UNPAGED, AdapterRows, AttentionMetadata, ForwardBatch, PrefillChunk
 from inference.modelling.layer_specs import AttentionSpec, MLASpec
 from inference.modelling.spec import ModelSpec
 
@@ -26,10 +27,14 @@ class BatchBuilder:
         spec: Specification of the network.
         config: Sizes of the engine.
         states: State manager with the block tables.
+        adapters: The adapters of the network; None: it has none.
     """
 
-    def __init__(self, spec: ModelSpec, config: EngineConfig, states: StateManager) -> None:
+    def __init__(
+        self, spec: ModelSpec, config: EngineConfig, states: StateManager, adapters: NetworkAdapters | None = None
+    ) -> None:
         self._states = states
+        self._adapters = adapters
         self._block_size = config.block_size
         self._needs_rope_lengths = any(
             _depends_on_length(mixer) for layer in spec.layers for mixer in layer.token_mixers
@@ -87,7 +92,19 @@ class BatchBuilder:
             ),
             attention=attention,
             rope_lengths=rope_lengths,
+            adapters=self._adapter_rows(items, counts, device),
         )
+
+    def _adapter_rows(
+        self, items: Sequence[ScheduledRequest], counts: np.ndarray, device: torch.device
+    ) -> AdapterRows | None:
+        """Return the adapters of a step's rows; None: no request has one."""
+        present = {item.request.adapter_slot for item in items} - {0}
+        if self._adapters is None or not present:
+            return None
+        slots = np.repeat(np.array([item.request.adapter_slot for item in items], dtype=np.int64), counts)
+        is_eager = any(self._adapters.is_eager(slot) for slot in present)
+        return AdapterRows(upload(slots, device), tuple(sorted(present)), is_eager)
 
 
 def _depends_on_length(mixer: object) -> bool:

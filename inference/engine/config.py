@@ -37,6 +37,8 @@ class EngineConfig:
             with recurrent state has no prefix cache.
         num_spare_slots: State slots beyond these, for the states of requests whose draft tokens are verified.
         snapshot_host_bytes: Host memory for snapshots that were evicted from their slots on a device.
+        max_adapters: Maximum LoRA adapters that are resident at once.
+        adapter_bytes: Memory for resident adapters; None: only their number is limited.
     """
 
     max_model_len: int
@@ -52,6 +54,8 @@ class EngineConfig:
     num_snapshot_slots: int = 0
     num_spare_slots: int = 0
     snapshot_host_bytes: int = 0
+    max_adapters: int = 0
+    adapter_bytes: int | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -64,7 +68,7 @@ class EngineConfig:
         ):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}, it must be at least 1.", param=name)
-        for name in ("num_snapshot_slots", "num_spare_slots", "snapshot_host_bytes"):
+        for name in ("num_snapshot_slots", "num_spare_slots", "snapshot_host_bytes", "max_adapters"):
             if getattr(self, name) < 0:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}, it must be at least 0.", param=name)
         if self.block_size > MAX_BLOCK_SIZE:

@@ -8,12 +8,14 @@ engine ends with ``EngineDead``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 
 import torch
 
+from inference.engine.adapter import Adapter
+from inference.engine.adapter_pool import AdapterPool, AdapterPoolStats
 from inference.engine.config import EngineConfig
 from inference.engine.device import is_memory_error, on_device
 from inference.engine.failures import failure_of
@@ -34,7 +36,8 @@ from inference.engine.speculation.setup import Speculation, make_speculator
 from inference.engine.speculation.stats import SpeculationStats
 from inference.engine.state_copies import StateCopies
 from inference.engine.state_manager import StateManager
-from inference.errors import BlazrError, Conflict, EngineDead, GenerationFailed
+from inference.errors import BlazrError, Conflict, EngineDead, GenerationFailed, InvalidRequest
+from inference.modelling.adapters.network import NetworkAdapters
 from inference.modelling.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
@@ -68,6 +71,7 @@ class EngineStats:
     state_bytes: int
     prefix_cache: PrefixCacheStats
     speculation: SpeculationStats | None
+    adapters: AdapterPoolStats | None
 
 
 class Engine:
@@ -79,6 +83,7 @@ class Engine:
         config: Sizes and limits.
         disk: Disk tier of the prefix cache; closed with the engine.
         speculation: Speculative decoding; None: off.
+        adapters: The LoRA adapters of the network; None: requests can't name any.
     """
 
     def __init__(
@@ -89,6 +94,7 @@ class Engine:
         *,
         disk: DiskTier | None = None,
         speculation: Speculation | None = None,
+        adapters: NetworkAdapters | None = None,
     ) -> None:
         self.config = config
         self._vocab_size = spec.vocab_size
@@ -96,7 +102,7 @@ class Engine:
         self._checks = RequestChecks(spec, config)
         self._states = StateManager(spec, config)
         with on_device(self._device):
-            self._runner = ModelRunner(network, spec, config, self._states)
+            self._runner = ModelRunner(network, spec, config, self._states, adapters)
             access = StateAccess(spec, self._runner.layer_states, config.block_size)
             self._prefix_cache = PrefixCache(spec, config, self._states.kv, access, disk)
             self._speculator = None
@@ -104,6 +110,7 @@ class Engine:
                 self._speculator = make_speculator(speculation, network, spec, config, self._states, access)
             self._sampler = Sampler(config.invalid_token_ids, self._device, self._runner.backend.row_maxima)
         self._copies = StateCopies(access, in_background=self._device.type == "cpu")
+        self._adapters = None if adapters is None else AdapterPool(adapters, config.adapter_bytes)
         self._scheduler = Scheduler(config, self._states, self._prefix_cache, self._copies)
         self._requests: dict[str, Request] = {}
         self._fetching: dict[Request, Future[Fetched]] = {}
@@ -128,6 +135,8 @@ class Engine:
         if source.request_id in self._requests:
             raise Conflict(f"request {source.request_id} is already in flight; use another id.", param="request_id")
         max_tokens = self._checks.check(source)
+        if source.adapter is not None:
+            self._check_adapter(source.adapter)
         params, prompt, output = source.params, source.prompt_token_ids, source.prior_output_token_ids
         eos = () if params.ignore_eos else source.eos_token_ids
         # A tokenizer may have more ids than the model.
@@ -139,16 +148,29 @@ class Engine:
             stop_token_ids=stop_token_ids,
             token_ids=[*prompt, *output],
             sampling=SamplingState(params, stop_token_ids, prompt, output, source.constraint, source.dry_breakers),
-            namespace=self._prefix_cache.digest(source.cache_salt, len(prompt), source.saved_state),
+            namespace=self._prefix_cache.digest(
+                source.cache_salt, len(prompt), source.saved_state, source.adapter.digest if source.adapter else ""
+            ),
         )
         # The request needs no sampled token: an earlier attempt reached the end, or max_tokens is 0.
         request.known_ending = request.ending()
         self._arrivals += 1
         self._counts["num_prompt_tokens"] += request.num_prompt_tokens
-        self._queue(request)
+        if source.adapter is None or self._adapters is None:
+            self._queue(request)
+        else:
+            self._adapters.add(request)
         self._requests[request.request_id] = request
         if request.known_ending is not None and not request.computes_prompt:
             self._finish(request, request.known_ending)
+
+    def _check_adapter(self, adapter: Adapter) -> None:
+        if self._adapters is None:
+            raise InvalidRequest(
+                "the model is loaded without room for adapters; load it with max_adapters of at least 1.",
+                param="adapter",
+            )
+        self._adapters.check(adapter)
 
     def _queue(self, request: Request) -> None:
         """Put a request into the queue, after a background read of its prefix from disk if there is one."""
@@ -172,10 +194,16 @@ class Engine:
         self._sampler.masks.close()
         self._copies.close()
         self._prefix_cache.close()
+        if self._adapters is not None:
+            self._adapters.close()
 
     def flush(self) -> None:
         """Wait until the prefix cache has written its pending files."""
         self._prefix_cache.flush()
+
+    def adapter_users(self) -> Mapping[str, int]:
+        """Return the number of running requests of each resident adapter, by digest; may be called from any thread."""
+        return {} if self._adapters is None else self._adapters.users()
 
     def has_unfinished(self) -> bool:
         """Whether requests are unfinished or outputs wait for the next ``step``."""
@@ -195,6 +223,7 @@ class Engine:
             state_bytes=self._runner.state_bytes,
             prefix_cache=self._prefix_cache.stats(),
             speculation=None if self._speculator is None else self._speculator.stats(),
+            adapters=None if self._adapters is None else self._adapters.stats(),
             **self._counts,
         )
 
@@ -246,6 +275,8 @@ class Engine:
     def _schedule(self) -> SchedulerOutput:
         """Choose the step's tokens, draft tokens included."""
         self._prefix_cache.poll()
+        if self._adapters is not None and self._adapters.has_waiting():
+            self._place_adapters(self._adapters)
         if self._fetching:
             self._take_fetched()
         if self._copies:
@@ -257,9 +288,24 @@ class Engine:
         self._sampler.masks.begin([item.request.sampling for item in step.scheduled if item.num_sampled])
         return step
 
+    def _place_adapters(self, pool: AdapterPool) -> None:
+        """Queue the requests whose adapters are resident; an idle engine waits up to ``FETCH_WAIT_S`` for one."""
+        placed = pool.place()
+        if not (placed.ready or placed.failed or self._is_busy()):
+            pool.await_load(FETCH_WAIT_S)
+            placed = pool.place()
+        for request in placed.ready:
+            self._queue(request)
+        for request, error in placed.failed:
+            request.error = error
+            self._finish(request, FinishReason.ERROR)
+
+    def _is_busy(self) -> bool:
+        return bool(self._scheduler.running or self._scheduler.waiting or self._pending)
+
     def _take_fetched(self) -> None:
         """Queue the requests whose disk reads are done; an idle engine waits up to ``FETCH_WAIT_S`` for one."""
-        if not self._scheduler.running and not self._scheduler.waiting and not self._pending:
+        if not self._is_busy():
             wait(self._fetching.values(), timeout=FETCH_WAIT_S, return_when="FIRST_COMPLETED")
         for request in [request for request, fetching in self._fetching.items() if fetching.done()]:
             request.fetched = self._fetching.pop(request).result()
@@ -396,6 +442,8 @@ class Engine:
             except BlazrError as error:
                 reason, request.error = FinishReason.ERROR, error
         self._scheduler.finish(request)
+        if self._adapters is not None:
+            self._adapters.release(request)
         del self._requests[request.request_id]
         self._counts["num_failed"] += reason is FinishReason.ERROR
         output = self._report(request, new_token_ids)

@@ -8,7 +8,8 @@ Shape letters: T tokens of the step, B sequences, h hidden, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -22,9 +23,11 @@ from inference.engine.sampling.sampler import Sampler, numerical_error
 from inference.engine.scheduler import ScheduledRequest, SchedulerOutput
 from inference.engine.state_manager import StateManager
 from inference.engine.warm_up import warm_up
+from inference.modelling.adapters.network import NetworkAdapters
 from inference.modelling.backends.backend import Backend, bind_backend
+from inference.modelling.backends.native.decode_programs import DecodePrograms
 from inference.modelling.backends.triton.cuda_graphs import DecodeGraphs
-from inference.modelling.forward_batch import ForwardBatch, LayerState
+from inference.modelling.forward_batch import AdapterRows, ForwardBatch, LayerState
 from inference.modelling.layers.packed import output_bits
 from inference.modelling.mapped import mapped_zeros
 from inference.modelling.spec import ModelSpec
@@ -72,18 +75,28 @@ class ModelRunner:
         spec: Specification of the network.
         config: Sizes of the engine.
         states: State manager with the block tables.
+        adapters: The adapters of the network; None: it has none.
 
     Attributes:
         layer_states: The state tensors of each layer.
         backend: The faster forms of the network's device.
     """
 
-    def __init__(self, network: Network, spec: ModelSpec, config: EngineConfig, states: StateManager) -> None:
+    def __init__(
+        self,
+        network: Network,
+        spec: ModelSpec,
+        config: EngineConfig,
+        states: StateManager,
+        adapters: NetworkAdapters | None = None,
+    ) -> None:
         self._network = network
+        self._adapters = adapters
+        self._adapter_rows: AdapterRows | None = None
         self._states = states
         self._device = torch.device(config.device)
         self.layer_states = allocate_states(spec, config)
-        self._batches = BatchBuilder(spec, config, states)
+        self._batches = BatchBuilder(spec, config, states, adapters)
         self._invalid_bits = output_bits(config.invalid_token_ids, spec.vocab_size)
         self._slice_rows = max(1, LOGPROBS_SLICE_BYTES // (4 * spec.vocab_size))
         self.backend = Backend(self._device, TORCH_DTYPES[config.dtype])
@@ -93,6 +106,7 @@ class ModelRunner:
             if self._device.type == "cuda":
                 self._graphs = self._capture_decodes(network, spec, config)
         self._programs = self.backend.decode_programs(network, self.layer_states)
+        self._adapter_programs = _AdapterPrograms(lambda: self.backend.decode_programs(network, self.layer_states))
 
     def _capture_decodes(self, network: torch.nn.Module, spec: ModelSpec, config: EngineConfig) -> DecodeGraphs | None:
         choose_attention()
@@ -114,16 +128,45 @@ class ModelRunner:
 
     def forward(self, step: SchedulerOutput) -> torch.Tensor:
         """Return the (T, h) hidden rows of a step, in its order; advance the states."""
-        if step.num_decodes == len(step.scheduled):
-            if self._graphs is not None:
-                return self._graphs.run(self._batches.build(step, torch.device("cpu")))
-            if self._programs is not None:
-                return self._programs.run(self._batches.build(step, self._device))
-        return self._network(self._batches.build(step, self._device), self.layer_states)
+        only_decodes = step.num_decodes == len(step.scheduled)
+        has_adapters = self._adapters is not None and any(item.request.adapter_slot for item in step.scheduled)
+        self._adapter_rows = None
+        if only_decodes and self._graphs is not None and not has_adapters:
+            return self._graphs.run(self._batches.build(step, torch.device("cpu")))
+        batch = self._batches.build(step, self._device)
+        if batch.adapters is not None:
+            return self._forward_adapted(batch, only_decodes=only_decodes)
+        if only_decodes and self._programs is not None:
+            return self._programs.run(batch)
+        return self._network(batch, self.layer_states)
+
+    def _forward_adapted(self, batch: ForwardBatch, *, only_decodes: bool) -> torch.Tensor:
+        """``forward`` of a step with adapters; decodes are recorded apart from those without."""
+        assert self._adapters is not None and batch.adapters is not None
+        self._adapter_rows = batch.adapters
+        with self._adapters.running(batch.adapters):
+            if only_decodes and not batch.adapters.is_eager:
+                programs = self._adapter_programs.of(self._adapters.version)
+                if programs is not None:
+                    return programs.run(batch)
+            return self._network(batch, self.layer_states)
+
+    @contextmanager
+    def _adapting(self, rows: Sequence[int]) -> Iterator[None]:
+        """Let the head add the adapters of these rows of the step."""
+        found = self._adapter_rows
+        if found is None or self._adapters is None:
+            yield
+            return
+        if len(rows) != len(found.slots):
+            found = found.select(upload_ids(rows, found.slots.device))
+        with self._adapters.running(found):
+            yield
 
     def logits_of(self, hidden: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
         """Return the (len(rows), V) float32 logits of ``rows``, which are ascending and distinct."""
-        return self._network.compute_logits(_select_rows(hidden, rows))
+        with self._adapting(rows):
+            return self._network.compute_logits(_select_rows(hidden, rows))
 
     def argmax_of(self, hidden: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return the (n,) argmax of ``logits_of`` over the valid ids and (n,) its logits, without logits in memory.
@@ -131,9 +174,10 @@ class ModelRunner:
         The lowest of equal ids is returned, and NaN if a row has NaN. None: the network computes logits only.
         """
         network: Any = self._network
-        if not getattr(network, "can_choose", False):
-            return None
-        places, values = network.argmax_logits(_select_rows(hidden, rows), self._invalid_bits)
+        with self._adapting(rows):
+            if not getattr(network, "can_choose", False):
+                return None
+            places, values = network.argmax_logits(_select_rows(hidden, rows), self._invalid_bits)
         return places, values
 
     def score_prompt(
@@ -159,11 +203,31 @@ class ModelRunner:
         for start in range(begin, end, self._slice_rows):
             stop = min(end, start + self._slice_rows)
             row = first_row + start - item.num_computed_tokens
-            logits = self._network.compute_logits(hidden[row : row + stop - start])
+            with self._adapting(range(row, row + stop - start)):
+                logits = self._network.compute_logits(hidden[row : row + stop - start])
             if bool((~torch.isfinite(logits.amax(-1))).any()):
                 raise numerical_error()
             targets = upload_ids(prompt[start + 1 : stop + 1], hidden.device)
             yield from sampler.score(torch.log_softmax(logits, dim=-1), targets, [num_top] * (stop - start))
+
+
+class _AdapterPrograms:
+    """Recorded decodes of steps with adapters, made anew when modules are adapted that were not before.
+
+    Args:
+        make: Makes an empty set of recordings; None: decodes run eagerly.
+    """
+
+    def __init__(self, make: Callable[[], DecodePrograms | None]) -> None:
+        self._make = make
+        self._version = -1
+        self._programs: DecodePrograms | None = None
+
+    def of(self, version: int) -> DecodePrograms | None:
+        """The recordings for a version of the network's adapted modules."""
+        if version != self._version:
+            self._version, self._programs = version, self._make()
+        return self._programs
 
 
 def _select_rows(hidden: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from inference.engine.adapter import Adapter
 from inference.engine.pooling import Float32Array, Pooling
 from inference.engine.sampling.llama_cpp.dry import SequenceBreakers
 from inference.engine.saved_state import SavedState
@@ -72,6 +73,7 @@ class EngineRequest:
         returns_state: Return the state after the prompt; requires ``max_tokens`` 0.
         caller: Name of the caller, which shares the prefill tokens of a step with other callers of its priority.
         cache_breakpoints: Positions of the prompt at which the prefix cache keeps its state, ascending.
+        adapter: The LoRA adapter that all of its rows go through; None: the base alone.
     """
 
     request_id: str
@@ -88,6 +90,7 @@ class EngineRequest:
     returns_state: bool = False
     caller: str = ""
     cache_breakpoints: tuple[CacheBreakpoint, ...] = ()
+    adapter: Adapter | None = None
 
 
 @dataclass(slots=True)

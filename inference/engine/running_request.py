@@ -40,6 +40,7 @@ class Request:
         cache_miss_reason: Why no more tokens were found (a ``MissReason``).
         kept_prefixes: The prefixes of ``cache_breakpoints`` that the prefix cache keeps.
         returned_state: The state after the prompt, for a request with ``returns_state``, once it is computed.
+        adapter_slot: Slot of the request's adapter, which is resident until the request ends; 0: it has none.
         pooler: Pooler of the prompt's rows; None: the request generates tokens.
     """
 
@@ -63,6 +64,7 @@ class Request:
     cache_miss_reason: str | None = None
     kept_prefixes: tuple[CacheBreakpoint, ...] = ()
     returned_state: SavedState | None = None
+    adapter_slot: int = 0
     pooler: Pooler | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:

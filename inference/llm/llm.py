@@ -11,13 +11,14 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 
+from inference.engine.adapter import Adapter
 from inference.engine.config import StatePlan
 from inference.engine.device import on_device, return_device_memory
 from inference.engine.engine import Engine
@@ -26,6 +27,7 @@ from inference.engine.request import EngineOutput
 from inference.errors import Conflict, GenerationFailed
 from inference.host.compute_threads import release_compute_threads
 from inference.host.machine import return_freed_memory
+from inference.llm.adapters import AdapterFacts, AdapterRegistry, make_registry, require_adapters
 from inference.llm.checkpoint import checkpoint_to_load
 from inference.llm.draft_loading import DraftCheckpoint, draft_bytes, load_speculation
 from inference.llm.loading import TextLoading, engine_config, open_disk, prepare_process
@@ -37,6 +39,7 @@ from inference.llm.state_file import PromptState, identity_of, read_state_file, 
 from inference.llm.state_header import StateIdentity, StateSizes
 from inference.llm.text_output import TextOutput
 from inference.llm.text_request import PreparedRequest, Prompt, RequestPreparer
+from inference.modelling.adapters.network import NetworkAdapters
 from inference.modelling.backends.backend import pack_weights
 from inference.modelling.layers.linear import network_bytes
 from inference.modelling.spec import ModelSpec
@@ -60,6 +63,7 @@ class LLM(OfflineRequests):
         plan: How the states' memory is divided.
         weights_bytes: Memory of the network, and of the draft model's or the head's.
         identify: Makes the identity of the model's states.
+        adapters: The LoRA adapters that requests may name; None: they can't.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class LLM(OfflineRequests):
         weights_bytes: int,
         identify: Callable[[], StateIdentity],
         tokenizer_spec: TokenizerSpec,
+        adapters: AdapterRegistry | None = None,
     ) -> None:
         super().__init__(tokenizer_spec)
         self.tokenizer = tokenizer
@@ -85,12 +90,14 @@ class LLM(OfflineRequests):
         self._identify = identify
         self._identity: StateIdentity | None = None
         self._saved_prompts: dict[str, Prompt] = {}
+        self._saved_adapters: dict[str, Adapter | None] = {}
         self._states: dict[str, PromptState] = {}
+        self._adapters = adapters
         self._max_model_len = plan.max_model_len
         self._outputs: dict[str, tuple[TextOutput | PooledOutput, list[str]]] = {}
         self._grammars = GrammarCompiler(tokenizer, options.grammar_limits)
         self._preparer = RequestPreparer(
-            tokenizer, template, plan.max_model_len, self._grammars, pooling=options.pooling
+            tokenizer, template, plan.max_model_len, self._grammars, pooling=options.pooling, adapters=adapters
         )
         self._choices: dict[str, tuple[str, int, TextOutput | PooledOutput]] = {}
         self._events: list[GenerationEvent] = []
@@ -134,6 +141,7 @@ class LLM(OfflineRequests):
         progress: Callable[[float, str], None] | None = None,
         *,
         draft: DraftCheckpoint | None = None,
+        adapters: Mapping[str, Path] | None = None,
     ) -> LLM:
         """Load a checkpoint.
 
@@ -142,6 +150,7 @@ class LLM(OfflineRequests):
             options: How to run it.
             progress: Gets the share done (0 to 1) and what is being read.
             draft: The draft model, if ``options.speculative`` names one.
+            adapters: LoRA adapters that requests may name, by name: directories or files that PEFT has saved.
 
         Raises:
             CheckpointError: A file is broken, or doesn't fit the spec.
@@ -176,14 +185,19 @@ class LLM(OfflineRequests):
             if disk is not None:
                 undo.callback(disk.close)
             config = engine_config(spec, plan, options, dtype, loaded.invalid_token_ids)
-            engine = Engine(network, spec, config, disk=disk, speculation=speculation)
+            resident = NetworkAdapters(network, options.max_adapters) if options.max_adapters else None
+            engine = Engine(network, spec, config, disk=disk, speculation=speculation, adapters=resident)
+            undo.callback(engine.close)
+            known = make_registry(spec, weight_files, tokenizer, resident, engine)
+            for name, path in (adapters or {}).items():
+                require_adapters(known).add(name, path)
             pack_weights(network)
             release_compute_threads()  # the steps run in another thread
             return_freed_memory()
             undo.pop_all()
         identify = partial(identity_of, spec, tuple(weight_files), dtype, options)
         num_bytes = network_bytes(network) + draft_bytes(speculation)
-        return cls(engine, loaded, template, options, plan, num_bytes, identify, tokenizer)
+        return cls(engine, loaded, template, options, plan, num_bytes, identify, tokenizer, known)
 
     def __enter__(self) -> Self:
         return self
@@ -218,8 +232,9 @@ class LLM(OfflineRequests):
             InvalidRequest: The state is another model's, or as ``prepare``.
             Unavailable: As ``prepare``.
         """
-        self.state_identity().check(state.identity, "the state")
-        return self._preparer.prepare(message, state)
+        prepared = self._preparer.prepare(message, state)
+        self._identity_through(prepared.choices[0].adapter).check(state.identity, "the state")
+        return prepared
 
     def state_identity(self) -> StateIdentity:
         """What a saved state must agree with; the first call may read all weights."""
@@ -227,22 +242,28 @@ class LLM(OfflineRequests):
             self._identity = self._identify()
         return self._identity
 
+    def _identity_through(self, adapter: Adapter | None) -> StateIdentity:
+        identity = self.state_identity()
+        return identity if adapter is None else replace(identity, adapter=adapter.digest)
+
     def state_bytes(self, num_tokens: int) -> int:
         """Bytes of the saved state of a prompt of ``num_tokens``."""
         return self.plan.slot_bytes + num_tokens * (self.plan.token_bytes + 8)
 
-    def read_state(self, path: Path, source: str | None = None) -> PromptState:
+    def read_state(self, path: Path, source: str | None = None, *, adapter: str | None = None) -> PromptState:
         """Read a state that ``write_state`` has written.
 
         Args:
             source: The state in messages; None: the file's name.
+            adapter: Name of the LoRA adapter of the requests that go on from it.
 
         Raises:
-            InvalidRequest: The file is no whole saved state, or another model's.
+            InvalidRequest: The file is no whole saved state, or another model's or adapter's.
         """
         plan = self.plan
         sizes = StateSizes(plan.token_bytes, plan.slot_bytes, plan.max_model_len)
-        return read_state_file(path, self.state_identity(), sizes, source)
+        found = None if adapter is None else require_adapters(self._adapters).get(adapter)
+        return read_state_file(path, self._identity_through(found), sizes, source)
 
     def state_content(self, state: PromptState, *, model: str) -> list[memoryview]:
         """The file of a state, as ``write_state`` writes it, in pieces."""
@@ -264,8 +285,43 @@ class LLM(OfflineRequests):
         return {} if self._engine is None else asdict(self._engine.stats())
 
     def memory_bytes(self) -> dict[str, int]:
-        """Bytes of ``weights`` and ``states``."""
-        return {"weights": self._weights_bytes, "states": self.plan.total_bytes + self._draft_state_bytes}
+        """Bytes of ``weights``, ``states`` and ``adapters``, the budget of the latter if they have one."""
+        return {
+            "weights": self._weights_bytes,
+            "states": self.plan.total_bytes + self._draft_state_bytes,
+            "adapters": 0 if self._adapters is None else self._adapters.reserved_bytes(),
+        }
+
+    # --- adapters, any thread ------------------------------------------------------------------
+
+    def check_adapter(self, path: Path) -> AdapterFacts:
+        """Check a LoRA adapter's files against the model, without making it known.
+
+        Raises:
+            CheckpointError: They are broken, or don't fit; the message says what, where and what to do.
+            InvalidRequest: The model is loaded without room for adapters.
+        """
+        return require_adapters(self._adapters).check(path)
+
+    def add_adapter(self, name: str, path: Path) -> AdapterFacts:
+        """Make a LoRA adapter known; it is read when the first request names it.
+
+        Raises:
+            CheckpointError, InvalidRequest: As ``check_adapter``.
+        """
+        return require_adapters(self._adapters).add(name, path)
+
+    def remove_adapter(self, name: str) -> None:
+        """Refuse new requests for an adapter; those that run go on.
+
+        Raises:
+            UnknownModel: There is none of that name.
+        """
+        require_adapters(self._adapters).remove(name)
+
+    def adapters(self) -> dict[str, AdapterFacts]:
+        """The known adapters by name."""
+        return {} if self._adapters is None else self._adapters.facts()
 
     def snapshot_bytes(self) -> int:
         """Bytes of the states that are for snapshots of the prefix cache."""
@@ -299,6 +355,7 @@ class LLM(OfflineRequests):
         self._outputs[request_id] = (output, added)
         if prepared.saved_prompt is not None:
             self._saved_prompts[request_id] = prepared.saved_prompt
+            self._saved_adapters[request_id] = prepared.choices[0].adapter
         if prepared.state is not None:
             self._states[request_id] = prepared.state
         self._events += output.begin()
@@ -350,6 +407,7 @@ class LLM(OfflineRequests):
         self._engine = None
         self._outputs.clear()
         self._saved_prompts.clear()
+        self._saved_adapters.clear()
         self._states.clear()
         self._choices.clear()
         self.tokenizer.close()
@@ -369,7 +427,11 @@ class LLM(OfflineRequests):
             if output.saved_state is not None:
                 prompt = self._saved_prompts[request_id]
                 events[-1]["state"] = PromptState(
-                    prompt.token_ids, output.saved_state, self.state_identity(), int(time.time()), prompt.conversation
+                    prompt.token_ids,
+                    output.saved_state,
+                    self._saved_identity(request_id),
+                    int(time.time()),
+                    prompt.conversation,
                 )
         except (KeyboardInterrupt, SystemExit):
             raise
@@ -383,12 +445,16 @@ class LLM(OfflineRequests):
             self._forget_if_done(request_id)
         return events
 
+    def _saved_identity(self, request_id: str) -> StateIdentity:
+        return self._identity_through(self._saved_adapters.get(request_id))
+
     def _forget_if_done(self, request_id: str) -> None:
         output, choices = self._outputs[request_id]
         if output.is_done:
             self._forget(choices)
             del self._outputs[request_id]
             self._saved_prompts.pop(request_id, None)
+            self._saved_adapters.pop(request_id, None)
             self._states.pop(request_id, None)
 
     def _forget(self, choices: Sequence[str]) -> None:

@@ -117,6 +117,8 @@ def engine_config(
         prefix_cache=options.prefix_cache,
         num_snapshot_slots=plan.num_snapshot_slots,
         num_spare_slots=plan.num_spare_slots,
+        max_adapters=options.max_adapters,
+        adapter_bytes=options.adapter_bytes,
         snapshot_host_bytes=options.snapshot_host_bytes,
     )
 

@@ -46,6 +46,8 @@ class LLMOptions:
         quant: What the matrices become as they are loaded: ``auto``, ``none``, ``int8`` or ``int4``.
         speculative: How tokens are drafted; None: not at all.
         pooling: How vectors are pooled unless the request says.
+        max_adapters: Most LoRA adapters that are resident at once; 0: requests can't name any.
+        adapter_bytes: Memory for resident adapters; None: what ``max_adapters`` of them need.
         num_threads: Threads of one operator on a CPU, for the whole process; None: torch's choice.
     """
 
@@ -65,6 +67,8 @@ class LLMOptions:
     quant: Quant = "auto"
     speculative: SpeculativeOptions | None = None
     pooling: Pooling = "mean"
+    max_adapters: int = 8
+    adapter_bytes: int | None = None
     num_threads: int | None = None
     grammar_limits: GrammarLimits = GrammarLimits()  # noqa: RUF009 frozen
 
@@ -78,11 +82,11 @@ class LLMOptions:
             raise InvalidRequest(f"quant is {self.quant!r}; it must be {', '.join(QUANTS)}.", param="quant")
         if self.pooling not in POOLINGS:
             raise InvalidRequest(f"pooling is {self.pooling!r}; it must be {', '.join(POOLINGS)}.", param="pooling")
-        for name in ("max_model_len", "max_num_batched_tokens", "cache_bytes", "memory_bytes", "num_threads"):
+        for name in ("max_model_len", "max_num_batched_tokens", "cache_bytes", "memory_bytes", "num_threads", "adapter_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidRequest(f"{name} is {value}, it must be at least 1.", param=name)
-        for name in ("snapshot_bytes", "snapshot_host_bytes", "cache_dir_bytes"):
+        for name in ("snapshot_bytes", "snapshot_host_bytes", "cache_dir_bytes", "max_adapters"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise InvalidRequest(f"{name} is {value}, it must be at least 0.", param=name)

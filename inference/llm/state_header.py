@@ -40,6 +40,7 @@ _PATTERNS = {
     "dtype": r"[a-z0-9]{1,16}",
     "quant": r"[a-z0-9]{1,16}",
     "device": r"[a-z]{1,16}",
+    "adapter": rf"({_SHA256})?",
     "block_size": r"[1-9][0-9]{0,4}",
     "revision": r"[0-9A-Za-z.]{1,16}",
     "created": r"(0|[1-9][0-9]{0,10})",
@@ -53,8 +54,10 @@ _WORDS = {
     "block_size": "block_size",
     "revision": "revision of quantisation",
     "layout": "another layout of the state (another version of blazr)",
+    "adapter": "LoRA adapter",
 }
-_REMEDIES = {"dtype": "load the model with {}", "quant": "load the model with {}", "device": "use the same device"}
+_REMEDIES = {"dtype": "load the model with {}", "quant": "load the model with {}", "device": "use the same device",
+             "adapter": "name the adapter that it was saved with"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ class StateIdentity:
         dtype, quant, device, block_size: As the model is run; ``device`` is cpu or cuda.
         revision: Revision of our quantisation.
         layout: SHA-256 of the layout of a state's bytes.
+        adapter: Digest of the LoRA adapter that the tokens went through; empty: none.
     """
 
     weights: str
@@ -77,6 +81,7 @@ class StateIdentity:
     block_size: str
     revision: str
     layout: str
+    adapter: str = ""
 
     def check(self, saved: StateIdentity, source: str) -> None:
         """Refuse a state of another model, or of the same model run otherwise.
@@ -92,12 +97,18 @@ class StateIdentity:
             theirs, ours = getattr(saved, name), getattr(self, name)
             if theirs == ours:
                 continue
-            if name in ("weights", "spec", "layout"):
+            if name == "adapter":
+                difference = f"{source} was saved {_through(theirs)}, the request goes {_through(ours)}"
+            elif name in ("weights", "spec", "layout"):
                 difference = f"{source} was saved with {words}: {theirs[:12]}…, this model's are {ours[:12]}…"
             else:
                 difference = f"{source} was saved with {words} {theirs}, this model is loaded with {ours}"
             remedy = _REMEDIES.get(name, "use the model that it was saved with").format(f"--{name} {theirs}")
             raise InvalidRequest(f"{difference}; {remedy}, or save the state again.", param="state")
+
+
+def _through(adapter: str) -> str:
+    return f"through the adapter {adapter[:12]}…" if adapter else "through no adapter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +265,7 @@ def header_of(descriptor: int, name: str) -> StateHeader:
     if not 2 <= num_tokens <= MAX_TOKENS:
         raise _refused(name, f"has {num_tokens} tokens; 2 to {MAX_TOKENS:,} are allowed")
     return StateHeader(
-        StateIdentity(**{field.name: metadata[field.name] for field in fields(StateIdentity)}),
+        StateIdentity(**{field.name: metadata.get(field.name, "") for field in fields(StateIdentity)}),
         num_tokens,
         sizes.get("blocks", 0),
         sizes.get("slot", 0),

@@ -11,9 +11,11 @@ from typing import Any
 
 import orjson
 
+from inference.engine.adapter import Adapter
 from inference.engine.pooling import POOLINGS, Pooling
 from inference.engine.request import CacheBreakpoint, EngineRequest
 from inference.errors import InvalidRequest, PromptTooLong, UnsupportedFeature
+from inference.llm.adapters import AdapterRegistry, require_adapters
 from inference.llm.pooled_output import PooledOutput
 from inference.llm.state_file import PromptState
 from inference.llm.state_header import MAX_CONVERSATION_BYTES
@@ -79,6 +81,7 @@ class RequestPreparer:
         template: Its chat template; None: chat is refused.
         max_model_len: Most tokens of prompt and output.
         pooling: How vectors are pooled unless the request says.
+        adapters: The LoRA adapters that requests may name; None: they can't.
     """
 
     def __init__(
@@ -89,11 +92,13 @@ class RequestPreparer:
         grammars: GrammarCompiler,
         *,
         pooling: Pooling = "mean",
+        adapters: AdapterRegistry | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._template = template
         self._max_model_len = max_model_len
         self._pooling = pooling
+        self._adapters = adapters
         self._grammars = grammars
         self._infill: InfillTokens | None = None
 
@@ -168,7 +173,7 @@ class RequestPreparer:
         return params
 
     def _prepare_pooling(self, message: GenerateMessage, received_at: float) -> PreparedRequest:
-        pooling = message.get("pooling") or self._pooling
+        pooling, adapter = message.get("pooling") or self._pooling, self._adapter(message)
         if pooling not in POOLINGS:
             raise InvalidRequest(f"pooling is {pooling!r}, it must be {', '.join(POOLINGS)}.", param="pooling")
         # A later attempt computes all inputs again: the vectors that the client has are dropped on their way.
@@ -180,6 +185,7 @@ class RequestPreparer:
                 params=_POOLING_PARAMS,
                 priority=message["priority"],
                 cache_salt=message.get("cache_salt", ""),
+                adapter=adapter,
                 pooling=pooling,
                 caller=message.get("owner", ""),
             )
@@ -208,6 +214,12 @@ class RequestPreparer:
             return token_ids[:limit]
         raise PromptTooLong.of(limit, len(token_ids), noun=f"input {number}", param="input")
 
+    def _adapter(self, message: GenerateMessage) -> Adapter | None:
+        name = message.get("adapter")
+        if name is None:
+            return None
+        return require_adapters(self._adapters).get(name)
+
     def _choice(
         self,
         message: GenerateMessage,
@@ -232,6 +244,7 @@ class RequestPreparer:
             priority=message["priority"],
             prior_output_token_ids=prior,
             cache_salt=message.get("cache_salt", ""),
+            adapter=self._adapter(message),
             caller=message.get("owner", ""),
         )
 

@@ -106,10 +106,12 @@ class PrefixCache:
 
     # --- before a sequence runs ----------------------------------------------------------------
 
-    def digest(self, cache_salt: str, num_prompt_tokens: int, saved_state: SavedState | None = None) -> bytes:
-        """Return the digest of a request's namespace; requests with a saved state share one of their own."""
+    def digest(
+        self, cache_salt: str, num_prompt_tokens: int, saved_state: SavedState | None = None, adapter: str = ""
+    ) -> bytes:
+        """Return the digest of a request's namespace; a saved state and an adapter (its digest) have their own."""
         origin = "" if saved_state is None else saved_state.digest.hex()
-        return self._namespaces.digest(cache_salt, num_prompt_tokens, origin=origin)
+        return self._namespaces.digest(cache_salt, num_prompt_tokens, origin=origin, adapter=adapter)
 
     def find(
         self,

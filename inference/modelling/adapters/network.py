@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
+import torch
 from torch import nn
 
 from inference.modelling.adapters.deltas import ModuleDelta
@@ -59,6 +60,17 @@ class NetworkAdapters:
         """
         return load_adapter(plan, path, self._network)
 
+    def size_of(self, plan: AdapterPlan) -> int:
+        """Bytes that an adapter will take."""
+        width = next(self._network.parameters()).dtype.itemsize
+        total = plan.num_values * width
+        for matrix in plan.matrices:
+            place = matrix.place
+            if isinstance(self._network.get_submodule(place.owner), HeadExpansion):
+                total += place.num_rows * matrix.num_inputs * width
+        return total
+
+    @torch.inference_mode()
     def install(self, slot: int, adapter: LoadedAdapter) -> None:
         """Make an adapter resident in a free slot."""
         assert 1 <= slot <= self.num_slots and slot not in self._resident, slot
@@ -78,6 +90,7 @@ class NetworkAdapters:
             matrices = {name: delta.matrix for name, delta in changed.items() if delta.matrix is not None}
             layer.copies[slot] = copy_with(layer, matrices)
 
+    @torch.inference_mode()
     def remove(self, slot: int) -> None:
         """Forget the adapter of a slot; no step may go through it."""
         adapter = self._resident.pop(slot)

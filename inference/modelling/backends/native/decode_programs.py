@@ -88,4 +88,6 @@ def _inputs(batch: ForwardBatch) -> list[torch.Tensor]:
     inputs += [attention.blocks, attention.starts, attention.lengths, attention.first_rows]
     if batch.rope_lengths is not None:
         inputs.append(batch.rope_lengths)
+    if batch.adapters is not None:
+        inputs.append(batch.adapters.slots)
     return inputs

@@ -1,0 +1,238 @@
+"""AdapterRegistry: the LoRA adapters that a loaded model's requests may name, checked against the model."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from inference.engine.adapter import Adapter
+from inference.engine.engine import Engine
+from inference.engine.prefix_cache.model_key import file_digest
+from inference.errors import InvalidRequest, UnknownModel, UnsupportedFormat
+from inference.modelling.adapters.network import NetworkAdapters
+from inference.modelling.lora.config import CONFIG_FILE
+from inference.modelling.lora.modules import BaseModules
+from inference.modelling.lora.plan import AdapterPlan, plan_adapter
+from inference.modelling.spec import ModelSpec
+from inference.modelling.weights.files import TensorFiles
+from inference.values.tokenizer_spec import TokenizerSpec
+from models_registry.detection.adapter_files import TOKENIZER_FILE, AdapterFiles, read_adapter
+from models_registry.detection.json_file import read_object
+
+MAX_NAME_CHARS = 200
+MAX_TOKENIZER_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFacts:
+    """What is known of an adapter.
+
+    Attributes:
+        name: That requests give.
+        digest: SHA-256 of its files' content.
+        rank: Its greatest rank.
+        targets: Last parts of the changed modules' names.
+        is_dora: Whether it has DoRA's magnitudes.
+        base_model: Name of the base that it was trained on, as its files say.
+        num_bytes: Memory that it takes while it is resident.
+        is_resident: Whether it is in memory.
+        num_requests: Requests that go through it now.
+    """
+
+    name: str
+    digest: str
+    rank: int
+    targets: tuple[str, ...]
+    is_dora: bool
+    base_model: str
+    num_bytes: int
+    is_resident: bool = False
+    num_requests: int = 0
+
+
+class AdapterRegistry:
+    """Adapters by name; may be called from any thread.
+
+    Args:
+        spec: Of the base.
+        weight_files: Of the base.
+        size_of: Memory that an adapter takes in the network.
+        tokenizer: The base's tokenizer.json; None: it has none, so that no adapter's is compared.
+        users: Number of requests of each resident adapter, by digest.
+        budget_bytes: Memory for resident adapters; None: it isn't limited.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weight_files: Sequence[Path],
+        *,
+        size_of: Callable[[AdapterPlan], int],
+        tokenizer: Path | None,
+        users: Callable[[], Mapping[str, int]],
+        budget_bytes: int | None = None,
+    ) -> None:
+        self._spec, self._weight_files = spec, tuple(weight_files)
+        self._size_of, self._tokenizer, self._users = size_of, tokenizer, users
+        self._budget_bytes = budget_bytes
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[Adapter, AdapterFacts]] = {}
+        self._base: BaseModules | None = None
+
+    def check(self, path: Path, name: str = "") -> AdapterFacts:
+        """Check an adapter's files against the base, without reading its weights into the network.
+
+        Raises:
+            CheckpointError: They are broken, or don't fit; the message says what, where and what to do.
+        """
+        return self._read(path, name)[1]
+
+    def add(self, name: str, path: Path) -> AdapterFacts:
+        """Make an adapter known under a name, in place of another of that name.
+
+        Raises:
+            InvalidRequest: The name can't be one.
+            CheckpointError: As ``check``.
+        """
+        if not name or len(name) > MAX_NAME_CHARS or not name.isprintable():
+            raise InvalidRequest(
+                f"an adapter's name has 1 to {MAX_NAME_CHARS} printable characters, not {name[:40]!r}.", param="adapter"
+            )
+        found = self._read(path, name)
+        with self._lock:
+            self._known[name] = found
+        return found[1]
+
+    def remove(self, name: str) -> None:
+        """Forget a name; requests that run go on.
+
+        Raises:
+            UnknownModel: There is none.
+        """
+        with self._lock:
+            if name not in self._known:
+                raise self._unknown(name)
+            del self._known[name]
+
+    def get(self, name: str) -> Adapter:
+        """The adapter of a name.
+
+        Raises:
+            UnknownModel: There is none.
+        """
+        with self._lock:
+            if name not in self._known:
+                raise self._unknown(name)
+            return self._known[name][0]
+
+    def facts(self) -> dict[str, AdapterFacts]:
+        """All adapters by name."""
+        users = self._users()
+        with self._lock:
+            known = dict(self._known)
+        return {
+            name: replace(facts, is_resident=facts.digest in users, num_requests=users.get(facts.digest, 0))
+            for name, (_, facts) in known.items()
+        }
+
+    def reserved_bytes(self) -> int:
+        """The budget, or without one the bytes of the adapters that are resident."""
+        if self._budget_bytes is not None:
+            return self._budget_bytes
+        return sum(facts.num_bytes for facts in self.facts().values() if facts.is_resident)
+
+    def _unknown(self, name: str) -> UnknownModel:
+        some = ", ".join(sorted(self._known)[:5]) or "none"
+        return UnknownModel(f"the model has no adapter {name[:100]!r}; it has {some}.", param="adapter")
+
+    def _read(self, path: Path, name: str) -> tuple[Adapter, AdapterFacts]:
+        files = read_adapter(path)
+        self._check_tokenizer(files)
+        plan = plan_adapter(files.config, files.tensors, self._base_modules())
+        num_bytes = self._size_of(plan)
+        digest = _digest_of(files)
+        adapter = Adapter(digest, plan, files.weights, num_bytes, files.weights.stat().st_mtime_ns)
+        config = files.config
+        facts = AdapterFacts(name, digest, plan.rank, plan.targets, config.is_dora, config.base_model, num_bytes)
+        return adapter, facts
+
+    def _base_modules(self) -> BaseModules:
+        with self._lock:
+            if self._base is None:
+                shapes: dict[str, tuple[int, ...]] = {}
+                with TensorFiles(self._weight_files, encoded=self._spec.encoded) as files:
+                    for source in self._spec.parameters.values():
+                        shapes |= {stored: files.shape_of(stored) for stored in source.tensor_names()}
+                self._base = BaseModules(self._spec, shapes.__getitem__)
+            return self._base
+
+    def _check_tokenizer(self, files: AdapterFiles) -> None:
+        """Refuse an adapter whose tokenizer gives tokens of the base other numbers."""
+        if files.tokenizer is None or self._tokenizer is None:
+            return
+        theirs, ours = _token_ids(files.tokenizer), _token_ids(self._tokenizer)
+        for token, number in theirs.items():
+            if token in ours and ours[token] != number:
+                raise UnsupportedFormat(
+                    f"the adapter was trained with another tokenizer: {files.tokenizer.name} beside it gives the token "
+                    f"{token[:40]!r} the number {number}, the base's gives it {ours[token]}; use the base that it was "
+                    f"trained on{', ' + files.config.base_model if files.config.base_model else ''}.",
+                    param="tokenizer",
+                )
+
+
+def make_registry(
+    spec: ModelSpec,
+    weight_files: Sequence[Path],
+    tokenizer: TokenizerSpec,
+    adapters: NetworkAdapters | None,
+    engine: Engine,
+) -> AdapterRegistry | None:
+    """The registry of a model that was just loaded; None: it has no room for adapters."""
+    if adapters is None:
+        return None
+    path = None if tokenizer.path is None or not tokenizer.path.endswith(TOKENIZER_FILE) else Path(tokenizer.path)
+    return AdapterRegistry(
+        spec,
+        weight_files,
+        size_of=adapters.size_of,
+        tokenizer=path,
+        users=engine.adapter_users,
+        budget_bytes=engine.config.adapter_bytes,
+    )
+
+
+def require_adapters(registry: AdapterRegistry | None) -> AdapterRegistry:
+    """The registry.
+
+    Raises:
+        InvalidRequest: There is none.
+    """
+    if registry is None:
+        raise InvalidRequest(
+            "the model is loaded without room for adapters; load it with max_adapters of at least 1.", param="adapter"
+        )
+    return registry
+
+
+def _token_ids(path: Path) -> dict[str, int]:
+    """Numbers of the tokens of a tokenizer.json; those of other kinds of vocabulary are left out."""
+    content = read_object(path, MAX_TOKENIZER_BYTES)
+    found: dict[str, int] = {}
+    model = content.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, dict):
+        found |= {token: number for token, number in vocabulary.items() if isinstance(number, int)}
+    added = content.get("added_tokens")
+    for item in added if isinstance(added, list) else ():
+        if isinstance(item, dict) and isinstance(item.get("id"), int) and isinstance(item.get("content"), str):
+            found[item["content"]] = item["id"]
+    return found
+
+
+def _digest_of(files: AdapterFiles) -> str:
+    parts = (files.weights, files.weights.parent / CONFIG_FILE)
+    return hashlib.sha256("\n".join(file_digest(path, None) for path in parts).encode()).hexdigest()

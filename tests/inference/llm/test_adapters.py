@@ -1,0 +1,243 @@
+"""Adapters in an LLM: many in one batch, coming and going, apart from each other in caches and states."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from inference.errors import CheckpointError, Conflict, InvalidRequest, UnknownModel, UnsupportedFormat
+from inference.llm.llm import LLM
+from inference.values.sampling_params import SamplingParams
+from inference.values.speculative_options import SpeculativeOptions
+from tests.inference.llm.adapter_writing import factors, write_adapter
+from tests.inference.llm.harness import OPTIONS, Checkpoint, ids_of, message, run, write_tokenizer
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+
+def load(checkpoint: Checkpoint, directory: Path | None = None, count: int = 0, **options: Any) -> LLM:
+    adapters = {}
+    for number in range(count):
+        assert directory is not None
+        path = adapters[f"a{number}"] = directory / f"a{number}"
+        if not path.exists():
+            write_adapter(path, number)
+    return LLM.load(
+        checkpoint.spec, checkpoint.tokenizer, checkpoint.files, replace(OPTIONS, **options), adapters=adapters
+    )
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("adapters")
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint: Checkpoint, directory: Path) -> Iterator[LLM]:
+    llm = load(checkpoint, directory, 12, max_adapters=4)
+    yield llm
+    llm.close()
+
+
+def tokens(llm: LLM, adapter: str | None, prompt: Any = "the quick brown fox", **options: Any) -> list[int]:
+    options |= {} if adapter is None else {"adapter": adapter}
+    events = list(llm.generate(prompt, GREEDY, **options))
+    assert events[-1]["type"] == "done", events[-1]
+    return ids_of(events)
+
+
+def asked(request_id: str, adapter: str | None, text: str = "the quick brown fox") -> Any:
+    found = message(request_id, prompt={"text": text}, temperature=0.0, max_tokens=12)
+    return found if adapter is None else found | {"adapter": adapter}
+
+
+def test_eight_adapters_in_one_batch_give_what_each_gives_alone(checkpoint: Checkpoint, directory: Path) -> None:
+    llm = load(checkpoint, directory, 8)
+    try:
+        alone = {name: tokens(llm, name) for name in (*llm.adapters(), None)}
+        assert len({tuple(found) for found in alone.values()}) == 9
+        together = run(llm, *(asked(str(name), name) for name in alone))
+        assert {name: ids_of(together[str(name)]) for name in alone} == alone
+        assert llm.stats()["adapters"]["num_loads"] == 8
+    finally:
+        llm.close()
+
+
+def test_rows_without_an_adapter_are_the_same_to_the_bit(checkpoint: Checkpoint, llm: LLM) -> None:
+    plain = load(checkpoint, max_adapters=0)
+    try:
+        wanted = run(plain, message("p", logprobs=3), message("q", logprobs=3))
+        found = run(llm, message("p", logprobs=3), message("q", logprobs=3), asked("a", "a0"), asked("b", "a1"))
+    finally:
+        plain.close()
+    for name in "pq":
+        assert [event.get("logprobs") for event in found[name]] == [event.get("logprobs") for event in wanted[name]]
+
+
+def test_none_of_many_requests_is_answered_by_the_wrong_adapter(checkpoint: Checkpoint, directory: Path) -> None:
+    llm = load(checkpoint, directory, 20, max_adapters=4)
+    draw = random.Random(5)
+    try:
+        names = [*llm.adapters(), None]
+        prompts = ["the quick brown fox", "jumps over the lazy dog"]
+        wanted = {(name, text): tokens(llm, name, text) for name in names for text in prompts}
+        for _ in range(5):
+            chosen = [(draw.choice(names), draw.choice(prompts)) for _ in range(30)]
+            events = run(llm, *(asked(str(at), *one) for at, one in enumerate(chosen)))
+            for at, one in enumerate(chosen):
+                assert ids_of(events[str(at)]) == wanted[one], one
+        stats = llm.stats()["adapters"]
+        assert stats["num_resident"] <= 4 and stats["num_evictions"] > 20 and stats["num_in_use"] == 0
+    finally:
+        llm.close()
+
+
+def test_the_prefix_cache_never_mixes_adapters(llm: LLM) -> None:
+    text = "over and over again, nothing else begins like this " * 3
+    first = tokens(llm, "a0", text)
+    for name in ("a1", None):
+        events = list(llm.generate(text, GREEDY, **({} if name is None else {"adapter": name})))
+        assert events[-1]["usage"]["cached_tokens"] == 0
+    events = list(llm.generate(text, GREEDY, adapter="a0"))
+    assert events[-1]["usage"]["cached_tokens"] > 16 and ids_of(events) == first
+
+
+def test_one_content_under_two_names_shares_state(llm: LLM, tmp_path: Path) -> None:
+    llm.add_adapter("twin", write_adapter(tmp_path / "twin", 3))
+    text = "héllo wörld " * 8
+    first = tokens(llm, "a3", text)
+    events = list(llm.generate(text, GREEDY, adapter="twin"))
+    assert ids_of(events) == first and events[-1]["usage"]["cached_tokens"] > 16
+    llm.remove_adapter("twin")
+    with pytest.raises(UnknownModel, match="no adapter 'twin'"):
+        tokens(llm, "twin")
+
+
+def test_states_are_bound_to_their_adapter(llm: LLM, tmp_path: Path) -> None:
+    state = llm.save_state("the quick brown fox", adapter="a0")
+    wanted = tokens(llm, "a0", "the quick brown fox jumps")
+    assert tokens(llm, "a0", " jumps", state=state) == wanted
+    for name, words in (("a1", "through the adapter"), (None, "through no adapter")):
+        with pytest.raises(InvalidRequest, match=words):
+            tokens(llm, name, " jumps", state=state)
+    llm.write_state(state, tmp_path / "state")
+    assert tokens(llm, "a0", " jumps", state=llm.read_state(tmp_path / "state", adapter="a0")) == wanted
+    with pytest.raises(InvalidRequest, match="through the adapter"):
+        llm.read_state(tmp_path / "state")
+
+
+def test_ngram_speculation_gives_the_adapters_tokens(checkpoint: Checkpoint, directory: Path, llm: LLM) -> None:
+    drafting = load(checkpoint, directory, 3, speculative=SpeculativeOptions(method="ngram"))
+    try:
+        text = "the lazy dog the lazy dog the lazy dog the lazy"
+        events = run(drafting, *(asked(str(name), name, text) for name in ("a0", "a1", None)))
+        for name in ("a0", "a1", None):
+            assert ids_of(events[str(name)]) == tokens(llm, name, text)
+    finally:
+        drafting.close()
+
+
+def test_more_adapters_than_places_wait_in_order(checkpoint: Checkpoint, directory: Path) -> None:
+    llm = load(checkpoint, directory, 3, max_adapters=1)
+    try:
+        alone = {name: tokens(llm, name) for name in ("a0", "a1", "a2")}
+        events = run(llm, *(asked(name, name) for name in alone), asked("again", "a0"))
+        assert {name: ids_of(events[name]) for name in alone} == alone
+        assert ids_of(events["again"]) == alone["a0"]
+    finally:
+        llm.close()
+
+
+def test_a_waiting_request_can_be_aborted(checkpoint: Checkpoint, directory: Path) -> None:
+    llm = load(checkpoint, directory, 2, max_adapters=1)
+    try:
+        for name in ("a0", "a1"):
+            llm.add(llm.prepare(asked(name, name)))
+        for _ in range(20):
+            llm.step()
+            if llm.stats()["adapters"]["num_in_use"]:
+                break
+        assert llm.abort("a1")
+        while llm.has_unfinished():
+            llm.step()
+        assert llm.stats()["adapters"]["num_waiting"] == llm.stats()["adapters"]["num_in_use"] == 0
+    finally:
+        llm.close()
+
+
+def test_budget_of_bytes(checkpoint: Checkpoint, directory: Path) -> None:
+    llm = load(checkpoint, directory, 4)
+    size = llm.adapters()["a0"].num_bytes
+    llm.close()
+    llm = load(checkpoint, directory, 4, adapter_bytes=2 * size)
+    try:
+        run(llm, *(asked(f"r{number}", f"a{number}") for number in range(4)))
+        stats = llm.stats()["adapters"]
+        assert stats["num_resident"] == 2 and stats["resident_bytes"] == 2 * size
+        assert llm.memory_bytes()["adapters"] == 2 * size
+    finally:
+        llm.close()
+    llm = load(checkpoint, directory, 4, adapter_bytes=size - 1)
+    try:
+        with pytest.raises(InvalidRequest, match="adapter_bytes is"):
+            tokens(llm, "a0")
+    finally:
+        llm.close()
+
+
+def test_a_file_that_changed_is_refused(llm: LLM, tmp_path: Path) -> None:
+    llm.add_adapter("changing", write_adapter(tmp_path / "changing", 77))
+    (tmp_path / "changing" / "adapter_model.safetensors").unlink()
+    events = list(llm.generate("the quick", GREEDY, adapter="changing"))
+    assert events[-1]["type"] == "error" and events[-1]["error"]["class"] == Conflict.__name__
+    llm.remove_adapter("changing")
+    assert llm.stats()["adapters"]["num_waiting"] == 0
+
+
+def test_an_adapter_of_another_tokenizer_is_refused(llm: LLM, tmp_path: Path) -> None:
+    path = write_adapter(tmp_path / "same", 1)
+    write_tokenizer(path / "tokenizer.json")
+    llm.check_adapter(path)
+    other = (path / "tokenizer.json").read_text().replace('"the":', '"teh":').replace('"Ġthe":', '"the":')
+    (path / "tokenizer.json").write_text(other.replace('"a":', '"zz":').replace('"b":', '"a":'))
+    with pytest.raises(UnsupportedFormat, match="another tokenizer"):
+        llm.check_adapter(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("layers.0.self_attn.q_proj.lora_B.weight", torch.zeros(64, 4), r"shape \[64, 4\]; it must be \[32, 4\]"),
+        ("layers.0.self_attn.q_proj.lora_A.weight", torch.zeros(4, 16), r"shape \[4, 16\]; it must be \[4, 32\]"),
+        ("layers.0.self_attn.q_proj.lora_A.weight", torch.zeros(5, 32), "rank 5, adapter_config.json says 4"),
+        ("layers.0.self_attn.q_proj.lora_B.weight", None, "no lora_B.weight for model.layers.0.self_attn.q_proj"),
+        ("layers.7.self_attn.q_proj.lora_A.weight", torch.zeros(4, 32), "no lora_B.weight"),
+        ("layers.0.self_attn.q_proj.lora_A.weight", torch.zeros(4, 32, dtype=torch.int8), "stored as I8"),
+    ],
+)
+def test_wrong_tensors_are_refused_by_name(
+    llm: LLM, tmp_path: Path, name: str, value: torch.Tensor | None, words: str
+) -> None:
+    tensors = factors(0)
+    tensors[f"base_model.model.model.{name}"] = value
+    tensors = {key: tensor for key, tensor in tensors.items() if tensor is not None}
+    with pytest.raises(CheckpointError, match=words):
+        llm.add_adapter("bad", write_adapter(tmp_path / "bad", tensors=tensors))
+    assert "bad" not in llm.adapters()
+
+
+def test_no_room_for_adapters_is_said(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    llm = load(checkpoint, max_adapters=0)
+    try:
+        with pytest.raises(InvalidRequest, match="max_adapters"):
+            llm.add_adapter("a", write_adapter(tmp_path / "a"))
+        with pytest.raises(InvalidRequest, match="max_adapters"):
+            tokens(llm, "a")
+    finally:
+        llm.close()
