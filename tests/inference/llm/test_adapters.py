@@ -99,7 +99,7 @@ def test_none_of_many_requests_is_answered_by_the_wrong_adapter(checkpoint: Chec
 
 
 def test_the_prefix_cache_never_mixes_adapters(llm: LLM) -> None:
-    text = "over and over again, nothing else begins like this " * 3
+    text = "over and over again, nothing else begins like this one"
     first = tokens(llm, "a0", text)
     for name in ("a1", None):
         events = list(llm.generate(text, GREEDY, **({} if name is None else {"adapter": name})))
