@@ -101,7 +101,7 @@ def sample(llm: LLM, prompt: str, params: SamplingParams) -> dict[str, Any]:
     try:
         capacity = llm.max_model_len - len(llm.tokenizer.encode(prompt)) - 1
         limit = min(params.max_tokens or 1, max(capacity, 1))
-        for event in llm.generate(prompt, replace(params, max_tokens=limit)):
+        for event in llm.events(prompt, replace(params, max_tokens=limit)):
             if event["type"] == "error":
                 raise BlazrError.from_dict(event["error"])
             if event["type"] == "delta":

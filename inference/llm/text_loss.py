@@ -40,7 +40,7 @@ def mean_loss(
 def _losses(llm: LLM, token_ids: Sequence[int]) -> list[float]:
     params = SamplingParams(max_tokens=0, temperature=0.0, prompt_logprobs=0)
     found: list[float] = []
-    for event in llm.generate(token_ids, params):
+    for event in llm.events(token_ids, params):
         if event["type"] == "error":
             raise BlazrError.from_dict(event["error"])
         if event["type"] == "start":

@@ -47,7 +47,7 @@ def llm(checkpoint: Checkpoint, directory: Path) -> Iterator[LLM]:
 
 def tokens(llm: LLM, adapter: str | None, prompt: Any = "the quick brown fox", **options: Any) -> list[int]:
     options |= {} if adapter is None else {"adapter": adapter}
-    events = list(llm.generate(prompt, GREEDY, **options))
+    events = list(llm.events(prompt, GREEDY, **options))
     assert events[-1]["type"] == "done", events[-1]
     return ids_of(events)
 
@@ -102,9 +102,9 @@ def test_the_prefix_cache_never_mixes_adapters(llm: LLM) -> None:
     text = "over and over again, nothing else begins like this one"
     first = tokens(llm, "a0", text)
     for name in ("a1", None):
-        events = list(llm.generate(text, GREEDY, **({} if name is None else {"adapter": name})))
+        events = list(llm.events(text, GREEDY, **({} if name is None else {"adapter": name})))
         assert events[-1]["usage"]["cached_tokens"] == 0
-    events = list(llm.generate(text, GREEDY, adapter="a0"))
+    events = list(llm.events(text, GREEDY, adapter="a0"))
     assert events[-1]["usage"]["cached_tokens"] > 16 and ids_of(events) == first
 
 
@@ -112,7 +112,7 @@ def test_one_content_under_two_names_shares_state(llm: LLM, tmp_path: Path) -> N
     llm.add_adapter("twin", write_adapter(tmp_path / "twin", 3))
     text = "héllo wörld " * 8
     first = tokens(llm, "a3", text)
-    events = list(llm.generate(text, GREEDY, adapter="twin"))
+    events = list(llm.events(text, GREEDY, adapter="twin"))
     assert ids_of(events) == first and events[-1]["usage"]["cached_tokens"] > 16
     llm.remove_adapter("twin")
     with pytest.raises(UnknownModel, match="no adapter 'twin'"):
@@ -194,7 +194,7 @@ def test_budget_of_bytes(checkpoint: Checkpoint, directory: Path) -> None:
 def test_a_file_that_changed_is_refused(llm: LLM, tmp_path: Path) -> None:
     llm.add_adapter("changing", write_adapter(tmp_path / "changing", 77))
     (tmp_path / "changing" / "adapter_model.safetensors").unlink()
-    events = list(llm.generate("the quick", GREEDY, adapter="changing"))
+    events = list(llm.events("the quick", GREEDY, adapter="changing"))
     assert events[-1]["type"] == "error" and events[-1]["error"]["class"] == Conflict.__name__
     llm.remove_adapter("changing")
     assert llm.stats()["adapters"]["num_waiting"] == 0
