@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from django.urls import path
 
-from models_registry.api import quantisation_views, span_views, template_views, views
+from models_registry.api import quantisation_views, run_views, span_views, template_views, views
 
 _ONE = "checkpoints/<uuid:checkpoint_id>"
+_RUN = "runs/<uuid:run_id>"
 _SPAN = "span-measurements/<uuid:measurement_id>"
 
 urlpatterns = [
@@ -37,6 +38,11 @@ urlpatterns = [
     path(f"{_SPAN}/cancel", span_views.SpanMeasurementCancelView.as_view(), name="registry-span-cancel"),
     path(f"{_SPAN}/figures", span_views.SpanFiguresView.as_view(), name="registry-span-figures"),
     path(f"{_SPAN}/picture", span_views.SpanPictureView.as_view(), name="registry-span-picture"),
+    path(f"{_ONE}/promote", run_views.PromoteView.as_view(), name="registry-promote"),
+    path("runs", run_views.RunListView.as_view(), name="registry-runs"),
+    path(_RUN, run_views.RunView.as_view(), name="registry-run"),
+    path(f"{_RUN}/stop", run_views.RunStopView.as_view(), name="registry-run-stop"),
+    path(f"{_RUN}/resume", run_views.RunResumeView.as_view(), name="registry-run-resume"),
     path("uploads", views.UploadListView.as_view(), name="registry-uploads"),
     path("uploads/<uuid:upload_id>", views.UploadView.as_view(), name="registry-upload"),
     path("uploads/<uuid:upload_id>/files/<int:number>", views.UploadPieceView.as_view(), name="registry-upload-piece"),

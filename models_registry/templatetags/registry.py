@@ -39,6 +39,12 @@ def scientific(number: float) -> str:
 
 
 @register.filter
+def four_digits(number: float) -> str:
+    """Return a loss as people compare them: 2.34567 -> "2.3457", 123456.0 -> "1.235e+05"."""
+    return f"{number:.4f}" if abs(number) < 1000 else f"{number:.3e}"
+
+
+@register.filter
 def json_text(value: Any) -> str:
     """Return a fact's value as text: strings without quotes, other values as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -31,6 +31,21 @@ export function redraw(container, ...children) {
   if (key) $$("[data-key]", container).find((element) => element.dataset.key === key)?.focus();
 }
 
+/** Replace elements by those of the same ids on the page as the server draws it now; focus and places in lists stay. */
+export async function redrawParts(...ids) {
+  const response = await fetch(location.pathname, { credentials: "same-origin" });
+  const text = await response.text();
+  if (!response.ok) throw errorOf(response.status, text);
+  const fresh = new DOMParser().parseFromString(text, "text/html");
+  for (const id of ids) {
+    const [old, drawn] = [document.getElementById(id), fresh.getElementById(id)];
+    if (!old || !drawn || old.innerHTML === drawn.innerHTML) continue;
+    const places = new Map($$("[data-scroll]", old).map((element) => [element.dataset.scroll, element.scrollLeft]));
+    redraw(old, [...drawn.childNodes]);
+    for (const element of $$("[data-scroll]", old)) element.scrollLeft = places.get(element.dataset.scroll) ?? 0;
+  }
+}
+
 export class ServerError extends Error {
   constructor(message, status, code) {
     super(message);

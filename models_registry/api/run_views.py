@@ -1,0 +1,131 @@
+"""Serve training runs to the registry's pages: watch a directory, follow it, stop, forget; promote a checkpoint."""
+
+from __future__ import annotations
+
+import uuid
+from functools import partial
+from typing import Any, cast
+
+from drf_spectacular.utils import extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from models_registry import live, selectors
+from models_registry.aliases import alias_promote
+from models_registry.api import run_serializers as shapes
+from models_registry.api.views import CHANGE, DELETE, UPLOAD, VIEW, StaffView, valid_values
+from models_registry.models import TrainingRun
+from models_registry.runs import services
+from models_registry.runs.measuring import STEP_MEASUREMENTS
+
+_schema = partial(extend_schema, tags=["training runs"])
+_detail_schema = partial(_schema, responses=shapes.RunDetailSerializer)
+
+
+def run_detail(run: TrainingRun) -> dict[str, Any]:
+    """Return a run with its checkpoints, for its page and for the API."""
+    job = STEP_MEASUREMENTS.rows().filter(state="running", step__run=run).select_related("step").first()
+    shown: Any = {
+        **shapes.RunSerializer(run).data,
+        "steps": shapes.RunStepSerializer(services.run_steps(run), many=True).data,
+        "measuring": "" if job is None else job.step.name,
+        "progress": 0.0 if job is None else job.progress,
+    }
+    return cast("dict[str, Any]", shown)
+
+
+class RunListView(StaffView):
+    """Training runs."""
+
+    permissions = {"GET": VIEW, "POST": UPLOAD}
+
+    @_schema(operation_id="run_list", responses=shapes.RunSerializer(many=True))
+    def get(self, request: Request) -> Response:
+        """Return all runs, newest first."""
+        return Response(shapes.RunSerializer(services.run_list(), many=True).data)
+
+    @_schema(
+        operation_id="run_create",
+        request=shapes.RunCreateSerializer,
+        responses={201: shapes.RunDetailSerializer},
+    )
+    def post(self, request: Request) -> Response:
+        """Watch a directory that the server's settings allow; its complete checkpoints are registered."""
+        values = valid_values(shapes.RunCreateSerializer(data=request.data))
+        return Response(run_detail(services.run_create(owner=cast("Any", request.user), **values)), status=201)
+
+
+class RunView(StaffView):
+    """One training run."""
+
+    permissions = {"GET": VIEW, "PATCH": UPLOAD, "DELETE": DELETE}
+
+    @_detail_schema(operation_id="run_retrieve")
+    def get(self, request: Request, run_id: uuid.UUID) -> Response:
+        """Return a run with its checkpoints in the order of training."""
+        return Response(run_detail(services.run_get(run_id)))
+
+    @_detail_schema(operation_id="run_update", request=shapes.RunOptionsSerializer)
+    def patch(self, request: Request, run_id: uuid.UUID) -> Response:
+        """Change how checkpoints are measured from now on."""
+        values = valid_values(shapes.RunOptionsSerializer(data=request.data))
+        run = services.run_get(run_id)
+        services.run_update(run, **values)
+        return Response(run_detail(run))
+
+    @_schema(operation_id="run_delete", request=shapes.RunDeleteSerializer, responses={204: None})
+    def delete(self, request: Request, run_id: uuid.UUID) -> Response:
+        """Forget a run, and perhaps its checkpoints; the trainer's files stay."""
+        with_models = valid_values(shapes.RunDeleteSerializer(data=request.data))["with_models"]
+        run = services.run_get(run_id)
+        for checkpoint in services.run_models(run) if with_models else ():
+            live.unload_before_delete(checkpoint)
+        services.run_delete(run, with_models=with_models)
+        return Response(status=204)
+
+
+class RunStopView(StaffView):
+    """The end of watching."""
+
+    permissions = {"POST": UPLOAD}
+
+    @_detail_schema(operation_id="run_stop", request=None)
+    def post(self, request: Request, run_id: uuid.UUID) -> Response:
+        """Look at the directory no more; registered checkpoints stay."""
+        run = services.run_get(run_id)
+        services.run_stop(run, request.user.get_username())
+        return Response(run_detail(run))
+
+
+class RunResumeView(StaffView):
+    """Watching again."""
+
+    permissions = {"POST": UPLOAD}
+
+    @_detail_schema(operation_id="run_resume", request=None)
+    def post(self, request: Request, run_id: uuid.UUID) -> Response:
+        """Look at the directory again, and measure what could not be measured before."""
+        run = services.run_get(run_id)
+        services.run_resume(run)
+        return Response(run_detail(run))
+
+
+class PromoteView(StaffView):
+    """What an alias means."""
+
+    permissions = {"POST": CHANGE}
+
+    @_schema(
+        operation_id="checkpoint_promote",
+        request=shapes.PromoteSerializer,
+        responses={201: shapes.PromotedSerializer},
+    )
+    def post(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
+        """Point an alias to this checkpoint; the alias is made if there is none."""
+        values = valid_values(shapes.PromoteSerializer(data=request.data))
+        revision = alias_promote(
+            name=values["alias"],
+            checkpoint=selectors.checkpoint_get(checkpoint_id),
+            author_name=request.user.get_username(),
+        )
+        return Response(shapes.PromotedSerializer(revision).data, status=201)

@@ -1,0 +1,116 @@
+"""Serve the pages of training runs: the list, and a run with its curve, checkpoints and samples."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from models_registry.api.run_views import run_detail
+from models_registry.models import ModelAlias, RunStep, TrainingRun
+from models_registry.runs import services
+from models_registry.runs.allowed import allowed_directories, is_allowed
+from models_registry.runs.loss_curve import draw_losses
+from models_registry.views import StaffPage
+
+MAX_SHOWN_SAMPLES = 60
+"""Checkpoints whose samples stand side by side: of more, as many evenly, with the first and the last."""
+
+
+class RunsPage(StaffPage):
+    """All training runs."""
+
+    template_name = "registry/runs.html"
+    section = "runs"
+    permission_required = "models_registry.view_checkpoint"
+
+    def page_context(self, **kwargs: Any) -> dict[str, Any]:
+        """Return the runs, and the directories that may be watched."""
+        rows = []
+        for run in services.run_list():
+            steps = services.run_steps(run)
+            losses = [step for step in steps if step.loss is not None]
+            rows.append(
+                {
+                    "run": run,
+                    "num_registered": sum(step.revision is not None for step in steps),
+                    "newest": steps[-1] if steps else None,
+                    "last_loss": losses[-1] if losses else None,
+                }
+            )
+        return {
+            "rows": rows,
+            "allowed": [str(place) for place in allowed_directories()],
+            "defaults": services.DEFAULTS,
+            "limits": {
+                "prompts": services.MAX_PROMPTS,
+                "max_tokens": services.MAX_SAMPLE_TOKENS,
+                "loss_tokens": services.MAX_LOSS_TOKENS,
+                "max_seconds": services.MAX_SECONDS,
+            },
+        }
+
+
+class RunPage(StaffPage):
+    """One training run."""
+
+    template_name = "registry/run.html"
+    section = "runs"
+    permission_required = "models_registry.view_checkpoint"
+
+    def page_context(self, **kwargs: Any) -> dict[str, Any]:
+        """Return the run, its drawing, and which aliases mean its checkpoints."""
+        run_id: uuid.UUID = kwargs["run_id"]
+        run = services.run_get(run_id)
+        steps = services.run_steps(run)
+        aliases = _aliases_by_checkpoint(steps)
+        return {
+            "run": run,
+            "detail": _without_samples(run_detail(run)),
+            "is_allowed": is_allowed(Path(run.directory)),
+            "curve": draw_losses(steps),
+            "steps": [{"row": step, "aliases": aliases.get(step.checkpoint_id, [])} for step in reversed(steps)],
+            "num_measured": sum(step.measured_at is not None for step in steps),
+            "prompts": samples_by_prompt(run, steps),
+            "alias_names": sorted(set(ModelAlias.objects.exclude(name=run.name).values_list("name", flat=True))),
+        }
+
+
+def samples_by_prompt(run: TrainingRun, steps: Sequence[RunStep]) -> list[dict[str, Any]]:
+    """Return the prompts with what each checkpoint made of them, in the order of training.
+
+    Prompts that were changed since some checkpoints were measured are there, too, behind those of the run.
+    """
+    shown = evenly([step for step in steps if step.samples], MAX_SHOWN_SAMPLES)
+    prompts = dict.fromkeys(run.prompts)
+    prompts |= dict.fromkeys(sample["prompt"] for step in shown for sample in step.samples)
+    found = []
+    for prompt in prompts:
+        samples = [
+            {"step": step, **sample} for step in shown for sample in step.samples if sample.get("prompt") == prompt
+        ]
+        if samples:
+            found.append({"prompt": prompt, "samples": samples})
+    return found
+
+
+def evenly(steps: Sequence[RunStep], most: int) -> list[RunStep]:
+    """Return at most so many of the steps, evenly over all, with the first and the last."""
+    if len(steps) <= most:
+        return list(steps)
+    return [steps[round(number * (len(steps) - 1) / (most - 1))] for number in range(most)]
+
+
+def _without_samples(detail: dict[str, Any]) -> dict[str, Any]:
+    """What the script compares with what it polls: the page has the samples themselves."""
+    steps = [{name: value for name, value in step.items() if name != "samples"} for step in detail["steps"]]
+    return {**detail, "steps": steps}
+
+
+def _aliases_by_checkpoint(steps: Sequence[RunStep]) -> dict[Any, list[str]]:
+    keys = [step.checkpoint_id for step in steps if step.checkpoint_id is not None]
+    found: dict[Any, list[str]] = {}
+    for name, key in ModelAlias.objects.filter(current__checkpoint__in=keys).values_list("name", "current__checkpoint"):
+        found.setdefault(key, []).append(name)
+    return found
