@@ -12,8 +12,9 @@ import uuid
 from django.db import transaction
 
 from inference.errors import Conflict, NotFound, UnknownModel
-from models_registry.models import AliasRevision, Checkpoint, ModelAlias
+from models_registry.models import AliasRevision, Checkpoint, ModelAlias, TrainingRun
 from models_registry.names import check_name
+from models_registry.passport_gaps import passport_gap
 
 _EXACT = re.compile(r"(.+)@(\d{1,9})")
 
@@ -23,7 +24,8 @@ def alias_promote(*, name: str, checkpoint: Checkpoint, author_name: str = "") -
 
     Raises:
         InvalidRequest: The name is not legal.
-        Conflict: The name is a checkpoint's own, or points to this checkpoint already.
+        Conflict: The name is a checkpoint's own, or points to this checkpoint already, or the alias demands a passport
+            that the checkpoint doesn't have.
     """
     check_name(name)
     if Checkpoint.objects.filter(served_model_name=name).exists():
@@ -33,6 +35,7 @@ def alias_promote(*, name: str, checkpoint: Checkpoint, author_name: str = "") -
         alias = ModelAlias.objects.select_for_update().get(name=name)
         if alias.current is not None and alias.current.checkpoint_id == checkpoint.pk:
             raise Conflict(f"{name!r} means {checkpoint.served_model_name!r} already.", param="model")
+        check_demand(alias, checkpoint)
         last = alias.revisions.order_by("-number").first()
         revision = AliasRevision.objects.create(
             alias=alias,
@@ -77,6 +80,38 @@ def alias_rollback(*, name: str, number: int | None = None) -> AliasRevision:
     return revision
 
 
+def alias_demand(*, name: str, demands_passport: bool) -> ModelAlias:
+    """Set whether an alias takes only checkpoints with a passport; what it means now stays.
+
+    Raises:
+        UnknownModel: There is no such alias.
+        Conflict: A training run is watched under this name: its alias means every checkpoint that is completed.
+    """
+    alias = alias_get(name)
+    if demands_passport and TrainingRun.objects.filter(name=name).exists():
+        raise Conflict(
+            f"{name!r} is the name of a watched training run and means each checkpoint that it completes; promote to "
+            "another alias that demands a passport.",
+            param="demands_passport",
+        )
+    alias.demands_passport = demands_passport
+    alias.save(update_fields=["demands_passport", "updated_at"])
+    return alias
+
+
+def check_demand(alias: ModelAlias, checkpoint: Checkpoint) -> None:
+    """Check that a checkpoint has the passport that an alias demands.
+
+    Raises:
+        Conflict: It hasn't; names what is missing.
+    """
+    gap = passport_gap(checkpoint) if alias.demands_passport else ""
+    if gap:
+        raise Conflict(
+            f"{alias.name!r} demands a passport, which {checkpoint.served_model_name!r} lacks: {gap}.", param="model"
+        )
+
+
 def alias_delete(*, name: str) -> bool:
     """Delete an alias and its history; the checkpoints stay. False if there is no such alias."""
     return bool(ModelAlias.objects.filter(name=name).delete()[0]) if "\0" not in name else False
@@ -112,6 +147,12 @@ def aliases_of() -> list[ModelAlias]:
     """Return all aliases whose checkpoint exists, by name."""
     rows = ModelAlias.objects.select_related("current").filter(current__checkpoint__isnull=False)
     return list(rows.order_by("name"))
+
+
+def alias_names() -> list[str]:
+    """Return the names of all aliases but those of training runs, which mean each completed checkpoint."""
+    runs = TrainingRun.objects.values("name")
+    return list(ModelAlias.objects.exclude(name__in=runs).order_by("name").values_list("name", flat=True))
 
 
 def check_not_current(checkpoint: Checkpoint) -> None:

@@ -118,6 +118,9 @@ class ModelAlias(models.Model):
     current = models.ForeignKey(
         "AliasRevision", null=True, blank=True, on_delete=models.SET_NULL, related_name="+", help_text="What it means."
     )
+    demands_passport = models.BooleanField(
+        default=False, help_text="Only a checkpoint with a passport can be promoted to it."
+    )
     created_at = models.DateTimeField(auto_now_add=True)
     updated_at = models.DateTimeField(auto_now=True)
 
@@ -395,3 +398,19 @@ class StepMeasurement(CheckpointJob):
 
     def __str__(self) -> str:
         return f"measurement of {self.source_name} ({self.state})"
+
+
+class Passport(CheckpointJob):
+    """Checks of a checkpoint and its measured figures, as they were for its files and facts at one time."""
+
+    JSON_COLUMNS: ClassVar[dict[str, type]] = {"entries": list}
+
+    identity = models.CharField(max_length=64, help_text="Digest of the files and facts that were checked.")
+    is_automatic = models.BooleanField(default=False, help_text="Whether the server started it by itself.")
+    entries = models.JSONField(default=list, help_text="For each check its name, state, words and figures.")
+
+    class Meta(CheckpointJob.Meta):
+        pass
+
+    def __str__(self) -> str:
+        return f"passport of {self.source_name} ({self.state})"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from models_registry.aliases import alias_names
 from models_registry.api.run_views import run_detail
 from models_registry.models import ModelAlias, RunStep, TrainingRun
 from models_registry.runs import services
@@ -73,7 +74,7 @@ class RunPage(StaffPage):
             "steps": [{"row": step, "aliases": aliases.get(step.checkpoint_id, [])} for step in reversed(steps)],
             "num_measured": sum(step.measured_at is not None for step in steps),
             "prompts": samples_by_prompt(run, steps),
-            "alias_names": sorted(set(ModelAlias.objects.exclude(name=run.name).values_list("name", flat=True))),
+            "alias_names": alias_names(),
         }
 
 

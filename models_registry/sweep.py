@@ -10,12 +10,13 @@ from typing import Any
 from models_registry import storage
 from models_registry.checkpoint_jobs import CheckpointJobs, State
 from models_registry.models import Checkpoint, Upload
+from models_registry.passports import PASSPORTS
 from models_registry.quantisations import QUANTISATIONS
 from models_registry.runs.measuring import STEP_MEASUREMENTS
 from models_registry.span_measurements import SPAN_MEASUREMENTS
 from models_registry.uploads import uploads_sweep
 
-JOBS: tuple[CheckpointJobs[Any], ...] = (QUANTISATIONS, SPAN_MEASUREMENTS, STEP_MEASUREMENTS)
+JOBS: tuple[CheckpointJobs[Any], ...] = (QUANTISATIONS, SPAN_MEASUREMENTS, STEP_MEASUREMENTS, PASSPORTS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,17 @@ from __future__ import annotations
 from celery import shared_task
 
 from models_registry import services
+from models_registry.passports import passport_next
 from models_registry.runs.turns import start_turn
 from models_registry.sweep import storage_sweep
 
 
 @shared_task(name="models_registry.sweep", ignore_result=True)  # type: ignore[untyped-decorator]
 def sweep() -> None:
-    """Remove what dead processes left, and record missing and returned checkpoints; run by beat every minute."""
+    """Remove what dead processes left, record missing checkpoints, start a passport; run by beat every minute."""
     storage_sweep()
     services.checkpoint_states_refresh()
+    passport_next()
 
 
 @shared_task(name="models_registry.watch_runs", ignore_result=True)  # type: ignore[untyped-decorator]

@@ -25,6 +25,8 @@ from inference.models.readable_rows import readable_rows
 from inference.values.memory_span import MAX_TOKENS
 from inference.values.tokenizer_spec import MAX_TEMPLATE_CHARS
 from models_registry import selectors, upload_rules
+from models_registry.aliases import alias_names
+from models_registry.api.passport_views import passport_context
 from models_registry.api.quantisation_views import quantisation_list
 from models_registry.api.serializers import OverrideSerializer
 from models_registry.api.span_views import measurement_rows
@@ -196,6 +198,8 @@ class ModelPage(StaffPage):
             "can_quantise": checkpoint.state == "available" and is_quantisable(checkpoint_inspection(checkpoint)),
             "quantised_name": default_name(checkpoint),
             "max_kl": MAX_KL,
+            **passport_context(checkpoint),
+            "alias_names": alias_names(),
             "measurements": measurements,
             "newest_result": next((row.pk for row in measurements if row.state == "done"), None),
             "can_measure": checkpoint.state == "available",

@@ -33,8 +33,9 @@ from inference.models import ApiKey
 from inference.values.principal import SCOPES
 from models_registry.aliases import alias_checkpoint_id, alias_promote
 from models_registry.detection.child import inspect_in_child
-from models_registry.models import Checkpoint
+from models_registry.models import Checkpoint, ModelAlias
 from models_registry.package_index import wheel_reference
+from models_registry.passport_gaps import passport_gap
 from models_registry.services import checkpoint_register, checkpoint_settings_update
 from models_registry.sweep import storage_sweep
 
@@ -156,13 +157,27 @@ def _register_one(model: ConfiguredModel, console: Console) -> ServedModel:
         checkpoint_settings_update(checkpoint=row, values=model.settings)
     for alias in model.aliases:
         if alias_checkpoint_id(alias) != row.pk:
-            alias_promote(name=alias, checkpoint=row)
+            _promote(alias, row, console)
     console.print(
         f"  [green]✓[/green] model    {row.served_model_name}: {row.architecture}, "
         f"{format_count(row.num_parameters)} parameters, {format_bytes(row.size_bytes)}",
         soft_wrap=True,
     )
     return ServedModel(str(row.pk), row.served_model_name, model.load, _example(row))
+
+
+def _promote(alias: str, row: Checkpoint, console: Console) -> None:
+    """Point a configured alias to its model; one that demands a passport waits for it, as only a server makes any."""
+    known = ModelAlias.objects.filter(name=alias).first()
+    gap = passport_gap(row) if known is not None and known.demands_passport else ""
+    if gap:
+        console.print(
+            f"  [yellow]note:[/yellow] the alias {alias} demands a passport and stays as it is; of "
+            f"{row.served_model_name}: {gap}.",
+            soft_wrap=True,
+        )
+        return
+    alias_promote(name=alias, checkpoint=row)
 
 
 def _example(row: Checkpoint) -> Literal["chat", "text", "token_ids"]:

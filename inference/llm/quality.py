@@ -146,10 +146,10 @@ def measure_quality(
     total, done = len(windows) * len(compared), 0
     results: list[Quality] = []
     with on_device(torch.device(options.device)), torch.inference_mode():
-        exact = _load(*(reference or (spec, weight_files)), "none", options, window)
+        exact = load_runner(*(reference or (spec, weight_files)), "none", options, window)
         for quant in compared:
             is_exact = quant == "none" and reference is None
-            runner = exact if is_exact else _load(spec, weight_files, quant, options, window)
+            runner = exact if is_exact else load_runner(spec, weight_files, quant, options, window)
             plain, found = _Sums(), _Sums()
             for part in windows:
                 _compare(exact, runner, part, plain, found)
@@ -165,9 +165,14 @@ def measure_quality(
     return results
 
 
-def _load(
+def load_runner(
     spec: ModelSpec, weight_files: Sequence[Path], quant: Quant, options: LLMOptions, window: int
 ) -> WindowRunner:
+    """Load a network in a form, for windows of at most ``window`` tokens.
+
+    Raises:
+        CheckpointError: The files can't be loaded.
+    """
     dtype = choose_dtype(spec, options)
     network = load_network(spec, weight_files, dtype=TORCH_DTYPES[dtype], device=options.device, quant=quant)
     pack_weights(network)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from django.urls import path
 
-from models_registry.api import quantisation_views, run_views, span_views, template_views, views
+from models_registry.api import passport_views, quantisation_views, run_views, span_views, template_views, views
 
 _ONE = "checkpoints/<uuid:checkpoint_id>"
+_PASSPORT = "passports/<uuid:passport_id>"
 _RUN = "runs/<uuid:run_id>"
 _SPAN = "span-measurements/<uuid:measurement_id>"
 
@@ -38,6 +39,10 @@ urlpatterns = [
     path(f"{_SPAN}/cancel", span_views.SpanMeasurementCancelView.as_view(), name="registry-span-cancel"),
     path(f"{_SPAN}/figures", span_views.SpanFiguresView.as_view(), name="registry-span-figures"),
     path(f"{_SPAN}/picture", span_views.SpanPictureView.as_view(), name="registry-span-picture"),
+    path(f"{_ONE}/passports", passport_views.PassportListView.as_view(), name="registry-passports"),
+    path(_PASSPORT, passport_views.PassportView.as_view(), name="registry-passport"),
+    path(f"{_PASSPORT}/cancel", passport_views.PassportCancelView.as_view(), name="registry-passport-cancel"),
+    path("aliases/<str:alias>", passport_views.AliasView.as_view(), name="registry-alias"),
     path(f"{_ONE}/promote", run_views.PromoteView.as_view(), name="registry-promote"),
     path("runs", run_views.RunListView.as_view(), name="registry-runs"),
     path(_RUN, run_views.RunView.as_view(), name="registry-run"),

@@ -15,9 +15,9 @@ from inference.errors import PermissionRefused
 
 
 def allowed_directories() -> list[Path]:
-    """Return the directories that the settings name, without links."""
-    named = [Path(model.model).expanduser() for model in settings.BLAZR_MODELS]
-    named += [Path(name).expanduser() for name in settings.BLAZR_WATCHED_DIRECTORIES]
+    """Return the directories that the settings name, without links; those for watching come first."""
+    named = [Path(name).expanduser() for name in settings.BLAZR_WATCHED_DIRECTORIES]
+    named += [Path(model.model).expanduser() for model in settings.BLAZR_MODELS]
     return [path.resolve() for path in named if path.is_dir()]
 
 

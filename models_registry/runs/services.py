@@ -102,6 +102,12 @@ def run_create(
         check_name(name)
         if Checkpoint.objects.filter(served_model_name=name).exists():
             raise Conflict(f"{name!r} is the name of a checkpoint; choose another one for the run.", param="name")
+        if ModelAlias.objects.filter(name=name, demands_passport=True).exists():
+            raise Conflict(
+                f"the alias {name!r} demands a passport; a run's alias means each checkpoint that it completes. Choose "
+                "another name for the run.",
+                param="name",
+            )
     else:
         name = free_name(suggest_name(place.name))
     try:

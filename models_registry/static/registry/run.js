@@ -1,5 +1,6 @@
 // A training run: follow it, stop it, forget it, promote a checkpoint. The server draws curve, table and samples.
-import { $, act, call, pageData, poll, redrawParts, submitted, toast } from "./kit.js";
+import { $, act, call, pageData, poll, redrawParts, submitted } from "./kit.js";
+import { promotions } from "./promote.js";
 
 const detail = pageData("detail");
 const base = `/registry/runs/${detail.id}`;
@@ -26,37 +27,17 @@ const refreshSoon = poll(refresh, 2000);
 
 document.addEventListener("click", (event) => {
   const button = event.target.closest("button");
-  const { act: action, promote, name } = button?.dataset ?? {};
+  const action = button?.dataset.act;
   if (action === "forget") $("#forget-dialog").showModal();
   else if (action) {
     act(button, async () => {
       await call("POST", `${base}/${action}`);
       refreshSoon();
     });
-  } else if (promote) openPromotion(promote, name);
+  }
 });
 
-// --- promote -----------------------------------------------------------------------------------
-
-let chosen = null;
-
-function openPromotion(id, name) {
-  chosen = { id, name };
-  $("#promote-title").textContent = `Promote ${name}`;
-  $("#promote-error").hidden = true;
-  $("#promote-dialog").showModal();
-  $("#promote-alias").select();
-}
-
-$("#promote-close").addEventListener("click", () => $("#promote-dialog").close());
-$("#promote-form").addEventListener("submit", (event) =>
-  submitted(event, $("#promote-error"), async () => {
-    const revision = await call("POST", `/registry/checkpoints/${chosen.id}/promote`, { alias: $("#promote-alias").value });
-    $("#promote-dialog").close();
-    toast(`${revision.alias} means ${chosen.name} now (revision ${revision.number}).`);
-    await redrawParts(...PARTS);
-  }),
-);
+promotions(() => redrawParts(...PARTS));
 
 // --- forget ------------------------------------------------------------------------------------
 

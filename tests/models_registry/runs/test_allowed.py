@@ -24,7 +24,7 @@ def places(tmp_path: Path, settings) -> Path:
 
 
 def test_the_models_of_the_settings_and_what_is_in_them(places: Path) -> None:
-    assert allowed_directories() == [places / "model", places / "runs"]
+    assert allowed_directories() == [places / "runs", places / "model"]
     for name in ("model", "model/run", "runs", "runs/nano", "runs/not-there-yet"):
         assert is_allowed(places / name), name
     for name in ("", "other", "runs2", "runs/../other", "runs/nano/../../other"):
