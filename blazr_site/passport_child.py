@@ -51,14 +51,16 @@ COPIES = 2.2
 """Copies of the weights in memory at a time: two networks, and a part of a file."""
 
 
-def make(*, path: str, overrides: Mapping[str, Any], device: str, quant: Quant, progress: Progress) -> dict[str, Any]:
+def make(
+    *, path: str, overrides: Mapping[str, Any], device: str, served: Mapping[str, Any], progress: Progress
+) -> dict[str, Any]:
     """Check and measure a checkpoint; returns ``entries``, each with ``name``, ``state``, ``words`` and ``figures``.
 
     Args:
         path: The checkpoint.
         overrides: Facts that count instead of detected ones.
         device: As BLAZR_DEVICE has it.
-        quant: The form that it is served in, of which the speeds are.
+        served: ``dtype`` and ``quant`` that it is served with, of which the speeds are.
         progress: Called with the share done and a description of the present work.
 
     Raises:
@@ -78,7 +80,7 @@ def make(*, path: str, overrides: Mapping[str, Any], device: str, quant: Quant, 
         ("tokenizer", lambda: [check_tokenizer(inspection)]),
         ("chat template", lambda: [check_chat_template(inspection)]),
         ("logits", lambda: [check_logits(inspection, texts, options)]),
-        ("speed", lambda: [measure_speed(inspection, replace(options, dtype="auto", quant=quant))]),
+        ("speed", lambda: [measure_speed(inspection, replace(options, **served))]),
         ("forms", lambda: measure_forms(inspection, options)),
     )
     entries: list[Entry] = []

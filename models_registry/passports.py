@@ -57,11 +57,12 @@ class Passports(CheckpointJobs[Passport]):
         """Check and measure in a child, which is ended when its time is over."""
         source = source_of(row)
         checkpoint_files_verify(source)
+        served = settings.BLAZR_LLM_OPTIONS
         request = {
             "path": source.path,
             "overrides": overrides_in_force(source),
             "device": settings.BLAZR_DEVICE,
-            "quant": source.settings.get("quant") or settings.BLAZR_QUANT,
+            "served": {name: source.settings.get(name) or served[name] for name in ("dtype", "quant")},
         }
         with JobProcess(CHILD, request) as child:
             result = follow(child, report, max_seconds=DEFAULT_SECONDS)

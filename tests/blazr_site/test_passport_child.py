@@ -27,7 +27,7 @@ def hugging_face(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def passport(path: Path, **members: Any) -> dict[str, dict[str, Any]]:
-    request = {"overrides": {}, "device": "cpu", "quant": "auto"} | members
+    request = {"overrides": {}, "device": "cpu", "served": {"dtype": "auto", "quant": "auto"}} | members
     made = make(path=str(path), **request, progress=lambda share, stage: None)
     json.dumps(made, allow_nan=False)
     return {entry["name"]: entry for entry in made["entries"]}

@@ -5,18 +5,23 @@ from __future__ import annotations
 import uuid
 
 import pytest
+from django.utils import timezone
 
 from inference.errors import Conflict, InvalidRequest, NotFound, UnknownModel
 from models_registry.aliases import (
     alias_checkpoint_id,
     alias_delete,
+    alias_demand,
     alias_get,
+    alias_names,
     alias_promote,
     alias_rollback,
     aliases_of,
     check_not_current,
 )
-from models_registry.models import AliasRevision, Checkpoint
+from models_registry.models import AliasRevision, Checkpoint, Passport, TrainingRun
+from models_registry.passport_gaps import passport_identity
+from models_registry.runs.services import DEFAULTS
 from tests.inference.rows import make_checkpoint
 
 pytestmark = pytest.mark.django_db
@@ -114,3 +119,33 @@ def test_an_alias_whose_checkpoint_is_gone_is_not_listed(checkpoints):
 @pytest.mark.parametrize("name", ["nobody", "nobody@1", "\0", f"{uuid.uuid4()}", "chat@9999999999", "@1"])
 def test_names_that_are_no_alias_mean_nothing(name):
     assert alias_checkpoint_id(name) is None
+
+
+def test_an_alias_may_demand_a_passport(checkpoints):
+    one, two = checkpoints
+    alias_promote(name="chat", checkpoint=one)
+    assert alias_demand(name="chat", demands_passport=True).demands_passport
+    assert alias_checkpoint_id("chat") == one.pk
+    with pytest.raises(Conflict) as refusal:
+        alias_promote(name="chat", checkpoint=two)
+    assert refusal.value.message == ("'chat' demands a passport, which 'two' lacks: it has none; make one on its page.")
+    assert alias_get("chat").revisions.count() == 1
+    Passport.objects.create(
+        source=two, source_name="two", state="done", identity=passport_identity(two), active_at=timezone.now()
+    )
+    assert alias_promote(name="chat", checkpoint=two).number == 2
+    assert alias_rollback(name="chat").number == 1  # what was promoted once can come back
+    alias_demand(name="chat", demands_passport=False)
+    alias_promote(name="chat", checkpoint=checkpoints[1])
+    with pytest.raises(UnknownModel):
+        alias_demand(name="nobody", demands_passport=True)
+
+
+def test_the_alias_of_a_run_demands_nothing(checkpoints):
+    TrainingRun.objects.create(name="nano", directory="/runs/nano", **DEFAULTS)
+    for name in ("nano", "chat"):
+        alias_promote(name=name, checkpoint=checkpoints[0])
+    with pytest.raises(Conflict, match="'nano' is the name of a watched training run"):
+        alias_demand(name="nano", demands_passport=True)
+    assert not alias_demand(name="nano", demands_passport=False).demands_passport
+    assert alias_names() == ["chat"]

@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 
 from inference.demo.paths import PREBUILT_DIRECTORY
 from inference.errors import Conflict, InvalidRequest, NotFound, PermissionRefused
-from models_registry.aliases import alias_get, alias_promote
+from models_registry.aliases import alias_demand, alias_get, alias_promote
 from models_registry.models import Checkpoint, ModelAlias, RunStep, TrainingRun
 from models_registry.runs import services
 from models_registry.runs.services import (
@@ -92,6 +92,13 @@ def test_a_directory_is_watched_once_and_a_name_belongs_to_one(run: TrainingRun,
     checkpoint_register(path=PREBUILT_DIRECTORY, served_model_name="tiny")
     with pytest.raises(Conflict, match="'tiny' is the name of a checkpoint"):
         run_create(directory=other, name="tiny")
+
+
+def test_an_alias_that_demands_a_passport_is_no_runs(directory: Path) -> None:
+    alias_promote(name="chat", checkpoint=checkpoint_register(path=PREBUILT_DIRECTORY, served_model_name="tiny"))
+    alias_demand(name="chat", demands_passport=True)
+    with pytest.raises(Conflict, match="the alias 'chat' demands a passport; a run's alias means each checkpoint"):
+        run_create(directory=directory, name="chat")
 
 
 def test_there_is_a_most(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
