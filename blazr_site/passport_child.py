@@ -196,7 +196,7 @@ def measure_speed(inspection: Inspection, options: LLMOptions) -> Entry:
     try:
         params = SamplingParams(max_tokens=length - num_prompt, temperature=0.0, ignore_eos=True)
         for _ in range(2):  # the first one warms up
-            usage: Any = next(event for event in llm.generate(token_ids, params) if event["type"] in ("done", "error"))
+            usage: Any = next(event for event in llm.events(token_ids, params) if event["type"] in ("done", "error"))
     finally:
         llm.close()
     if usage["type"] == "error":

@@ -69,6 +69,7 @@ class IndexerSpec:
     Attributes:
         head_dim: Of its queries, and of the key of each token, whose first values are rotated.
         top_k: Number of keys that a query sees.
+        rotates_last: Their last values are rotated instead (HY 4).
     """
 
     num_heads: int
@@ -76,6 +77,7 @@ class IndexerSpec:
     top_k: int
     rope: RopeSpec
     k_norm: NormSpec
+    rotates_last: bool = False
 
     def parameter_shapes(self, hidden_size: int, q_lora_rank: int) -> dict[str, Shape]:
         """Shapes of the parameters, by name within ``indexer``."""

@@ -20,6 +20,7 @@ from inference.modelling.layers.layer_inputs import LayerInput, LayerInputs
 from inference.modelling.layers.linear import Embedding, Linear
 from inference.modelling.layers.ngram import NGramLayer
 from inference.modelling.layers.norm import Norm, add_scaled
+from inference.modelling.layers.norm_gate import NormGate
 from inference.modelling.layers.shared_block import SharedBlock, SharedWeights
 from inference.modelling.parallel_specs import MixerSpec, ParallelSpec
 from inference.modelling.spec import LayerSpec, ModelSpec
@@ -161,6 +162,8 @@ class HybridLayer(Layer):
         self.ngram = None if spec.ngram is None else NGramLayer(spec.ngram)
         self.layer_input = None if spec.layer_input is None else LayerInput(spec.layer_input, hidden_size)
         self.stream_scale = nn.Parameter(torch.empty(1), requires_grad=False) if spec.has_stream_scale else None
+        self.token_gate = NormGate(spec.token_gate_rank, hidden_size) if spec.token_gate_rank else None
+        self.channel_gate = NormGate(spec.channel_gate_rank, hidden_size) if spec.channel_gate_rank else None
 
     def forward(self, stream: ResidualStream, batch: ForwardBatch, state: LayerState) -> None:
         """Pass the residual stream through; ``state`` advances in place."""
@@ -179,6 +182,8 @@ class HybridLayer(Layer):
             self._leave(stream, mixed, self.token_post_norm)
         if self.channel_mixer is not None:
             entering = stream.enter(self.channel_norm, replaces=spec.replaces_stream)
+            if self.channel_gate is not None:
+                entering = self.channel_gate(entering)
             ends_here, stream.shortcut = stream.shortcut, None
             if self.shortcut is not None:
                 stream.shortcut = self.shortcut(entering)
@@ -196,7 +201,8 @@ class HybridLayer(Layer):
     def _enter(self, stream: ResidualStream, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """What the token mixer reads."""
         if self.prologue is None:
-            return stream.enter(self.token_norm, replaces=self.spec.replaces_stream)
+            entering = stream.enter(self.token_norm, replaces=self.spec.replaces_stream)
+            return entering if self.token_gate is None else cast("torch.Tensor", self.token_gate(entering))
         assert self.token_norm is not None and stream.embedding is not None
         hidden = stream.enter(None)
         return self.token_norm.normalise(hidden + self.prologue(hidden, stream.embedding, batch, state))

@@ -39,6 +39,7 @@ from inference.modelling.altup_specs import AltUpSpec, StreamsSpec
 from inference.modelling.encoded_tensor import EncodedTensor
 from inference.modelling.hyper_specs import HyperConnectionSpec, HyperStreamsSpec
 from inference.modelling.indexer_specs import BlockIndexerSpec, IndexerSpec, PooledIndexerSpec
+from inference.modelling.latent_specs import MLASpec
 from inference.modelling.layer_input_specs import LayerInputSpec, LayerInputsSpec
 from inference.modelling.layer_parts import Dtype, NormSpec, RopeScaling, RopeSpec, Shape, StateTensor, prefixed
 from inference.modelling.layer_specs import (
@@ -46,7 +47,6 @@ from inference.modelling.layer_specs import (
     ChannelMixerSpec,
     Mamba1Spec,
     Mamba2Spec,
-    MLASpec,
     MLPSpec,
     MoESpec,
     TokenMixerSpec,
@@ -87,6 +87,8 @@ class LayerSpec:
         has_stream_scale: A learned number multiplies the stream, at the layer's end (Gemma 4).
         hyper: There are several streams, of which each mixer reads a mix, without further norms (Qwen4-Exp).
         ngram: What the layer first adds to those streams from the last tokens.
+        token_gate_rank, channel_gate_rank: What a norm before a mixer gives is multiplied by sigmoid of a low-rank MLP
+            of itself, of this rank (A.X-K2); 0: it isn't.
         prologue: Runs first; its result is added to what the token mixer's norm reads, not to the stream (Zamba 2).
     """
 
@@ -107,6 +109,8 @@ class LayerSpec:
     altup: AltUpSpec | None = None
     hyper: HyperConnectionSpec | None = None
     ngram: NGramSpec | None = None
+    token_gate_rank: int = 0
+    channel_gate_rank: int = 0
 
     @property
     def kind(self) -> str:
@@ -147,6 +151,12 @@ class LayerSpec:
             shapes |= prefixed("ngram", self.ngram.parameter_shapes())
         if self.has_stream_scale:
             shapes["stream_scale"] = (1,)
+        for name, rank in (("token_gate", self.token_gate_rank), ("channel_gate", self.channel_gate_rank)):
+            if rank:
+                shapes |= {
+                    f"{name}.down_proj.weight": (rank, hidden_size),
+                    f"{name}.up_proj.weight": (hidden_size, rank),
+                }
         return shapes
 
     def state(self) -> tuple[StateTensor, ...]:
@@ -306,8 +316,11 @@ class ModelSpec:
         return tuple(number if source is None else source for number, source in enumerate(sources))
 
     def first_needed(self, first: int) -> int:
-        """The layer to begin with so that those from ``first`` on read states that are computed in the same run."""
-        numbers = self.state_numbers()
+        """The layer to begin with so that those from ``first`` on read what is computed in the same run."""
+        mixers = [layer.token_mixer for layer in self.layers]
+        choices = (mixer.choice_source if isinstance(mixer, MLASpec) else None for mixer in mixers)
+        pairs = zip(self.state_numbers(), choices, strict=True)
+        numbers = [state if choice is None else min(state, choice) for state, choice in pairs]
         while (earliest := min((first, *numbers[first:]))) < first:
             first = earliest
         return first

@@ -6,7 +6,8 @@ import math
 from collections import Counter
 from typing import Any
 
-from inference.modelling.layer_specs import AttentionSpec, ChannelMixerSpec, Mamba1Spec, Mamba2Spec, MLASpec, MoESpec
+from inference.modelling.latent_specs import MLASpec
+from inference.modelling.layer_specs import AttentionSpec, ChannelMixerSpec, Mamba1Spec, Mamba2Spec, MoESpec
 from inference.modelling.linear_specs import (
     GatedDeltaSpec,
     KimiDeltaSpec,

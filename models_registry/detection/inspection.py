@@ -36,8 +36,9 @@ from inference.modelling.families.config import (
 )
 from inference.modelling.families.config_keys import IGNORED_KEYS
 from inference.modelling.families.registry import family_builder
+from inference.modelling.latent_specs import MLASpec
 from inference.modelling.layer_parts import NormSpec
-from inference.modelling.layer_specs import AttentionSpec, Mamba2Spec, MLASpec, MoESpec
+from inference.modelling.layer_specs import AttentionSpec, Mamba2Spec, MoESpec
 from inference.modelling.linear_specs import Mamba3Spec
 from inference.modelling.spec import ModelSpec
 from inference.values.tokenizer_spec import TokenizerSpec

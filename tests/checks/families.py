@@ -44,7 +44,6 @@ Text decoders that transformers 5.23 has and blazr doesn't, and what they need.
 |---|---|
 """
 NOT_READ: Mapping[str, str] = {
-    "axk1, axk2, glm_moe_dsa": "a family file; sparse latent attention is there",
     "bitnet": "norms inside the mixers, ternary weights, inputs rounded to 8 bits",
     "blt, ctrl, cpmant, doge, emu3, hrm_text, reformer, xlnet": "a layer of its own each; rarely served",
     "openai-gpt, biogpt, xglm, gpt_neox_japanese": "early layouts; rarely served",

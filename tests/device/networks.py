@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from inference.modelling.latent_specs import MLASpec
 from inference.modelling.layer_parts import NormSpec, RopeScaling, RopeSpec
-from inference.modelling.layer_specs import AttentionSpec, Mamba1Spec, Mamba2Spec, MLASpec, MLPSpec, MoESpec
+from inference.modelling.layer_specs import AttentionSpec, Mamba1Spec, Mamba2Spec, MLPSpec, MoESpec
 from inference.modelling.linear_specs import GatedDeltaSpec, KimiDeltaSpec, Mamba3Spec, ShortConvSpec
 from inference.modelling.spec import LayerSpec, ModelSpec
 

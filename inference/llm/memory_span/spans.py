@@ -26,7 +26,8 @@ from inference.llm.memory_span.observers import ROW_BLOCK, Observers, Recording
 from inference.llm.options import LLMOptions
 from inference.llm.quality import BLOCK_SIZE, WindowRunner
 from inference.modelling.backends.backend import Backend
-from inference.modelling.layer_specs import AttentionSpec, MLASpec
+from inference.modelling.latent_specs import MLASpec
+from inference.modelling.layer_specs import AttentionSpec
 from inference.modelling.layers.rwkv import ChannelMix
 from inference.modelling.layers.short_conv import ShortConv
 from inference.modelling.spec import ModelSpec

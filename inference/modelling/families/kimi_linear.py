@@ -19,9 +19,9 @@ from inference.modelling.families.config_keys import Biases, Harmless, Members, 
 from inference.modelling.families.config_values import activation, check_size, rms_norm
 from inference.modelling.families.decoder import decoder_spec, drafting_layers, llama_layer, llama_layer_sources
 from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
-from inference.modelling.families.deepseek import mla_sources, mla_spec
 from inference.modelling.families.grouped_moe import grouped_moe
 from inference.modelling.families.headers import matrix_shape, vector_length
+from inference.modelling.families.latent_attention import mla_sources, mla_spec
 from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
 from inference.modelling.families.moe_config import (
     USUAL_NAMES,

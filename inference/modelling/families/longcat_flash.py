@@ -20,14 +20,15 @@ from inference.modelling.families.config_keys import Biases, Harmless
 from inference.modelling.families.config_values import activation, check_size, integer_with_evidence, rms_norm
 from inference.modelling.families.decoder import decoder_spec, llama_layer, norm_sources
 from inference.modelling.families.decoder_layout import read_layout
-from inference.modelling.families.deepseek import mla_sources, mla_spec
 from inference.modelling.families.grouped_moe import scaling_factor
 from inference.modelling.families.headers import matrix_shape
+from inference.modelling.families.latent_attention import mla_sources, mla_spec
 from inference.modelling.families.mlp_config import MLPNames, mlp_sources, mlp_spec
 from inference.modelling.families.moe_config import check_experts, check_routing, count_experts, moe_sources
 from inference.modelling.families.rope_config import read_rope, yarn_softmax_multiplier
+from inference.modelling.latent_specs import MLASpec
 from inference.modelling.layer_parts import prefixed
-from inference.modelling.layer_specs import MLASpec, MoESpec
+from inference.modelling.layer_specs import MoESpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source
 
 CONFIG_KEYS: Mapping[str, Table] = {

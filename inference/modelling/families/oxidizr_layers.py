@@ -19,13 +19,13 @@ from inference.modelling.families.config import CheckpointView, Confidence
 from inference.modelling.families.headers import matrix_shape, vector_length
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.state_space import conv_shape
+from inference.modelling.latent_specs import MLASpec
 from inference.modelling.layer_parts import NormSpec, prefixed
 from inference.modelling.layer_specs import (
     AttentionSpec,
     ChannelMixerSpec,
     Mamba1Spec,
     Mamba2Spec,
-    MLASpec,
     MLPSpec,
     MoESpec,
     TokenMixerSpec,

@@ -51,9 +51,15 @@ class Indexer(Layer):
         spec = self.spec
         query = self.q_proj(q_latent).view(-1, spec.num_heads, spec.head_dim)
         key = self.k_norm(self.k_proj(hidden)).unsqueeze(1)
-        rotated = rotate_first(torch.cat((query, key), 1), self.rope.step(batch), self.rope.spec)
+        rotated = self._rotate(torch.cat((query, key), 1), batch)
         state["index_k"].index_copy_(0, batch.slot_mapping, rotated[:, -1])
         return rotated[:, :-1], self.head_weights(hidden).float()
+
+    def _rotate(self, heads: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """(T, n, D), rotated; where the last values are, they move to the front, which scores don't see."""
+        if self.spec.rotates_last:
+            heads = heads.roll(self.rope.spec.rotary_dim, -1)
+        return rotate_first(heads, self.rope.step(batch), self.rope.spec)
 
     def bias(self, queries: Queries, keys: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
         """0 for the keys that each query sees and -inf for the others; of equal scores the earliest key is better.

@@ -13,20 +13,26 @@ Source: DeepSeek-V2, https://arxiv.org/abs/2405.04434, section 2.1 and appendix 
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Sequence
+from typing import ClassVar, cast
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
-from inference.modelling.layer_specs import MLASpec
+from inference.modelling.latent_specs import MLASpec
 from inference.modelling.layers.attention import attend, causal_bias, chunk_bias, chunk_slots, decode_bias, decode_rows
 from inference.modelling.layers.indexer import Indexer, Queries
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.rotary import rotary_embedding, rotate
+
+Choice = Sequence[torch.Tensor]
+"""0 or -inf for each query and key: (B, 1, 1, L) of the decoding rows if there are any, then (n, N) of each chunk."""
+CHOICE = "latent_choice"
+"""Where ``ForwardBatch.shared`` keeps the last indexer's choice; None: each query sees all tokens before it."""
 
 
 class HeadExpansion(Layer):
@@ -65,6 +71,8 @@ class MultiHeadLatentAttention(Layer):
         hidden_size: h.
     """
 
+    float32_parameters: ClassVar[frozenset[str]] = frozenset({"sinks"})
+
     def __init__(self, spec: MLASpec, hidden_size: int) -> None:
         super().__init__()
         self.spec = spec
@@ -81,11 +89,16 @@ class MultiHeadLatentAttention(Layer):
             self.q_a_proj = Linear(hidden_size, spec.q_lora_rank, spec.bias)
             if spec.q_a_norm is not None:
                 self.q_a_norm = Norm(spec.q_a_norm, spec.q_lora_rank)
-            self.q_b_proj = Linear(spec.q_lora_rank, q_width)
+            self.q_b_proj = Linear(spec.query_input(spec.q_lora_rank), q_width)
         if spec.q_rope_from_hidden:
             self.q_rope_proj = Linear(hidden_size, heads * rope)
         self.o_proj = Linear(heads * spec.v_head_dim, hidden_size, spec.bias)
         self.head_gate = Linear(hidden_size, heads) if spec.head_gate else None
+        self.gate_proj = None
+        if spec.output_gate:
+            inputs = spec.query_input(spec.q_lora_rank or 0) if spec.joins_latents else hidden_size
+            self.gate_proj = Linear(inputs, heads * spec.v_head_dim)
+        self.sinks = nn.Parameter(torch.empty(heads), requires_grad=False) if spec.has_sinks else None
         self.rope = None if spec.rope is None else rotary_embedding(spec.rope)
         self.indexer = None
         if spec.indexer is not None and spec.q_lora_rank is not None:
@@ -94,35 +107,55 @@ class MultiHeadLatentAttention(Layer):
     @property
     def is_plain(self) -> bool:
         """Whether the backends' kernels compute it."""
-        return self.indexer is None
+        return self.indexer is None and self.spec.choice_source is None and self.sinks is None
 
     def forward(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """(T, h) to (T, h); the latents of the rows are written to ``state``."""
-        q_latent = self.query_latent(hidden)
+        spec, q_latent = self.spec, self.query_latent(hidden)
         q_nope, q_rope = self.queries(hidden, q_latent)
         rows = self.kv_a_proj(hidden)
         # Keys and values are linear in the latents: their factor goes to what meets the keys, and to what comes out.
-        if self.spec.latent_multiplier != 1.0:
-            q_nope = q_nope * self.spec.latent_multiplier
-        if self.indexer is None:
+        if spec.latent_multiplier != 1.0:
+            q_nope = q_nope * spec.latent_multiplier
+        choice = self._choice(hidden, q_latent, batch, state)
+        if choice is None and self.sinks is None:
             mixed = self.mix(q_nope, q_rope, rows, batch, state)
-        else:
-            index = self.indexer.prepare(hidden, q_latent, batch, state)
-            # A query that has no more tokens before it than are chosen sees all of them.
-            is_sparse = batch.attention.longest > self.indexer.spec.top_k
-            if is_sparse:
-                mixed = self._mix_sparsely(self.indexer, index, q_nope, q_rope, rows, batch, state)
-            else:
-                mixed = self.mix(q_nope, q_rope, rows, batch, state)
-        if self.spec.latent_multiplier != 1.0:
-            mixed = mixed * self.spec.latent_multiplier
+        else:  # kernels have neither
+            mixed = MultiHeadLatentAttention.mix(self, q_nope, q_rope, rows, batch, state, choice)
+        if spec.latent_multiplier != 1.0:
+            mixed = mixed * spec.latent_multiplier
         if self.head_gate is not None:
             gate = self.head_gate(hidden).sigmoid().unsqueeze(2)
-            mixed = (mixed.view(-1, self.spec.num_heads, self.spec.v_head_dim) * gate).flatten(1)
+            mixed = (mixed.view(-1, spec.num_heads, spec.v_head_dim) * gate).flatten(1)
+        if self.gate_proj is not None:
+            mixed = mixed * self.gate_proj(q_latent if spec.joins_latents else hidden).sigmoid()
         return cast("torch.Tensor", self.o_proj(mixed))
 
+    def _choice(
+        self, hidden: torch.Tensor, q_latent: torch.Tensor, batch: ForwardBatch, state: LayerState
+    ) -> Choice | None:
+        """What each query sees, by this layer's indexer or the last one before it; None: all tokens before it.
+
+        A query that has no more tokens before it than are chosen sees all of them.
+        """
+        if self.spec.choice_source is not None:
+            found: Choice | None = batch.shared[CHOICE]
+            return found
+        if self.indexer is None or self.spec.q_lora_rank is None:
+            return None
+        index = self.indexer.prepare(hidden, q_latent[:, : self.spec.q_lora_rank], batch, state)
+        is_sparse = batch.attention.longest > self.indexer.spec.top_k
+        choice = batch.shared[CHOICE] = _choose(self.indexer, index, batch, state) if is_sparse else None
+        return choice
+
     def mix(
-        self, q_nope: torch.Tensor, q_rope: torch.Tensor, rows: torch.Tensor, batch: ForwardBatch, state: LayerState
+        self,
+        q_nope: torch.Tensor,
+        q_rope: torch.Tensor,
+        rows: torch.Tensor,
+        batch: ForwardBatch,
+        state: LayerState,
+        choice: Choice | None = None,
     ) -> torch.Tensor:
         """What lies between the projections.
 
@@ -132,6 +165,7 @@ class MultiHeadLatentAttention(Layer):
             rows: (T, r + R), latents before their norm and keys before their rotation.
             batch: The step.
             state: The latents' cache, advanced.
+            choice: What each query sees; None: all tokens before it.
 
         Returns:
             (T, H · W).
@@ -139,45 +173,16 @@ class MultiHeadLatentAttention(Layer):
         q_rope, latent = self._prepare(q_rope, rows, batch)
         state["latent"].index_copy_(0, batch.slot_mapping, latent)
         decodes = batch.num_decodes
+        biases: Sequence[torch.Tensor | None] = choice or (None,) * (bool(decodes) + len(batch.prefills))
         if not batch.prefills:
-            mixed = self._decode(q_nope, q_rope, batch, state)
+            mixed = self._decode(q_nope, q_rope, batch, state, biases[0])
         else:
             mixed = rows.new_empty(rows.shape[0], self.spec.num_heads, self.spec.v_head_dim)
             if decodes:
-                mixed[:decodes] = self._decode(q_nope[:decodes], q_rope[:decodes], batch, state)
-            for chunk in batch.prefills:
+                mixed[:decodes] = self._decode(q_nope[:decodes], q_rope[:decodes], batch, state, biases[0])
+            for chunk, bias in zip(batch.prefills, biases[bool(decodes) :], strict=True):
                 span = slice(chunk.start, chunk.stop)
-                mixed[span] = self.attend_chunk(chunk, q_nope[span], q_rope[span], latent[span], batch, state)
-        return mixed.flatten(1)
-
-    def _mix_sparsely(
-        self,
-        indexer: Indexer,
-        index: Queries,
-        q_nope: torch.Tensor,
-        q_rope: torch.Tensor,
-        rows: torch.Tensor,
-        batch: ForwardBatch,
-        state: LayerState,
-    ) -> torch.Tensor:
-        """``mix`` where each query sees what the indexer chooses; ``index``: the indexer's queries of the rows."""
-        q_rope, latent = self._prepare(q_rope, rows, batch)
-        state["latent"].index_copy_(0, batch.slot_mapping, latent)
-        mixed = rows.new_empty(rows.shape[0], self.spec.num_heads, self.spec.v_head_dim)
-        decodes = batch.num_decodes
-        if decodes:
-            keys = decode_rows(batch, state["index_k"])
-            visible = decode_bias(batch, None, rows.dtype)
-            visible = rows.new_zeros(keys.shape[:2]) if visible is None else visible[:, 0, 0]
-            queries = (index[0][:decodes].unsqueeze(1), index[1][:decodes].unsqueeze(1))
-            bias = indexer.bias(queries, keys, visible.unsqueeze(1)).unsqueeze(1)
-            mixed[:decodes] = self._decode(q_nope[:decodes], q_rope[:decodes], batch, state, bias)
-        for chunk in batch.prefills:
-            span = slice(chunk.start, chunk.stop)
-            keys = state["index_k"].index_select(0, chunk_slots(batch, chunk))
-            visible = causal_bias(chunk, rows)
-            bias = indexer.bias((index[0][span], index[1][span]), keys, visible)
-            mixed[span] = self.attend_chunk(chunk, q_nope[span], q_rope[span], latent[span], batch, state, bias)
+                mixed[span] = self.attend_chunk(chunk, q_nope[span], q_rope[span], latent[span], batch, state, bias)
         return mixed.flatten(1)
 
     def _prepare(
@@ -197,11 +202,15 @@ class MultiHeadLatentAttention(Layer):
         return rotated[:, :-1], torch.cat((latent, rotated[:, -1]), -1)
 
     def query_latent(self, hidden: torch.Tensor) -> torch.Tensor:
-        """(T, h) to what the queries are made from: a latent (T, r), normed where there is a norm, or the same."""
+        """(T, h) to what the queries are made from: a latent (T, r), normed where there is a norm, or the same.
+
+        Where ``joins_latents``: (T, 2r), the latent behind its norm and before it.
+        """
         if self.spec.q_lora_rank is None:
             return hidden
         compressed: torch.Tensor = self.q_a_proj(hidden)
-        return compressed if self.q_a_norm is None else self.q_a_norm(compressed)
+        normed = compressed if self.q_a_norm is None else self.q_a_norm(compressed)
+        return torch.cat((normed, compressed), -1) if self.spec.joins_latents else normed
 
     def queries(self, hidden: torch.Tensor, q_latent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """q_nope (T, H, N) and q_rope (T, H, R), not rotated yet."""
@@ -228,7 +237,8 @@ class MultiHeadLatentAttention(Layer):
         query = torch.cat((self.k_b_proj.absorb(q_nope), q_rope), -1).unsqueeze(1)
         # The rows serve as values too, rotated part included: attention kernels want keys and values of one
         # width, and dropping the last R columns of the result is cheaper than a copy of the rows without them.
-        mixed = attend(query, rows, rows, scale=spec.scale, mask=mask)
+        sinks = None if self.sinks is None else self.sinks.unsqueeze(0)
+        mixed = attend(query, rows, rows, scale=spec.scale, mask=mask, sinks=sinks)
         return self.v_b_proj.expand_mixed(mixed.squeeze(1)[..., : spec.kv_lora_rank])
 
     def attend_chunk(
@@ -262,6 +272,7 @@ class MultiHeadLatentAttention(Layer):
             scale=spec.scale,
             mask=mask,
             causal=mask is None,
+            sinks=None if self.sinks is None else self.sinks.unsqueeze(-1),
         )
         return mixed.squeeze(0).transpose(0, 1)[..., : spec.v_head_dim]
 
@@ -272,3 +283,20 @@ class MultiHeadLatentAttention(Layer):
         k_nope = self.k_b_proj(compressed)
         shared = k_rope.unsqueeze(1).expand(-1, self.spec.num_heads, -1)
         return torch.cat((k_nope, shared), -1), self.v_b_proj(compressed)
+
+
+def _choose(indexer: Indexer, index: Queries, batch: ForwardBatch, state: LayerState) -> Choice:
+    """What each row of the step sees; ``index``: the indexer's queries of the rows."""
+    found: list[torch.Tensor] = []
+    decodes, dtype = batch.num_decodes, index[0].dtype
+    if decodes:
+        keys = decode_rows(batch, state["index_k"])
+        visible = decode_bias(batch, None, dtype)
+        visible = index[0].new_zeros(keys.shape[:2]) if visible is None else visible[:, 0, 0]
+        queries = (index[0][:decodes].unsqueeze(1), index[1][:decodes].unsqueeze(1))
+        found.append(indexer.bias(queries, keys, visible.unsqueeze(1)).unsqueeze(1))
+    for chunk in batch.prefills:
+        span = slice(chunk.start, chunk.stop)
+        keys = state["index_k"].index_select(0, chunk_slots(batch, chunk))
+        found.append(indexer.bias((index[0][span], index[1][span]), keys, causal_bias(chunk, index[0])))
+    return found

@@ -72,11 +72,11 @@ def _sparse_mixer(logits: torch.Tensor, spec: MoESpec) -> tuple[torch.Tensor, to
 
 
 def _within_best_groups(ranking: torch.Tensor, spec: MoESpec) -> torch.Tensor:
-    """Scores of experts outside the best groups become -inf."""
+    """Scores of experts outside the best groups become ``group_floor``."""
     grouped = ranking.view(ranking.shape[0], spec.num_expert_groups, -1)
     group_scores = grouped.amax(-1) if spec.group_score == "max" else grouped.topk(2, -1).values.sum(-1)
     kept = torch.zeros_like(group_scores, dtype=torch.bool).scatter_(-1, _best(group_scores, spec.top_k_groups), True)
-    return grouped.masked_fill(~kept.unsqueeze(-1), -torch.inf).flatten(1)
+    return grouped.masked_fill(~kept.unsqueeze(-1), spec.group_floor).flatten(1)
 
 
 def _best(scores: torch.Tensor, count: int) -> torch.Tensor:

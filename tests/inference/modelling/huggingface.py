@@ -46,7 +46,7 @@ def make_checkpoint(
             noise = torch.randn(value.shape, generator=generator)
             if "e_score_correction_bias" in name:
                 value.copy_(0.2 * noise)
-            elif "norm" in name or re.search(r"\bln_\w+\.weight$", name):
+            elif ("norm" in name and ".mlp." not in name) or re.search(r"\bln_\w+\.weight$", name):
                 # Gemma's norms multiply by 1 + weight and are stored around zero.
                 is_centred = config.model_type.startswith("gemma") and not config.model_type.startswith(PLAIN_GEMMAS)
                 value.copy_(0.2 * noise + (0.0 if is_centred else 1.0))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from inference.modelling.indexer_specs import BlockIndexerSpec, IndexerSpec, PooledIndexerSpec
+from inference.modelling.latent_specs import MLASpec
 from inference.modelling.layer_parts import NormSpec, RopeSpec
-from inference.modelling.layer_specs import AttentionSpec, MLASpec
+from inference.modelling.layer_specs import AttentionSpec
 
 ROPE = RopeSpec(1e4, 2)
 

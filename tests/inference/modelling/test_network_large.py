@@ -27,6 +27,7 @@ STRETCHED = {
 }
 INDEXED = {"q_lora_rank": 20, "index_topk": 12, "index_head_dim": 12, "index_n_heads": 24}
 """So many heads that hardly any two keys have a score of 0, the order of which is nobody's promise."""
+SHARING = ["full", "shared", "full", "shared"]
 MSCALED = YARN | {"mscale": 1.0, "mscale_all_dim": 0.5}
 GEMMA3N: dict[str, Any] = {
     "head_dim": 8, "sliding_window": 6, "tie_word_embeddings": True, "num_hidden_layers": 4,
@@ -71,6 +72,24 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**GEMMA4, "attention_bias": True, "num_hidden_layers": 4, "layer_types": [SLIDING, FULL] * 2},
     ),
     "deepseek_v32": ("deepseek_v32", {**MLA, **INDEXED, "n_group": 4, "topk_group": 2, "rope_parameters": MSCALED}),
+    "axk1": ("axk1", {**MLA, "q_lora_rank": 20, "n_group": 4, "topk_group": 2, "rope_parameters": MSCALED}),
+    "axk1-biases-halves": (
+        "axk1",
+        {
+            **MLA, "q_lora_rank": 20, "n_group": 1, "topk_group": 1, "attention_bias": True, "rope_interleave": False,
+            "norm_topk_prob": False, "rms_norm_eps": 1e-3,
+        },
+    ),
+    "axk2": ("axk2", {**MLA, **INDEXED, "gated_norm_rank": 6, "rope_parameters": MSCALED}),
+    "axk2-groups-biases": (
+        "axk2",
+        {**MLA, **INDEXED, "gated_norm_rank": 5, "n_group": 4, "topk_group": 2, "attention_bias": True},
+    ),
+    "glm_moe_dsa": ("glm_moe_dsa", {**MLA, **INDEXED, "num_hidden_layers": 4, "indexer_types": SHARING}),
+    "glm_moe_dsa-each-its-own": (
+        "glm_moe_dsa",
+        {**MLA, **INDEXED, "n_group": 4, "topk_group": 2, "attention_bias": True, "rope_parameters": MSCALED},
+    ),
     "deepseek_v32-dense-biases-all-seen": (
         "deepseek_v32",
         {**MLA, **INDEXED, "index_topk": 128, "n_group": 1, "topk_group": 1, "attention_bias": True},

@@ -15,7 +15,7 @@ from torch import nn
 
 from inference.modelling.backends.native.packing import NativePacked
 from inference.modelling.forward_batch import AttentionMetadata, ForwardBatch, LayerState
-from inference.modelling.layer_specs import MLASpec
+from inference.modelling.latent_specs import MLASpec
 from inference.modelling.layers.attention import Attention, chunk_slots
 from inference.modelling.layers.conv import CausalConv1d
 from inference.modelling.layers.gated_delta import GatedDelta
@@ -335,7 +335,8 @@ def _mix_mamba3(
 
 def _choose_experts(layer: Router, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     spec = layer.spec
-    if spec.scoring == "sparse_mixer" or spec.ranks_logits:
+    has_floor = spec.num_expert_groups > 1 and spec.group_floor != -math.inf
+    if spec.scoring == "sparse_mixer" or spec.ranks_logits or has_floor:
         return Router.choose(layer, logits)
     weights, chosen = torch.ops.blazr.choose_experts.default(
         logits,

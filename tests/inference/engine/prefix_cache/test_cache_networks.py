@@ -46,7 +46,10 @@ LINEAR = {
     "recurrent_gemma": "recurrent_gemma",
     "xlstm": "xlstm",
 }
-LARGE = ("gemma3n_text", "gemma4_text", "llama4_text", "deepseek_v32", "minimax_m3_vl_text", "longcat_flash")
+LARGE = (
+    "gemma3n_text", "gemma4_text", "llama4_text", "deepseek_v32", "minimax_m3_vl_text", "longcat_flash", "axk2",
+    "glm_moe_dsa",
+)  # fmt: skip
 OXIDIZR = {
     "oxidizr-mamba2": oxidizr.OxidizrConfig(("mamba2", "mla", "gqa")),
     "oxidizr-mamba3": oxidizr.OxidizrConfig(("mamba3", "mla", "mamba3"), use_conv=True),

@@ -32,6 +32,19 @@ PUBLISHED_LARGE: dict[str, tuple[str, dict[str, Any]]] = {
         "index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048, "n_group": 8, "norm_topk_prob": True,
         "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "scoring_func": "sigmoid", "topk_group": 4,
         "topk_method": "noaux_tc"}),
+    "skt/A.X-K1": ("axk1", DEEPSEEK | {
+        "head_dim": 64, "n_group": 8, "norm_topk_prob": True, "num_local_experts": 192, "q_lora_rank": 1536,
+        "qk_head_dim": 192, "rope_interleave": True, "scoring_func": "sigmoid", "topk_group": 4,
+        "topk_method": "noaux_tc"}),
+    "skt/A.X-K2": ("axk2", DEEPSEEK | {
+        "gated_norm_rank": 16, "index_head_dim": 128, "index_n_heads": 16, "index_topk": 2048,
+        "layer_types": ["indexed_attention"], "mlp_layer_types": ["dense", "sparse"], "n_group": None,
+        "norm_topk_prob": True, "q_lora_rank": 384, "scoring_func": "sigmoid", "topk_group": None,
+        "topk_method": "noaux_tc"}),
+    "zai-org/GLM-5": ("glm_moe_dsa", DEEPSEEK | {
+        "head_dim": 64, "index_head_dim": 128, "index_n_heads": 32, "index_topk": 2048, "indexer_rope_interleave": True,
+        "norm_topk_prob": True, "num_nextn_predict_layers": 1, "q_lora_rank": 2048, "qk_head_dim": 256,
+        "rope_interleave": True, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}),
     "XiaomiMiMo/MiMo-V2-Flash": ("mimo_v2_flash", USUAL | {
         "attention_bias": False, "attention_dropout": 0.0, "attention_value_scale": 0.707, "head_dim": 192, **TYPES,
         "mlp_layer_types": ["dense", "sparse"], "moe_intermediate_size": 2048, "n_group": 1, "n_routed_experts": 256,

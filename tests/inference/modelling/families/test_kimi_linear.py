@@ -6,8 +6,9 @@ import pytest
 
 from inference.errors import CheckpointError, CorruptCheckpoint, UnsupportedArchitecture
 from inference.modelling.families.kimi_linear import build_spec
+from inference.modelling.latent_specs import MLASpec
 from inference.modelling.layer_parts import NormSpec
-from inference.modelling.layer_specs import MLASpec, MLPSpec, MoESpec
+from inference.modelling.layer_specs import MLPSpec, MoESpec
 from inference.modelling.linear_specs import KimiDeltaSpec
 from tests.inference.modelling.families.headers import HIDDEN, experts, mlp, norms, outer, view_of
 

@@ -25,7 +25,8 @@ from inference.modelling.families.config import (
     TensorTable,
 )
 from inference.modelling.families.oxidizr import build_spec
-from inference.modelling.layer_specs import Mamba2Spec, MLASpec, MoESpec
+from inference.modelling.latent_specs import MLASpec
+from inference.modelling.layer_specs import Mamba2Spec, MoESpec
 from inference.modelling.linear_specs import Mamba3Spec
 from inference.modelling.spec import ModelSpec
 from models_registry.detection.inspection import inspect_checkpoint

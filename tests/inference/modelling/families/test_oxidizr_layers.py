@@ -14,8 +14,9 @@ from inference.errors import (
 from inference.modelling.families.config import (
     Confidence,
 )
+from inference.modelling.latent_specs import MLASpec
 from inference.modelling.layer_parts import NormSpec
-from inference.modelling.layer_specs import AttentionSpec, Mamba1Spec, Mamba2Spec, MLASpec, MLPSpec, MoESpec
+from inference.modelling.layer_specs import AttentionSpec, Mamba1Spec, Mamba2Spec, MLPSpec, MoESpec
 from inference.modelling.linear_specs import Mamba3Spec
 from inference.modelling.spec import ModelSpec
 from tests.inference.modelling.families.test_oxidizr import fact, read

@@ -182,3 +182,10 @@ def test_experts_may_be_chosen_by_logits_with_a_bias():
     weights, chosen = choose_experts(logits, replace(spec, ranks_logits=True), bias)
     assert chosen.tolist() == [[0]]
     torch.testing.assert_close(weights, logits[:, :1].sigmoid())
+
+
+def test_a_score_below_the_floor_loses_to_experts_of_other_groups() -> None:
+    spec = MoESpec(4, 2, 8, scoring="sigmoid", num_expert_groups=2, top_k_groups=1, group_score="top2")
+    logits, bias = torch.tensor([[5.0, -5.0, 1.0, -3.0]]), torch.tensor([0.5, -0.5, 0.0, -0.3])
+    assert choose_experts(logits, spec, bias)[1].tolist() == [[0, 1]]
+    assert choose_experts(logits, replace(spec, group_floor=0.0), bias)[1].tolist() == [[0, 2]]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from inference.modelling.backends.native import forms
+from inference.modelling.latent_specs import MLASpec
 from inference.modelling.layer_parts import NormSpec, RopeScaling, RopeSpec
-from inference.modelling.layer_specs import MLASpec
 from inference.modelling.layers.mla import MultiHeadLatentAttention
 from tests.inference.modelling.backends.native.test_forms_attention import CHUNKS, DECODES, H, make_batch, make_state
 

@@ -1,0 +1,57 @@
+"""GLM-5: DeepSeek-V3.2's layers, some of which see the keys that an earlier one chose.
+
+Source: transformers' ``glm_moe_dsa``, also for what config.json may leave out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from inference.modelling.families.config import CheckpointView
+from inference.modelling.families.config_key_tables import Table, used
+from inference.modelling.families.config_keys import Only
+from inference.modelling.families.decoder_layout import DecoderLayout
+from inference.modelling.families.deepseek import SPARSE, Variant, latent_decoder
+from inference.modelling.families.shared_choice import FULL, SHARED, choice_sources, unused_indexers
+from inference.modelling.latent_specs import MLASpec
+from inference.modelling.layer_parts import NormSpec
+from inference.modelling.spec import ModelSpec
+
+PAIRS = Only((True,), "adjacent pairs are rotated")
+CONFIG_KEYS: Mapping[str, Table] = {
+    "glm_moe_dsa": {
+        **SPARSE,
+        **used("indexer_types", "index_topk_pattern", "index_topk_freq", "index_skip_topk_offset"),
+        "rope_interleave": PAIRS,
+        "indexer_rope_interleave": PAIRS,
+    }
+}
+
+
+def build_spec(view: CheckpointView) -> ModelSpec:
+    def variant(layout: DecoderLayout, norm: NormSpec) -> Variant:
+        sources = choice_sources(view, layout, _default_types(view, layout.num_layers))
+
+        def attention(number: int, spec: MLASpec) -> MLASpec:
+            assert spec.indexer is not None
+            assert spec.rope is not None
+            if number < layout.num_layers and sources[number] is not None:
+                return replace(spec, indexer=None, choice_source=sources[number])
+            return replace(spec, indexer=replace(spec.indexer, rope=spec.rope))
+
+        return Variant(attention=attention, ignored=unused_indexers(layout, sources))
+
+    return latent_decoder(view, "glm_moe_dsa", variant)
+
+
+def _default_types(view: CheckpointView, count: int) -> list[str]:
+    """``full`` or ``shared`` for each layer: by a pattern, or one of so many layers behind the first ones."""
+    pattern = view.config.get("index_topk_pattern")
+    if isinstance(pattern, str):
+        return [{"F": FULL, "S": SHARED}.get(letter, letter) for letter in pattern]
+    if pattern is not None:
+        return list(view.config.strings("index_topk_pattern"))
+    step = view.config.integer("index_topk_freq", default=1, low=0)
+    first = view.config.integer("index_skip_topk_offset", default=2, low=0)
+    return [SHARED if max(number - first + 1, 0) % max(step, 1) else FULL for number in range(count)]

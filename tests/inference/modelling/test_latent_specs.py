@@ -1,0 +1,31 @@
+"""Parameters and states of latent attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from inference.modelling.indexer_specs import IndexerSpec
+from inference.modelling.latent_specs import MLASpec
+from inference.modelling.layer_parts import NormSpec, RopeSpec
+
+ROPE = RopeSpec(100.0, 4)
+SPEC = MLASpec(2, 10, 6, 8, 4, 5, 0.3, ROPE)
+INDEXER = IndexerSpec(3, 7, 2, ROPE, NormSpec("layer"))
+
+
+def test_options_add_parameters() -> None:
+    plain = SPEC.parameter_shapes(16)
+    assert plain["q_b_proj.weight"] == (24, 6) and plain["kv_a_proj.weight"] == (14, 16)
+    assert {"gate_proj.weight", "sinks"}.isdisjoint(plain)
+    gated = replace(SPEC, output_gate=True, has_sinks=True).parameter_shapes(16)
+    assert (gated["gate_proj.weight"], gated["sinks"]) == ((10, 16), (2,))
+    joined = replace(SPEC, output_gate=True, joins_latents=True).parameter_shapes(16)
+    assert (joined["gate_proj.weight"], joined["q_b_proj.weight"]) == ((10, 12), (24, 12))
+
+
+def test_only_a_layer_with_an_indexer_caches_its_keys() -> None:
+    assert [(part.name, part.shape) for part in SPEC.state()] == [("latent", (14,))]
+    assert [part.name for part in replace(SPEC, choice_source=0).state()] == ["latent"]
+    indexed = replace(SPEC, indexer=INDEXER)
+    assert [(part.name, part.shape) for part in indexed.state()] == [("latent", (14,)), ("index_k", (7,))]
+    assert indexed.parameter_shapes(16)["indexer.q_proj.weight"] == (21, 6)
