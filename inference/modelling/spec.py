@@ -64,6 +64,8 @@ from inference.modelling.ngram_specs import NGramSpec
 from inference.modelling.parallel_specs import BranchSpec, MixerSpec, ParallelSpec
 from inference.modelling.rwkv_specs import ChannelMixSpec, TimeMixSpec
 from inference.modelling.shared_specs import SharedBlockSpec
+from inference.modelling.vision.specs import PooledProjectorSpec, TileProjectorSpec, TowerSpec, VisionSpec
+from inference.values.images import ImageLayout, ImagePrompt
 
 # --- the whole ---------------------------------------------------------------------------------
 
@@ -248,6 +250,7 @@ class ModelSpec:
         parameters: Our parameter names to their sources.
         encoded: How tensors that the sources name are decoded, where the files hold codes in their place.
         prediction_head: The head for multi-token prediction that the files hold beside the model; None: there is none.
+        vision: The part that reads pictures; None: there is none.
     """
 
     format: Literal["oxidizr", "huggingface"]
@@ -270,6 +273,7 @@ class ModelSpec:
     prediction_head: PredictionHeadSpec | None = None
     layer_inputs: LayerInputsSpec | None = None
     streams: StreamsSpec | HyperStreamsSpec | None = None
+    vision: VisionSpec | None = None
 
     def parameter_shapes(self) -> dict[str, Shape]:
         """The shape each parameter must have, by its full name; a shared block's is its first layer's."""
@@ -425,6 +429,7 @@ _CLASSES: dict[str, type] = {
         LayerSpec, Piece, Source,
         EncodedTensor, BlockIndexerSpec, PooledIndexerSpec, IndexerSpec, HyperConnectionSpec, HyperStreamsSpec,
         NGramSpec, ModelSpec, PredictionHeadSpec,
+        VisionSpec, TowerSpec, TileProjectorSpec, PooledProjectorSpec, ImageLayout, ImagePrompt,
     )
 }  # fmt: skip
 

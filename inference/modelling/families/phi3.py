@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from inference.modelling.families.attention_decoder import AttentionDecoder
+from inference.modelling.families.checks import IgnoredTensors
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import LLAMA_LIKE, Table, used
 from inference.modelling.families.config_keys import Only
@@ -31,11 +32,15 @@ TRAINED_CONTEXT = 4096
 """``original_max_position_embeddings`` of a config that doesn't mention it."""
 
 
-def build_spec(view: CheckpointView) -> ModelSpec:
+def build_spec(
+    view: CheckpointView, model_type: str = "phi3", *, ignored: tuple[IgnoredTensors, ...] = ()
+) -> ModelSpec:
+    """The spec of a model of this type; ``ignored``: tensors that aren't the text model's."""
     decoder = AttentionDecoder.read(view)
     return decoder.spec(
-        "phi3",
+        model_type,
         norm=rms_norm(view, default=1e-5),
         ropes=decoder.rope(default_partial=1.0, renamed_types=ROPE_TYPES, default_original=TRAINED_CONTEXT),
         windows=(sliding_window(view),) * decoder.layout.num_layers,
+        ignored=ignored,
     )

@@ -129,6 +129,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3_moe": Family("qwen_moe", "Qwen3MoeForCausalLM"),
     "mixtral": Family("mixtral", "MixtralForCausalLM"),
     "phi3": Family("phi3", "Phi3ForCausalLM"),
+    "phi3_v": Family("phi3_v", "Phi3VForCausalLM"),
     "gemma2": Family("gemma2", "Gemma2ForCausalLM"),
     "gemma3_text": Family("gemma3", "Gemma3ForCausalLM"),
     "deepseek_v2": Family("deepseek", "DeepseekV2ForCausalLM"),

@@ -18,6 +18,7 @@ from torch import nn
 from inference.errors import MissingTensor, TensorShapeMismatch
 from inference.modelling.backends.backend import Backend, choose_backend
 from inference.modelling.backends.native.packing import PackedRows
+from inference.modelling.encoded_tensor import EncodedTensor
 from inference.modelling.encodings.blazr import CODES, SCALES
 from inference.modelling.layers.coded import CodeSink
 from inference.modelling.layers.ngram import NGramHash
@@ -37,6 +38,8 @@ from inference.modelling.quantisation import (
 )
 from inference.modelling.sources import joined_names, stored_names
 from inference.modelling.spec import ModelSpec, Piece, PredictionHeadSpec, Source
+from inference.modelling.vision.encoder import ImageEncoder
+from inference.modelling.vision.specs import VisionSpec
 from inference.modelling.weights.files import TensorFiles
 
 logger = logging.getLogger(__name__)
@@ -44,7 +47,7 @@ logger = logging.getLogger(__name__)
 _STORED = (torch.bfloat16, torch.float32)
 """What is quantised as it is stored."""
 
-_Spec = TypeVar("_Spec", bound=ModelSpec)
+_Spec = TypeVar("_Spec", bound=ModelSpec | VisionSpec)
 _Network = TypeVar("_Network", bound=nn.Module)
 
 Progress = Callable[[float, str], None]
@@ -100,6 +103,39 @@ def load_prediction_head(
     head = _on_meta_device(spec, PredictionHead)
     _fill(head, spec, weight_files, dtype=dtype, device=device, quant=quant, pack=pack)
     return head.eval()
+
+
+def load_vision(
+    spec: VisionSpec,
+    weight_files: Sequence[Path],
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    encoded: Sequence[EncodedTensor] = (),
+) -> ImageEncoder:
+    """Build the part of a model that sees and read its weights, which no option quantises.
+
+    Args:
+        encoded: How tensors of the files are decoded that hold codes.
+
+    Raises:
+        CheckpointError: As ``load_network``.
+    """
+    encoder = _on_meta_device(spec, ImageEncoder)
+    backend = choose_backend(device, dtype)
+    shapes = {name: parameter.shape for name, parameter in encoder.named_parameters()}
+    with TensorFiles(weight_files, dequantised=dtype, encoded=encoded) as files, torch.inference_mode():
+        parameters = [
+            _Parameter(name, *_owner(encoder, name), source, shapes[name], None)
+            for name, source in sorted(
+                spec.parameters.items(), key=lambda item: min(map(files.position_of, stored_names(item[1])))
+            )
+        ]
+        files.expect([_names_to_read(parameter) for parameter in parameters])
+        for parameter in parameters:
+            files.move()
+            _load_parameter(files, backend, parameter, pack=False)
+    return encoder.eval()
 
 
 def _fill(

@@ -75,6 +75,7 @@ class Sandbox:
         first_call: Sent to every fresh child before anything else; None: nothing.
         first_cpu_s: Processor seconds for that.
         readable: Files that the child can read.
+        purpose: What the child is, for the message that it is busy.
     """
 
     def __init__(
@@ -85,7 +86,9 @@ class Sandbox:
         first_call: Mapping[str, Any] | None = None,
         first_cpu_s: float = 1.0,
         readable: Sequence[Path] = (),
+        purpose: str = "the checkpoint's text processor",
     ) -> None:
+        self._purpose = purpose
         self._module = module if "." in module else f"inference.text.tokenisation.children.{module}"
         self._memory_bytes = memory_bytes
         self._first_call = first_call
@@ -111,7 +114,7 @@ class Sandbox:
         """
         if not self._lock.acquire(timeout=_QUEUE_WAIT_S):
             raise Unavailable(
-                f"the checkpoint's text processor has been busy for {_QUEUE_WAIT_S:.0f} s; retry later.",
+                f"{self._purpose} has been busy for {_QUEUE_WAIT_S:.0f} s; retry later.",
                 retry_after_s=5,
             )
         try:

@@ -1,0 +1,76 @@
+"""The encoder gives the rows that transformers' towers and an independent projector give."""
+
+import base64
+import io
+import json
+
+import pytest
+import torch
+
+from inference.modelling.families.registry import family_builder
+from inference.modelling.families.vision_part import PREPROCESSOR
+from inference.modelling.spec import ModelSpec
+from inference.modelling.weights.loader import load_vision
+from inference.text.images.decoder import ImageDecoder, read_part
+from tests.inference.modelling.harness import read_view
+from tests.inference.modelling.vision.tiny import MAX_TILES, make_phi3_v, picture
+
+
+def png(image) -> str:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def spec_of(directory):
+    config = json.loads((directory / "config.json").read_text())
+    beside = directory / "preprocessor_config.json"
+    if beside.exists():
+        config[PREPROCESSOR] = json.loads(beside.read_text())
+    spec = family_builder(config["model_type"])(read_view(directory, config))
+    assert ModelSpec.from_dict(json.loads(spec.to_json())) == spec
+    return spec
+
+
+@pytest.fixture(scope="module")
+def phi3_v(tmp_path_factory):
+    return make_phi3_v(tmp_path_factory.mktemp("phi3_v"))
+
+
+@pytest.fixture(scope="module")
+def phi3_v_spec(phi3_v):
+    return spec_of(phi3_v.directory)
+
+
+@pytest.fixture(scope="module")
+def phi3_v_encoder(phi3_v, phi3_v_spec):
+    return load_vision(phi3_v_spec.vision, [phi3_v.directory / "model.safetensors"], dtype=torch.float32)
+
+
+def test_the_spec_says_what_the_files_have(phi3_v_spec):
+    vision = phi3_v_spec.vision
+    assert (vision.tower.num_layers, vision.tower.num_heads, vision.tower.tile) == (2, 2, 56)
+    assert (vision.layout.kind, vision.layout.max_tiles, vision.layout.tile_tokens) == ("tiles", MAX_TILES, 2)
+    assert set(vision.parameters) == set(vision.parameter_shapes())
+
+
+@pytest.mark.parametrize("size", [(300, 200), (200, 300), (56, 56), (640, 70), (33, 251), (7, 5)])
+def test_rows_of_tiles_are_the_references(phi3_v, phi3_v_encoder, size):
+    image = picture(*size)
+    decoder = ImageDecoder(phi3_v_encoder.spec.layout)
+    try:
+        decoded = decoder.decode(read_part(png(image), "image"), "image")
+    finally:
+        decoder.close()
+    with torch.inference_mode():
+        rows, expected = phi3_v_encoder(torch.from_numpy(decoded.pixels.copy())), phi3_v.rows_of(image)
+    assert rows.shape == expected.shape == (decoded.num_tokens, 32)
+    assert expected.std() > 0.3
+    torch.testing.assert_close(rows, expected, atol=2e-4, rtol=1e-4)
+
+
+def test_the_order_of_tiles_matters(phi3_v, phi3_v_encoder):
+    """The reference isn't blind: another order of a picture's parts gives other rows."""
+    image = picture(300, 200)
+    with torch.inference_mode():
+        assert not torch.allclose(phi3_v.rows_of(image), phi3_v.rows_of(image.rotate(180)), atol=0.1)
