@@ -12,6 +12,7 @@ import torch
 
 from inference.engine.config import EngineConfig
 from inference.engine.device import upload, upload_ids
+from inference.engine.images import whole_spans
 from inference.engine.scheduler import ScheduledRequest, SchedulerOutput
 from inference.engine.state_manager import StateManager
 from inference.modelling.adapters.network import NetworkAdapters
@@ -88,7 +89,14 @@ class BatchBuilder:
             state_slots=upload_ids(slots, device),
             num_decodes=step.num_decodes,
             prefills=tuple(
-                PrefillChunk(int(first_rows[at]), int(first_rows[at + 1]), item.num_computed_tokens, at, slots[at])
+                PrefillChunk(
+                    int(first_rows[at]),
+                    int(first_rows[at + 1]),
+                    item.num_computed_tokens,
+                    at,
+                    slots[at],
+                    whole_spans(item) if item.request.source.images else (),
+                )
                 for at, item in enumerate(items[step.num_decodes :], step.num_decodes)
             ),
             attention=attention,

@@ -19,6 +19,7 @@ from inference.engine.adapter_pool import AdapterPool, AdapterPoolStats
 from inference.engine.config import EngineConfig
 from inference.engine.device import is_memory_error, on_device
 from inference.engine.failures import failure_of
+from inference.engine.images import ImageRows
 from inference.engine.model_runner import ModelRunner, Network
 from inference.engine.prefix_cache.cache import PrefixCache
 from inference.engine.prefix_cache.disk import DiskTier
@@ -39,6 +40,7 @@ from inference.engine.state_manager import StateManager
 from inference.errors import BlazrError, Conflict, EngineDead, GenerationFailed, InvalidRequest
 from inference.modelling.adapters.network import NetworkAdapters
 from inference.modelling.spec import ModelSpec
+from inference.modelling.vision.encoder import ImageEncoder
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +86,7 @@ class Engine:
         disk: Disk tier of the prefix cache; closed with the engine.
         speculation: Speculative decoding; None: off.
         adapters: The LoRA adapters of the network; None: requests can't name any.
+        vision: The model's vision encoder; None: requests with pictures are refused.
     """
 
     def __init__(
@@ -95,14 +98,16 @@ class Engine:
         disk: DiskTier | None = None,
         speculation: Speculation | None = None,
         adapters: NetworkAdapters | None = None,
+        vision: ImageEncoder | None = None,
     ) -> None:
         self.config = config
         self._vocab_size = spec.vocab_size
         self._device = torch.device(config.device)
-        self._checks = RequestChecks(spec, config)
+        self._checks = RequestChecks(spec, config, has_vision=vision is not None)
         self._states = StateManager(spec, config)
         with on_device(self._device):
-            self._runner = ModelRunner(network, spec, config, self._states, adapters)
+            images = None if vision is None else ImageRows(vision)
+            self._runner = ModelRunner(network, spec, config, self._states, adapters, images)
             access = StateAccess(spec, self._runner.layer_states, config.block_size)
             self._prefix_cache = PrefixCache(spec, config, self._states.kv, access, disk)
             self._speculator = None
@@ -175,7 +180,7 @@ class Engine:
     def _queue(self, request: Request) -> None:
         """Put a request into the queue, after a background read of its prefix from disk if there is one."""
         can_read = request.can_read_cache
-        fetching = self._prefix_cache.fetch(request.namespace, request.token_ids) if can_read else None
+        fetching = self._prefix_cache.fetch(request.namespace, request.identity_ids) if can_read else None
         if fetching is None:
             self._scheduler.add(request)
         else:
@@ -389,7 +394,7 @@ class Engine:
             num_verified = max(0, len(new_token_ids) - 1)
             self._speculator.advance(item, item.stop - len(item.draft_token_ids) + num_verified)
         if request.error is None:
-            state, cached, tokens = request.state, request.cached, request.token_ids
+            state, cached, tokens = request.state, request.cached, request.identity_ids
             assert state is not None and cached is not None
             self._prefix_cache.advance(cached, state.index, state.slot, tokens, request.num_computed_tokens)
             if len(cached.kept) > len(request.kept_prefixes):

@@ -18,6 +18,7 @@ import torch
 from inference.engine.batch_builder import BatchBuilder
 from inference.engine.config import EngineConfig
 from inference.engine.device import choose_attention, upload_ids
+from inference.engine.images import ImageRows
 from inference.engine.request import TokenLogprobs
 from inference.engine.sampling.sampler import Sampler, numerical_error
 from inference.engine.scheduler import ScheduledRequest, SchedulerOutput
@@ -76,6 +77,7 @@ class ModelRunner:
         config: Sizes of the engine.
         states: State manager with the block tables.
         adapters: The adapters of the network; None: it has none.
+        images: Computes the rows of pictures; None: the model reads text only.
 
     Attributes:
         layer_states: The state tensors of each layer.
@@ -89,8 +91,10 @@ class ModelRunner:
         config: EngineConfig,
         states: StateManager,
         adapters: NetworkAdapters | None = None,
+        images: ImageRows | None = None,
     ) -> None:
         self._network = network
+        self._images = images
         self._adapters = adapters
         self._adapter_rows: AdapterRows | None = None
         self._states = states
@@ -128,12 +132,14 @@ class ModelRunner:
 
     def forward(self, step: SchedulerOutput) -> torch.Tensor:
         """Return the (T, h) hidden rows of a step, in its order; advance the states."""
-        only_decodes = step.num_decodes == len(step.scheduled)
+        embedded = None if self._images is None else self._images.rows_of_step(step)
+        only_decodes = step.num_decodes == len(step.scheduled) and embedded is None
         has_adapters = self._adapters is not None and any(item.request.adapter_slot for item in step.scheduled)
         self._adapter_rows = None
         if only_decodes and self._graphs is not None and not has_adapters:
             return self._graphs.run(self._batches.build(step, torch.device("cpu")))
         batch = self._batches.build(step, self._device)
+        batch.embedded = embedded
         if batch.adapters is not None:
             return self._forward_adapted(batch, only_decodes=only_decodes)
         if only_decodes and self._programs is not None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import numpy as np
+from numpy.typing import NDArray
+
 from inference.engine.adapter import Adapter
 from inference.engine.pooling import Float32Array, Pooling
 from inference.engine.sampling.llama_cpp.dry import SequenceBreakers
@@ -53,6 +56,36 @@ class CacheBreakpoint:
     seconds: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageSpan:
+    """A picture's tokens in a prompt; the rows of the vision encoder take the place of their embeddings.
+
+    Attributes:
+        start: Position of the first token.
+        num_tokens: As many as the encoder gives rows.
+        digest: SHA-256 of the picture's file, by which the prefix cache tells pictures apart.
+        pixels: (height, width, 3) uint8, kept because a preempted request computes its rows again.
+        is_whole: Its tokens attend to each other both ways, so that one step computes all of them.
+        owner: Keeps what others find the pixels by, as long as the request runs.
+    """
+
+    start: int
+    num_tokens: int
+    digest: bytes
+    pixels: NDArray[np.uint8]
+    is_whole: bool = False
+    owner: object = None
+
+    @property
+    def stop(self) -> int:
+        """Position after the last token."""
+        return self.start + self.num_tokens
+
+    def contains(self, position: int) -> bool:
+        """Whether the position is between two of its tokens."""
+        return self.start < position < self.stop
+
+
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One sequence to continue.
@@ -74,6 +107,7 @@ class EngineRequest:
         caller: Name of the caller, which shares the prefill tokens of a step with other callers of its priority.
         cache_breakpoints: Positions of the prompt at which the prefix cache keeps its state, ascending.
         adapter: The LoRA adapter that all of its rows go through; None: the base alone.
+        images: The prompt's pictures, in order; not with ``saved_state`` or ``returns_state``.
     """
 
     request_id: str
@@ -91,6 +125,7 @@ class EngineRequest:
     caller: str = ""
     cache_breakpoints: tuple[CacheBreakpoint, ...] = ()
     adapter: Adapter | None = None
+    images: tuple[ImageSpan, ...] = ()
 
 
 @dataclass(slots=True)

@@ -19,9 +19,11 @@ class RequestChecks:
     Args:
         spec: Specification of the model.
         config: Sizes of the engine.
+        has_vision: Whether the engine computes the rows of pictures.
     """
 
-    def __init__(self, spec: ModelSpec, config: EngineConfig) -> None:
+    def __init__(self, spec: ModelSpec, config: EngineConfig, *, has_vision: bool = False) -> None:
+        self._has_vision = has_vision
         self._vocab_size = spec.vocab_size
         self._max_model_len = config.max_model_len
         self._block_size = config.block_size
@@ -39,8 +41,8 @@ class RequestChecks:
         Raises:
             InvalidTokenIds: The prompt is empty, or the model doesn't have an id.
             InvalidSamplingParams: The engine can't follow the parameters.
-            InvalidRequest: Earlier attempts have delivered more than ``max_tokens``, or the saved state isn't one of
-                the prompt's first tokens.
+            InvalidRequest: Earlier attempts have delivered more than ``max_tokens``, the saved state isn't one of the
+                prompt's first tokens, or there are pictures where there can be none.
             PromptTooLong: Prompt and ``max_tokens`` exceed ``max_model_len``.
             OutOfCacheBlocks: The request needs more state than the engine has.
         """
@@ -50,6 +52,7 @@ class RequestChecks:
         self._check_token_ids("prior_output_token_ids", source.prior_output_token_ids)
         self._check_params(source)
         self._check_state(source)
+        self._check_images(source)
         return self._check_length(source)
 
     def _check_token_ids(self, name: str, token_ids: Sequence[int]) -> None:
@@ -114,6 +117,22 @@ class RequestChecks:
                 "leave the state out and send the whole text.",
                 param="state",
             )
+
+    def _check_images(self, source: EngineRequest) -> None:
+        if not source.images:
+            return
+        if not self._has_vision:
+            raise InvalidRequest("the model reads text only; leave the images out.", param="messages")
+        if source.saved_state is not None or source.returns_state:
+            raise InvalidRequest("a saved state holds no images; leave the state or the images out.", param="state")
+        before = 0
+        for span in source.images:
+            if not before <= span.start < span.stop <= len(source.prompt_token_ids):
+                raise InvalidRequest(
+                    f"an image takes the tokens {span.start:,} to {span.stop:,}, which aren't its own.",
+                    param="messages",
+                )
+            before = span.stop
 
     def _check_length(self, source: EngineRequest) -> int:
         num_prompt, requested = len(source.prompt_token_ids), source.params.max_tokens

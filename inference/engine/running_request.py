@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 from inference.engine.pooling import Pooler
 from inference.engine.prefix_cache.cache import CachedSequence
+from inference.engine.prefix_cache.identity import identity_ids
 from inference.engine.prefix_cache.lookup import Fetched
-from inference.engine.request import CacheBreakpoint, EngineRequest, FinishReason, TokenLogprobs
+from inference.engine.request import CacheBreakpoint, EngineRequest, FinishReason, ImageSpan, TokenLogprobs
 from inference.engine.sampling.sampling_state import SamplingState
 from inference.engine.saved_state import SavedState
 from inference.engine.state_manager import SequenceState
@@ -66,6 +67,7 @@ class Request:
     returned_state: SavedState | None = None
     adapter_slot: int = 0
     pooler: Pooler | None = field(init=False, default=None)
+    _identity_ids: list[int] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         if self.source.params.prompt_logprobs is not None:
@@ -84,6 +86,21 @@ class Request:
             sampling=self.sampling,
             state=state,
         )
+
+    @property
+    def identity_ids(self) -> list[int]:
+        """The ids by which the prefix cache knows prompt and output: ``token_ids``, unless there are pictures."""
+        if not self.source.images:
+            return self.token_ids
+        if self._identity_ids is None:
+            self._identity_ids = identity_ids(self.source.prompt_token_ids, self.source.images)
+        known = self._identity_ids
+        known += self.token_ids[len(known) :]
+        return known
+
+    def whole_image_at(self, position: int) -> ImageSpan | None:
+        """Return the picture inside of which a position is, if one step has to compute all of its tokens."""
+        return next((span for span in self.source.images if span.is_whole and span.contains(position)), None)
 
     @property
     def request_id(self) -> str:

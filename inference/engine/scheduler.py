@@ -204,7 +204,7 @@ class Scheduler:
         not_visited, is_open = set(prefilling), True
         left = self._budget_left(scheduled)
         for request in self._prefill_order.iterate(prefilling, self.waiting):
-            if left == 0 or not (is_open or not_visited):
+            if left <= 0 or not (is_open or not_visited):
                 break
             not_visited.discard(request)
             if is_open and not request.is_running:
@@ -253,9 +253,11 @@ class Scheduler:
         return True
 
     def _find(self, request: Request) -> Match:
-        match = self._cache.find(
-            request.namespace, request.token_ids, fetched=request.fetched, can_read=request.can_read_cache
-        )
+        ids, can_read = request.identity_ids, request.can_read_cache
+        match = self._cache.find(request.namespace, ids, fetched=request.fetched, can_read=can_read)
+        while (span := request.whole_image_at(match.num_tokens)) is not None:
+            ids = ids[: span.start + 1]  # resume before the picture
+            match = self._cache.find(request.namespace, ids, fetched=request.fetched, can_read=can_read)
         saved = request.source.saved_state
         # The request's own state is further on: it needs blocks of its own for all of it.
         return match if saved is None or match.num_tokens >= len(saved.token_ids) else Match(reason=match.reason)
@@ -274,7 +276,7 @@ class Scheduler:
     def _start(self, request: Request, match: Match) -> None:
         """Allocate a request's state and fill in its cached prefix."""
         state = request.state = self._states.allocate()
-        tokens = request.token_ids
+        tokens = request.identity_ids
         request.cached = self._cache.begin(
             match,
             request.namespace,
@@ -306,7 +308,10 @@ class Scheduler:
         """Return the number of tokens of a prefill to compute in this step."""
         assert request.cached is not None
         start, length = request.num_computed_tokens, len(request.token_ids)
-        return self._cache.chunk_stop(request.cached, start, min(length, start + budget), length) - start
+        stop = self._cache.chunk_stop(request.cached, start, min(length, start + budget), length)
+        # A picture whose tokens attend to each other isn't divided, even if the step gets longer than its budget.
+        span = request.whole_image_at(stop)
+        return (stop if span is None else span.start if span.start > start else span.stop) - start
 
     def _release(self, request: Request, *, is_state_valid: bool = True) -> None:
         """Free a running request's state; the prefix cache keeps what was computed without an error, while it fits."""
@@ -316,7 +321,7 @@ class Scheduler:
             self.running.remove(request)
         slot = state.slot
         if request.error is None:
-            tokens, num_computed = request.token_ids, request.num_computed_tokens
+            tokens, num_computed = request.identity_ids, request.num_computed_tokens
             slot = self._cache.end(cached, state.index, slot, tokens, num_computed, is_state_valid=is_state_valid)
         else:
             self._cache.forget(cached, state.index)

@@ -30,19 +30,22 @@ from inference.host.machine import return_freed_memory
 from inference.llm.adapters import AdapterFacts, AdapterRegistry, make_registry, require_adapters
 from inference.llm.checkpoint import checkpoint_to_load
 from inference.llm.draft_loading import DraftCheckpoint, draft_bytes, load_speculation
-from inference.llm.loading import TextLoading, engine_config, open_disk, prepare_process
+from inference.llm.loading import TextLoading, engine_config, load_vision_part, open_disk, prepare_process
 from inference.llm.offline import OfflineRequests
 from inference.llm.options import LLMOptions
 from inference.llm.pooled_output import PooledOutput
-from inference.llm.sizes import plan_states
+from inference.llm.prompt import Prompt
+from inference.llm.prompt_images import PromptImages
+from inference.llm.sizes import plan_states, vision_bytes
 from inference.llm.state_file import PromptState, identity_of, read_state_file, state_content, write_state_file
 from inference.llm.state_header import StateIdentity, StateSizes
 from inference.llm.text_output import TextOutput
-from inference.llm.text_request import PreparedRequest, Prompt, RequestPreparer
+from inference.llm.text_request import PreparedRequest, RequestPreparer
 from inference.modelling.adapters.network import NetworkAdapters
 from inference.modelling.backends.backend import pack_weights
 from inference.modelling.layers.linear import network_bytes
 from inference.modelling.spec import ModelSpec
+from inference.modelling.vision.specs import VisionSpec
 from inference.modelling.weights.loader import load_network
 from inference.text.grammars.compiler import GrammarCompiler
 from inference.text.tokenisation.chat_template import ChatTemplate
@@ -64,6 +67,7 @@ class LLM(OfflineRequests):
         weights_bytes: Memory of the network, and of the draft model's or the head's.
         identify: Makes the identity of the model's states.
         adapters: The LoRA adapters that requests may name; None: they can't.
+        vision: The part that reads pictures; None: the model reads text only.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class LLM(OfflineRequests):
         identify: Callable[[], StateIdentity],
         tokenizer_spec: TokenizerSpec,
         adapters: AdapterRegistry | None = None,
+        vision: VisionSpec | None = None,
     ) -> None:
         super().__init__(tokenizer_spec)
         self.tokenizer = tokenizer
@@ -96,8 +101,15 @@ class LLM(OfflineRequests):
         self._max_model_len = plan.max_model_len
         self._outputs: dict[str, tuple[TextOutput | PooledOutput, list[str]]] = {}
         self._grammars = GrammarCompiler(tokenizer, options.grammar_limits)
+        self._images = None if vision is None else PromptImages(vision, tokenizer)
         self._preparer = RequestPreparer(
-            tokenizer, template, plan.max_model_len, self._grammars, pooling=options.pooling, adapters=adapters
+            tokenizer,
+            template,
+            plan.max_model_len,
+            self._grammars,
+            pooling=options.pooling,
+            adapters=adapters,
+            images=self._images,
         )
         self._choices: dict[str, tuple[str, int, TextOutput | PooledOutput]] = {}
         self._events: list[GenerationEvent] = []
@@ -186,7 +198,8 @@ class LLM(OfflineRequests):
                 undo.callback(disk.close)
             config = engine_config(spec, plan, options, dtype, loaded.invalid_token_ids)
             resident = NetworkAdapters(network, options.max_adapters) if options.max_adapters else None
-            engine = Engine(network, spec, config, disk=disk, speculation=speculation, adapters=resident)
+            vision = load_vision_part(spec, weight_files, dtype, options)
+            engine = Engine(network, spec, config, disk=disk, speculation=speculation, adapters=resident, vision=vision)
             undo.callback(engine.close)
             known = make_registry(spec, weight_files, tokenizer, resident, engine)
             for name, path in (adapters or {}).items():
@@ -196,8 +209,8 @@ class LLM(OfflineRequests):
             return_freed_memory()
             undo.pop_all()
         identify = partial(identity_of, spec, tuple(weight_files), dtype, options)
-        num_bytes = network_bytes(network) + draft_bytes(speculation)
-        return cls(engine, loaded, template, options, plan, num_bytes, identify, tokenizer, known)
+        num_bytes = network_bytes(network) + draft_bytes(speculation) + vision_bytes(spec, dtype)
+        return cls(engine, loaded, template, options, plan, num_bytes, identify, tokenizer, known, spec.vision)
 
     def __enter__(self) -> Self:
         return self
@@ -412,6 +425,8 @@ class LLM(OfflineRequests):
         self._choices.clear()
         self.tokenizer.close()
         self._grammars.close()
+        if self._images is not None:
+            self._images.close()
         if self._template is not None:
             self._template.close()
         return_device_memory()

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from inference.engine.config import EngineConfig, StatePlan
+from inference.engine.model_runner import TORCH_DTYPES
 from inference.engine.prefix_cache.disk import DiskTier
 from inference.engine.prefix_cache.model_key import model_key
 from inference.errors import BlazrError, ModelLoadFailed
@@ -18,6 +19,8 @@ from inference.llm.options import LLMOptions
 from inference.modelling.layer_parts import DTYPE_BYTES, Dtype
 from inference.modelling.quantisation import REVISION
 from inference.modelling.spec import ModelSpec
+from inference.modelling.vision.encoder import ImageEncoder
+from inference.modelling.weights.loader import load_vision
 from inference.text.tokenisation.chat_template import ChatTemplate
 from inference.text.tokenisation.tokenizer import Tokenizer, load_tokenizer
 from inference.values.tokenizer_spec import TokenizerSpec
@@ -134,6 +137,21 @@ def open_disk(spec: ModelSpec, weight_files: Sequence[Path], dtype: Dtype, optio
     numbers = f"{dtype} {options.quant} {REVISION} {options.device_kind} {options.block_size}"
     key = model_key(spec, weight_files, numbers, memo_dir=options.cache_dir / "digests")
     return DiskTier(options.cache_dir, key, options.cache_dir_bytes)
+
+
+def load_vision_part(
+    spec: ModelSpec, weight_files: Sequence[Path], dtype: Dtype, options: LLMOptions
+) -> ImageEncoder | None:
+    """The part of a model that reads pictures; None: it has none.
+
+    Raises:
+        CheckpointError: A file is broken.
+    """
+    if spec.vision is None:
+        return None
+    return load_vision(
+        spec.vision, weight_files, dtype=TORCH_DTYPES[dtype], device=options.device, encoded=spec.encoded
+    )
 
 
 def prepare_process(spec: ModelSpec, options: LLMOptions) -> Dtype:

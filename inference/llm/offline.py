@@ -15,6 +15,7 @@ from inference.errors import BlazrError, GenerationFailed, InvalidRequest
 from inference.llm.outputs import DeltaReader, OutputDelta, RequestOutput, request_output
 from inference.llm.state_file import PromptState
 from inference.llm.text_request import PreparedRequest
+from inference.text.images.parts import with_read_images
 from inference.text.tool_calls.resolution import resolve
 from inference.text.vectors import Float32Array, output_vectors
 from inference.values.chat_options import ChatOptions, ReasoningEffort, ToolChoice
@@ -400,7 +401,7 @@ def _conversation(messages: Sequence[Message]) -> dict[str, Any]:
             raise InvalidRequest(f"message {number} is no dictionary with a role and content.", param="messages")
     if not messages:
         raise InvalidRequest("the conversation has no messages; give at least one.", param="messages")
-    return {"messages": [dict(message) for message in messages]}
+    return {"messages": with_read_images(messages)}
 
 
 def _chat_options(options: dict[str, Any]) -> tuple[ChatOptions, dict[str, Any]]:
@@ -423,7 +424,7 @@ def _local_message(
     if isinstance(prompt, str):
         content = {"text": prompt}
     elif _is_conversation(prompt):
-        content = {"messages": [dict(cast("Message", message)) for message in prompt]}
+        content = {"messages": with_read_images(cast("Sequence[Message]", prompt))}
     else:
         content = {"token_ids": list(prompt)}
     of_prompt = PromptMessage.__annotations__

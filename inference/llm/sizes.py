@@ -12,6 +12,7 @@ from inference.errors import InvalidRequest
 from inference.llm.draft_loading import DraftCheckpoint, plan_draft, prediction_head_of
 from inference.llm.loading import choose_dtype
 from inference.llm.options import LLMOptions
+from inference.modelling.layer_parts import DTYPE_BYTES, Dtype
 from inference.modelling.quantisation import weights_bytes
 from inference.modelling.spec import ModelSpec
 
@@ -84,8 +85,13 @@ def _bytes_per_token(spec: ModelSpec, options: LLMOptions) -> int:
 def _weights_bytes(spec: ModelSpec, options: LLMOptions) -> int:
     """Bytes of the weights, those of the head for multi-token prediction included if it is used."""
     dtype, head = choose_dtype(spec, options), prediction_head_of(spec, options)
-    own = weights_bytes(spec, dtype, options.quant)
+    own = weights_bytes(spec, dtype, options.quant) + vision_bytes(spec, dtype)
     return own if head is None else own + weights_bytes(head, dtype, options.quant)
+
+
+def vision_bytes(spec: ModelSpec, dtype: Dtype) -> int:
+    """Bytes of the part that reads pictures, which no option quantises."""
+    return 0 if spec.vision is None else spec.vision.num_parameters() * DTYPE_BYTES[dtype]
 
 
 def _max_snapshots(options: LLMOptions, slot_bytes: int) -> tuple[int, float]:

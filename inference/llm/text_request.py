@@ -7,16 +7,18 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import orjson
 
 from inference.engine.adapter import Adapter
 from inference.engine.pooling import POOLINGS, Pooling
-from inference.engine.request import CacheBreakpoint, EngineRequest
+from inference.engine.request import EngineRequest
 from inference.errors import InvalidRequest, PromptTooLong, UnsupportedFeature
 from inference.llm.adapters import AdapterRegistry, require_adapters
+from inference.llm.conversation import ConversationReader
 from inference.llm.pooled_output import PooledOutput
+from inference.llm.prompt import Prompt
+from inference.llm.prompt_images import PromptImages
 from inference.llm.state_file import PromptState
 from inference.llm.state_header import MAX_CONVERSATION_BYTES
 from inference.llm.text_output import TextOutput
@@ -29,7 +31,6 @@ from inference.text.tokenisation.sequence_breakers import TextBreakers
 from inference.text.tokenisation.stop_strings import StopStrings
 from inference.text.tokenisation.tokenizer import Tokenizer
 from inference.text.tool_calls.reasoning import ReasoningSection, ends_in_section
-from inference.values.cache_control import marks_of, without_marks
 from inference.values.messages import GenerateMessage, PromptMessage
 from inference.values.sampling_params import SEED_RANGE, SamplingParams
 
@@ -56,24 +57,6 @@ class PreparedRequest:
     state: PromptState | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """What the model is to continue.
-
-    Attributes:
-        text: As the client wrote it (or the template); None for token ids.
-        conversation: The messages that it was rendered from, a saved state's included; None: from none.
-        breakpoints: Where the messages' marks are, ascending; None: they have none.
-        num_state_tokens: Number of the first tokens that a saved state has, and not the client's prompt.
-    """
-
-    token_ids: tuple[int, ...]
-    text: str | None
-    conversation: PromptMessage | None = None
-    breakpoints: tuple[CacheBreakpoint, ...] | None = None
-    num_state_tokens: int = 0
-
-
 class RequestPreparer:
     """Prepares requests for one model; safe to call from several threads.
 
@@ -82,6 +65,7 @@ class RequestPreparer:
         max_model_len: Most tokens of prompt and output.
         pooling: How vectors are pooled unless the request says.
         adapters: The LoRA adapters that requests may name; None: they can't.
+        images: Reads the pictures of conversations; None: the model reads text only.
     """
 
     def __init__(
@@ -93,9 +77,10 @@ class RequestPreparer:
         *,
         pooling: Pooling = "mean",
         adapters: AdapterRegistry | None = None,
+        images: PromptImages | None = None,
     ) -> None:
+        self._conversations = ConversationReader(tokenizer, template, max_model_len, images)
         self._tokenizer = tokenizer
-        self._template = template
         self._max_model_len = max_model_len
         self._pooling = pooling
         self._adapters = adapters
@@ -123,7 +108,8 @@ class RequestPreparer:
             _check_saved(prompt, params, state)
         self._check_length(len(prompt.token_ids), params, "messages" if "messages" in message["prompt"] else "prompt")
         prior = _prior_outputs(message, params.n)
-        if any(prior):
+        is_first = not any(prior)
+        if not is_first:
             # The client has the start event of the earlier attempt, with all that is said about the prompt.
             params = replace(params, prompt_logprobs=None)
         reasoning = _reasoning(message, prompt)
@@ -143,18 +129,18 @@ class RequestPreparer:
                 saved_state=None if state is None else state.state,
                 returns_state=is_saved,
                 cache_breakpoints=prompt.breakpoints or (),
+                images=prompt.images,
             )
             for number in range(params.n)
         )
-        echo = message.get("echo", False) and not any(prior)
         output = TextOutput(
             request_id=message["request_id"],
             attempt=message["attempt"],
             tokenizer=self._tokenizer,
             params=params,
             prompt_token_ids=prompt.token_ids,
-            prompt_text=self._prompt_text(prompt, params) if echo else None,
-            return_prompt_token_ids=message.get("return_prompt_token_ids", False) and not any(prior),
+            prompt_text=self._prompt_text(prompt, params) if is_first and message.get("echo", False) else None,
+            return_prompt_token_ids=message.get("return_prompt_token_ids", False) and is_first,
             detokenizers=self._detokenizers(prompt.token_ids, params, visible_ids),
             reasoning=reasoning,
             prior=prior,
@@ -308,7 +294,7 @@ class RequestPreparer:
         elif "text" in prompt:
             found = self._read_text(prompt)
         else:
-            found = self._read_messages(prompt)
+            found = self._conversations.read(prompt)
         if not found.token_ids:
             param = "messages" if "messages" in prompt else "prompt"
             raise InvalidRequest("the prompt is empty; give at least one token.", param=param)
@@ -317,7 +303,7 @@ class RequestPreparer:
     def _read_continuation(self, prompt: PromptMessage, state: PromptState) -> Prompt:
         """Read what follows a saved state's tokens or messages; nothing need follow its tokens."""
         if "messages" in prompt:
-            return self._read_messages(_following_messages(prompt, state))
+            return self._conversations.read(_following_messages(prompt, state))
         if "suffix" in prompt:
             raise InvalidRequest(
                 "suffix fills a gap, which can't begin in a saved state; leave one of them out.", param="suffix"
@@ -371,49 +357,6 @@ class RequestPreparer:
         known = self._tokenizer.eos_token_ids
         return known if "suffix" not in prompt else tuple(dict.fromkeys((*known, *self._infill_tokens().endings)))
 
-    def _read_messages(self, prompt: PromptMessage) -> Prompt:
-        if not self._tokenizer.has_text:
-            raise UnsupportedFeature(
-                "this checkpoint has no known tokenizer, so messages can't be read; send the prompt as token ids.",
-                param="messages",
-            )
-        if self._template is None:
-            raise UnsupportedFeature(
-                "this checkpoint has no chat template; send a text prompt to /v1/completions, or set a template.",
-                param="messages",
-            )
-        continued = prompt.get("continue_final_message", False)
-        options: dict[str, Any] = {
-            "add_generation_prompt": prompt.get("add_generation_prompt", not continued),
-            "continue_final_message": continued,
-            "template_kwargs": prompt.get("template_kwargs"),
-        }
-        pieces = self._template.render(prompt["messages"], **options)
-        self._tokenizer.check_length([text for text, _ in pieces], self._max_model_len, "messages")
-        # Templates write the beginning-of-sequence token themselves.
-        token_ids = self._tokenizer.encode_pieces(pieces)
-        breakpoints = self._breakpoints(prompt, options, token_ids)
-        messages = prompt["messages"] if breakpoints is None else without_marks(prompt["messages"])
-        conversation: PromptMessage = {"messages": messages}
-        if prompt.get("template_kwargs"):
-            conversation["template_kwargs"] = prompt["template_kwargs"]
-        return Prompt(tuple(token_ids), "".join(text for text, _ in pieces), conversation, breakpoints)
-
-    def _breakpoints(
-        self, prompt: PromptMessage, options: dict[str, Any], token_ids: Sequence[int]
-    ) -> tuple[CacheBreakpoint, ...] | None:
-        """Return the positions of a conversation's marks: so far the prompt is what stands before the mark."""
-        marks = marks_of(prompt["messages"], prompt.get("keep_tools_s"))
-        if not marks:
-            return None
-        assert self._template is not None
-        seconds: dict[int, int] = {}
-        for mark, pieces in self._template.render_until(prompt["messages"], marks, **options):
-            position = min(_num_equal(token_ids, self._tokenizer.encode_pieces(pieces)), len(token_ids) - 1)
-            if position:
-                seconds[position] = max(mark.seconds, seconds.get(position, 0))
-        return tuple(CacheBreakpoint(position, seconds[position]) for position in sorted(seconds))
-
     def _prompt_text(self, prompt: Prompt, params: SamplingParams) -> str:
         if prompt.text is not None:
             return prompt.text
@@ -426,16 +369,10 @@ class RequestPreparer:
             raise PromptTooLong.of(self._max_model_len, num_prompt, params.max_tokens, noun=noun)
 
 
-def _num_equal(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return how many first items agree."""
-    for number, (one, other) in enumerate(zip(left, right, strict=False)):
-        if one != other:
-            return number
-    return min(len(left), len(right))
-
-
 def _check_saved(prompt: Prompt, params: SamplingParams, state: PromptState | None) -> None:
     """Refuse a prompt after which no state can be saved."""
+    if prompt.images:
+        raise UnsupportedFeature("a saved state holds no images; leave the images out.", param="messages")
     if params.n != 1:
         raise InvalidRequest(f"n is {params.n}; a prompt has one state, set it to 1.", param="n")
     if len(prompt.token_ids) < 2:

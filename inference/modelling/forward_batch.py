@@ -34,6 +34,7 @@ class PrefillChunk:
             at zero, whatever the slot holds.
         sequence: Index of the sequence in ``state_slots`` and in the attention metadata.
         state_slot: ``state_slots[sequence]`` as a Python number.
+        whole_spans: Positions (start, stop) in the sequence of runs of its tokens that attend to each other both ways.
     """
 
     start: int
@@ -41,6 +42,7 @@ class PrefillChunk:
     context_len: int
     sequence: int
     state_slot: int
+    whole_spans: tuple[tuple[int, int], ...] = ()
 
     @property
     def length(self) -> int:
@@ -113,6 +115,23 @@ class AttentionMetadata:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class EmbeddedRows:
+    """Rows of a step that have an embedding of their own, because they stand for a picture.
+
+    Attributes:
+        places: (n,) int64, the rows.
+        values: (n, h), what enters the first layer there.
+    """
+
+    places: torch.Tensor
+    values: torch.Tensor
+
+    def merged(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``hidden`` (T, h) with these rows in their places."""
+        return hidden.index_copy(0, self.places, self.values.to(hidden.dtype))
+
+
 _NOTHING = torch.zeros(0, dtype=torch.int64)
 UNPAGED = AttentionMetadata(_NOTHING.int(), _NOTHING, _NOTHING, _NOTHING, 0)
 """The metadata of a step in which no layer attends to cached tokens."""
@@ -165,6 +184,7 @@ class ForwardBatch:
             length (``RopeSpec.depends_on_length``): for each row the number of tokens that its sequence had when
             its computation (re)started, or the row's position + 1 if that is more. None: position + 1.
         adapters: Which adapter each row goes through; None: no row has one.
+        embedded: Rows that stand for pictures; None: all are tokens.
         shared: Values that layers derive from the batch once and share for the rest of the step (masks, cosines
             and sines), under keys of the deriving module.
     """
@@ -178,6 +198,7 @@ class ForwardBatch:
     attention: AttentionMetadata = UNPAGED
     rope_lengths: torch.Tensor | None = None
     adapters: AdapterRows | None = None
+    embedded: EmbeddedRows | None = None
     shared: dict[Hashable, Any] = field(default_factory=dict)
 
     def part(self, sequences: Sequence[int]) -> ForwardBatch:

@@ -306,6 +306,8 @@ class HybridForCausalLM(nn.Module):
         hidden: torch.Tensor = self.embed_tokens(batch.input_ids)
         if self.spec.embedding_multiplier != 1.0:
             hidden = hidden * self.spec.embedding_multiplier
+        if batch.embedded is not None:
+            hidden = batch.embedded.merged(hidden)
         if self.embed_positions is not None:
             hidden = hidden + self.embed_positions(batch.positions)
         if self.embedding_norm is not None:

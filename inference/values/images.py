@@ -34,6 +34,7 @@ class ImagePart(TypedDict):
     width: int  # as it is shown: after the turn that ``orientation`` asks for
     height: int
     orientation: int  # EXIF's number, 1 to 8: how the stored pixels are turned
+    tokens: NotRequired[int]  # that it takes in the prompt, once the model is known
     cache_control: NotRequired[dict[str, Any]]
 
 
@@ -169,6 +170,11 @@ def check_image_size(width: int, height: int, where: str) -> None:
         )
 
 
+def is_image(part: object) -> bool:
+    """Whether a part of a message's content is a picture."""
+    return isinstance(part, Mapping) and part.get("type") == IMAGE_PART
+
+
 def images_of(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The pictures of a conversation, in order."""
     return [part for _, part in placed_images(messages)]
@@ -179,7 +185,7 @@ def placed_images(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, 
     for number, message in enumerate(messages):
         content = message.get("content")
         for place, part in enumerate(content if isinstance(content, list) else ()):
-            if isinstance(part, Mapping) and part.get("type") == IMAGE_PART:
+            if is_image(part):
                 yield f"messages[{number}].content[{place}]", part
 
 
@@ -202,6 +208,16 @@ def check_images(messages: Sequence[Mapping[str, Any]]) -> None:
             "down or leave some out.",
             param="messages",
         )
+
+
+def bare_images(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Copies of messages whose pictures are only ``{"type": "image"}``, as templates take them."""
+    return [
+        {**message, "content": [{"type": IMAGE_PART} if is_image(part) else part for part in message["content"]]}
+        if isinstance(message.get("content"), list)
+        else dict(message)
+        for message in messages
+    ]
 
 
 def no_images(name: str) -> UnsupportedFeature:

@@ -18,6 +18,7 @@ from inference.text.tokenisation.control_tokens import ControlTokens
 from inference.text.tokenisation.sandbox import Sandbox, SandboxFailure
 from inference.text.tokenisation.text import check_text
 from inference.values.cache_control import CacheMark, without_marks
+from inference.values.images import IMAGE_PART, ImagePrompt, bare_images, images_of, is_image
 from inference.values.tokenizer_spec import MAX_TEMPLATE_CHARS
 
 MAX_MESSAGES = 20_000
@@ -64,8 +65,9 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
+        images: ImagePrompt | None = None,
     ) -> list[Piece]:
-        """The prompt, as pieces to encode one after the other.
+        """The prompt, as pieces to encode one after the other, with one placeholder for each picture.
 
         Marks (``inference.values.cache_control``) are left out: templates don't see them.
 
@@ -74,25 +76,22 @@ class ChatTemplate:
             add_generation_prompt: End with the beginning of an answer.
             continue_final_message: End inside the last message, so that the model goes on with it.
             template_kwargs: ``tools``, ``documents``, ``enable_thinking`` …, as the template knows them.
+            images: How the model's pictures are written; None: it reads text only.
 
         Raises:
             InvalidChatTemplate: The template refuses the messages, is broken, or breaks its limits.
             PromptTooLong: The messages have more characters than the context can hold.
             InvalidRequest: The messages aren't messages.
-            UnsupportedFeature: A content part that isn't text.
+            UnsupportedFeature: A content part that isn't text, or a picture's.
         """
-        if len(self._source) > MAX_TEMPLATE_CHARS:
-            raise InvalidChatTemplate(
-                f"the checkpoint's chat template has {len(self._source)} characters, more than {MAX_TEMPLATE_CHARS}.",
-                param="messages",
-            )
-        if continue_final_message and add_generation_prompt:
-            raise InvalidRequest(
-                "continue_final_message and add_generation_prompt exclude each other; set one of them to false.",
-                param="continue_final_message",
-            )
+        self._check_options(continue_final_message, add_generation_prompt)
+        num_images = 0 if images is None else len(images_of(messages))
+        if num_images:
+            messages = bare_images(messages)
         values: dict[str, Any] = {"messages": read_messages(messages), **read_kwargs(template_kwargs or {})}
-        start, end, cut = self._free_markers(values, 3)
+        start, end, cut, place = self._free_markers(values, 4)
+        if images is not None and not images.printed:
+            values["messages"] = [_with_text_content(message, place) for message in values["messages"]]
         if self._control:
             values = _map_strings(values, lambda text: self._marked(text, start, end))
         if continue_final_message:
@@ -116,7 +115,20 @@ class ChatTemplate:
                     param="continue_final_message",
                 )
             text = text.replace(cut, "")
-        return self._split(text, start, end)
+        pieces = self._split(text, start, end)
+        return pieces if images is None or not num_images else _with_images(pieces, images, place, num_images)
+
+    def _check_options(self, continue_final_message: bool, add_generation_prompt: bool) -> None:
+        if len(self._source) > MAX_TEMPLATE_CHARS:
+            raise InvalidChatTemplate(
+                f"the checkpoint's chat template has {len(self._source)} characters, more than {MAX_TEMPLATE_CHARS}.",
+                param="messages",
+            )
+        if continue_final_message and add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message and add_generation_prompt exclude each other; set one of them to false.",
+                param="continue_final_message",
+            )
 
     def render_until(
         self, messages: Sequence[Mapping[str, Any]], marks: Sequence[CacheMark], **options: Any
@@ -129,6 +141,7 @@ class ChatTemplate:
         Args:
             messages, options: As ``render`` takes them.
         """
+        messages = bare_images(messages)
         places = self._free_markers({"messages": messages, "options": options}, len(marks))
         pieces = self.render(_with_places(messages, marks, places), **options)
         others = str.maketrans("", "", "".join(places))
@@ -227,13 +240,18 @@ def _with_places(
 ) -> list[dict[str, Any]]:
     """Copies of messages with a character at each mark, before white space at a text's end, which templates strip."""
     found = [dict(message) for message in without_marks(messages)]
-    for mark, place in zip(marks, places, strict=True):
+    # The last first, so that the numbers of parts before an added one stay.
+    for mark, place in reversed(list(zip(marks, places, strict=True))):
         message = found[mark.message]
         content = message.get("content") or ""
         if isinstance(content, str):
             message["content"] = place + content if mark.part == -1 else _before_space(content, place)
             continue
         number = len(content) - 1 if mark.part is None else max(mark.part, 0)
+        if is_image(content[number]):
+            number += mark.part != -1
+            message["content"] = [*content[:number], place, *content[number:]]
+            continue
         text = content[number] if isinstance(content[number], str) else content[number]["text"]
         marked = place + text if mark.part == -1 else _before_space(text, place)
         message["content"] = [*content[:number], marked, *content[number + 1 :]]
@@ -255,9 +273,8 @@ def _read_message(message: Any, where: str) -> dict[str, Any]:
     )
     content = checked.get("content")
     if isinstance(content, list):
-        checked["content"] = "\n".join(
-            _read_part(part, f"{where}.content[{number}]") for number, part in enumerate(content)
-        )
+        parts = [_read_part(part, f"{where}.content[{number}]") for number, part in enumerate(content)]
+        checked["content"] = _joined_texts(parts)
     elif content is None:
         if not checked.get("tool_calls"):
             raise InvalidRequest(f"{where} has no content.", param=f"{where}.content")
@@ -272,13 +289,45 @@ def _read_message(message: Any, where: str) -> dict[str, Any]:
     return checked
 
 
-def _read_part(part: Any, where: str) -> str:
+def _joined_texts(parts: list[str | dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """One text of several; parts in the form that templates take if one is a picture."""
+    texts = [part for part in parts if isinstance(part, str)]
+    if len(texts) == len(parts):
+        return "\n".join(texts)
+    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+
+
+def _with_text_content(message: dict[str, Any], place: str) -> dict[str, Any]:
+    """The message with a text in the place of parts; each picture is a line with one character."""
+    content = message["content"]
+    if isinstance(content, str):
+        return message
+    return {**message, "content": "\n".join(place if is_image(part) else part["text"] for part in content)}
+
+
+def _with_images(pieces: Sequence[Piece], images: ImagePrompt, place: str, count: int) -> list[Piece]:
+    """The pieces with the model's own text for each picture that the template printed."""
+    printed = images.printed or place
+    written = images.before + images.placeholder + images.after
+    found = sum(text.count(printed) for text, counts in pieces if counts)
+    if found != count:
+        raise InvalidChatTemplate(
+            f"the chat template prints {found} of {count} images; put them where it expects them, into messages of "
+            "the user.",
+            param="messages",
+        )
+    return [(text.replace(printed, written) if counts else text, counts) for text, counts in pieces]
+
+
+def _read_part(part: Any, where: str) -> str | dict[str, Any]:
     if isinstance(part, str):
         return part
+    if is_image(part) and set(part) == {"type"}:
+        return {"type": IMAGE_PART}
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind != "text":
         raise UnsupportedFeature(
-            f"{where} is of type {str(kind)[:40]!r}; this server reads text parts only.", param=where
+            f"{where} is of type {str(kind)[:40]!r}; this model reads text parts only.", param=where
         )
     text = part.get("text")
     if not isinstance(text, str):

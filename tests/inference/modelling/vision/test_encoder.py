@@ -1,35 +1,13 @@
 """The encoder gives the rows that transformers' towers and an independent projector give."""
 
-import base64
-import io
-import json
-
 import pytest
 import torch
 
-from inference.modelling.families.registry import family_builder
-from inference.modelling.families.vision_part import PREPROCESSOR
-from inference.modelling.spec import ModelSpec
 from inference.modelling.weights.loader import load_vision
 from inference.text.images.decoder import ImageDecoder, read_part
-from tests.inference.modelling.harness import read_view
+from tests.inference.modelling.vision.specs import spec_of
 from tests.inference.modelling.vision.tiny import MAX_TILES, make_phi3_v, picture
-
-
-def png(image) -> str:
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return base64.b64encode(file.getvalue()).decode()
-
-
-def spec_of(directory):
-    config = json.loads((directory / "config.json").read_text())
-    beside = directory / "preprocessor_config.json"
-    if beside.exists():
-        config[PREPROCESSOR] = json.loads(beside.read_text())
-    spec = family_builder(config["model_type"])(read_view(directory, config))
-    assert ModelSpec.from_dict(json.loads(spec.to_json())) == spec
-    return spec
+from tests.inference.text.images.pictures import encoded
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +37,7 @@ def test_rows_of_tiles_are_the_references(phi3_v, phi3_v_encoder, size):
     image = picture(*size)
     decoder = ImageDecoder(phi3_v_encoder.spec.layout)
     try:
-        decoded = decoder.decode(read_part(png(image), "image"), "image")
+        decoded = decoder.decode(read_part(encoded(image), "image"), "image")
     finally:
         decoder.close()
     with torch.inference_mode():
