@@ -28,6 +28,7 @@ _SERVED = (
     "config.json",
     "generation_config.json",
     *SIDE_FILES,
+    "preprocessor_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",

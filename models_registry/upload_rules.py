@@ -25,6 +25,7 @@ _EXACT: dict[str, int] = {
     "config.json": MEBIBYTE,
     "generation_config.json": MEBIBYTE,
     **dict.fromkeys(SIDE_FILES, MEBIBYTE),
+    "preprocessor_config.json": MEBIBYTE,
     "tokenizer.json": 32 * MEBIBYTE,
     "tokenizer.model": 32 * MEBIBYTE,
     "tekken.json": 32 * MEBIBYTE,

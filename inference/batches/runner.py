@@ -55,6 +55,7 @@ from inference.jobs.claim_runner import (
     counts_as_attempt,
 )
 from inference.jobs.claims import MAX_ATTEMPTS
+from inference.serving.image_parts import plan_with_images
 from inference.serving.served_models import plan_for_model, served_model_read
 from inference.states.services import plan_with_state
 from inference.values.limits import estimate_tokens
@@ -416,4 +417,4 @@ def _release(lines: Sequence[ClaimedLine], *, delay_s: float = 0.0) -> None:
 
 
 def _resolve(plan: GenerationPlan, *, model: ServedModel, tenant: str) -> GenerationPlan:
-    return plan_with_state(plan_for_model(plan, model), tenant)
+    return plan_with_state(plan_with_images(plan_for_model(plan, model), model, tenant), tenant)

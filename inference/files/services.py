@@ -21,12 +21,13 @@ from inference.files import store as file_store
 from inference.host.fault_points import fault_point
 from inference.models import Batch, BatchState, StoredFile
 from inference.models.readable_rows import readable_rows
+from inference.values.images import MAX_IMAGE_BYTES
 
 if TYPE_CHECKING:
     from inference.values.principal import Principal
     from inference.values.request_key import RequestKey
 
-UPLOAD_PURPOSES = ("batch",)
+UPLOAD_PURPOSES = ("batch", "vision")
 MIN_EXPIRY_S = 3600
 MAX_EXPIRY_S = 30 * 24 * 3600
 """OpenAI's limits of expires_after.seconds."""
@@ -158,6 +159,36 @@ def file_get(*, file_id: str, principal: Principal, param: str = "file_id") -> S
     if row is None:
         raise NotFound(f"There is no file with the id {file_id[:60]!r}.", param=param)
     return row
+
+
+def image_file_read(*, file_id: str, tenant: str, where: str) -> bytes:
+    """Return the bytes of a tenant's file that a request names as a picture.
+
+    Args:
+        where: The picture's place in the request, for messages.
+
+    Raises:
+        NotFound: There is no such file, or it belongs to another tenant.
+        InvalidRequest: It is too large for a picture.
+    """
+    rows = StoredFile.objects.exclude(expires_at__lte=timezone.now()).filter(tenant=tenant)
+    row = None if "\0" in file_id else rows.filter(file_id=file_id[:40]).first()
+    missing = NotFound(
+        f"{where}: there is no file with the id {file_id[:60]!r}; GET /v1/files lists yours.", param=where
+    )
+    if row is None:
+        raise missing
+    if row.size_bytes > MAX_IMAGE_BYTES:
+        raise InvalidRequest(
+            f"{where}: the file {file_id} has {row.size_bytes:,} bytes, images may have {MAX_IMAGE_BYTES:,}; scale it "
+            "down.",
+            param=where,
+        )
+    try:
+        with file_store.open_file(row.sha256) as file:
+            return file.read()
+    except FileNotFoundError:  # deleted meanwhile
+        raise missing from None
 
 
 def file_list(

@@ -26,6 +26,7 @@ from inference.jobs import hints
 from inference.jobs.selectors import chunks_end, job_get, num_open
 from inference.models import GenerationJob, JobState
 from inference.records.job_usage import jobs_charge
+from inference.serving.image_parts import plan_with_images
 from inference.serving.served_models import plan_for_model, served_model_read
 from inference.states.services import plan_with_state
 from inference.values.plan import GenerationPlan
@@ -183,7 +184,9 @@ def _new_row(
         principal.check_options(priority=plan.priority, keep_alive_s=plan.keep_alive_s)
         if plan.model not in models:
             models[plan.model] = served_model_read(plan.model)
-        resolved = plan_with_state(plan_for_model(plan, models[plan.model]), principal.tenant)
+        model = models[plan.model]
+        seen = plan_with_images(plan_for_model(plan, model), model, principal.tenant)
+        resolved = plan_with_state(seen, principal.tenant)
         if request.idempotency_key is not None and "\0" in request.idempotency_key:
             raise InvalidRequest("idempotency_key must not hold U+0000.", param="idempotency_key")
         stored = orjson.dumps(resolved.with_seed().to_dict())

@@ -108,8 +108,7 @@ class RequestPreparer:
             _check_saved(prompt, params, state)
         self._check_length(len(prompt.token_ids), params, "messages" if "messages" in message["prompt"] else "prompt")
         prior = _prior_outputs(message, params.n)
-        is_first = not any(prior)
-        if not is_first:
+        if not (is_first := not any(prior)):
             # The client has the start event of the earlier attempt, with all that is said about the prompt.
             params = replace(params, prompt_logprobs=None)
         reasoning = _reasoning(message, prompt)

@@ -12,6 +12,8 @@ from django.utils import timezone
 
 from inference.models import UsageRecord
 from inference.records.usage import Usage
+from inference.values.images import bare_images
+from inference.values.messages import PromptMessage
 from inference.values.output_builder import OutputBuilder
 
 logger = logging.getLogger(__name__)
@@ -31,7 +33,12 @@ def logged_contents(builder: OutputBuilder) -> dict[str, Any]:
     if not contents_are_logged():
         return {}
     texts = [choice.text for prompt in builder.prompts for choice in prompt.choices]
-    return {"prompt": _cut(list(builder.plan.prompts)), "output": _cut(texts)}
+    return {"prompt": _cut([_without_pixels(prompt) for prompt in builder.plan.prompts]), "output": _cut(texts)}
+
+
+def _without_pixels(prompt: PromptMessage) -> PromptMessage:
+    """The prompt without the bytes of its pictures."""
+    return {**prompt, "messages": bare_images(prompt["messages"])} if "messages" in prompt else prompt
 
 
 def log_request(usage: Usage) -> None:

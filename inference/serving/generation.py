@@ -27,6 +27,7 @@ from inference.records.tracing import generation_trace, set_current_request_id
 from inference.serving.accounting import Accounting
 from inference.serving.full_queues import full_queues
 from inference.serving.grammar_checks import grammar_checks
+from inference.serving.image_parts import names_image_files, plan_with_images
 from inference.serving.served_models import plan_for_model, served_model_get
 from inference.states.services import plan_with_state
 from inference.transport.control import cancel_generation
@@ -397,6 +398,10 @@ async def generation_start(
     full_queues().check(plan.model, principal, endpoint=api_name.name)
     served = await served_model_get(name=plan.model)
     plan = plan_for_model(plan, served)
+    if names_image_files(plan):
+        plan = await database_sync_to_async(plan_with_images)(plan, served, principal.tenant)
+    else:
+        plan = plan_with_images(plan, served, principal.tenant)
     if plan.state is not None:
         plan = await database_sync_to_async(plan_with_state)(plan, principal.tenant)
     admission = await admit(principal, tokens=estimate_tokens(plan))

@@ -15,6 +15,7 @@ from django.dispatch import receiver
 
 from inference.errors import InvalidRequest, UnknownModel
 from inference.host.coroutines import PerLoop
+from inference.modelling.vision.specs import image_input
 from inference.models.readable_rows import readable_rows
 from inference.text.tool_calls.resolution import conversation, resolve
 from inference.values.chat_options import ChatOptions
@@ -147,6 +148,7 @@ def served_model(checkpoint: Checkpoint) -> ServedModel:
         hidden_size=checkpoint.inspection.get("spec", {}).get("hidden_size", 0),
         tool_format=checkpoint.settings.get("tool_format", "auto"),
         reasoning_format=checkpoint.settings.get("reasoning_format", "auto"),
+        images=image_input(checkpoint.inspection.get("spec", {}).get("vision")),
     )
 
 

@@ -11,11 +11,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from channels.db import database_sync_to_async
+
 from inference.errors import UnsupportedFeature
 from inference.host.fair_threads import FairThreads
+from inference.serving.image_parts import names_image_files, plan_with_images
 from inference.serving.served_models import plan_for_model, served_model_get
+from inference.text.images.placing import ImagePlacing
 from inference.text.tokenisation.chat_template import ChatTemplate, Piece
 from inference.text.tokenisation.tokenizer import Tokenizer, load_tokenizer
+from inference.values.images import placed_images
 from inference.values.messages import PromptMessage
 from inference.values.plan import GenerationPlan
 from inference.values.principal import principal_current
@@ -44,6 +49,7 @@ class ModelText:
                 control_tokens=self.tokenizer.special_tokens,
                 max_model_len=served.max_model_len,
             )
+        self._images = None if served.images is None else ImagePlacing(self.tokenizer, served.images)
         self._name = served.name
         self._users = 0
         self._is_evicted = False
@@ -60,7 +66,13 @@ class ModelText:
             return self.tokenizer.encode(
                 prompt["text"], add_special_tokens=add_special_tokens, parse_special=parse_special
             )
-        return self.tokenizer.encode_pieces(self._render(prompt), add_special_tokens=add_special_tokens)
+        token_ids = self.tokenizer.encode_pieces(self._render(prompt), add_special_tokens=add_special_tokens)
+        images = list(placed_images(prompt["messages"]))
+        if not images or self._images is None:
+            return token_ids
+        self._images.check()
+        counts = [self._images.count(part, where) for where, part in images]
+        return self._images.place(token_ids, counts).token_ids
 
     def prompt_text(self, prompt: PromptMessage) -> str:
         """Render a conversation with the model's template.
@@ -79,6 +91,7 @@ class ModelText:
             add_generation_prompt=prompt.get("add_generation_prompt", True),
             continue_final_message=prompt.get("continue_final_message", False),
             template_kwargs=prompt.get("template_kwargs"),
+            images=None if self._images is None else self._images.images.prompt,
         )
 
     def acquire(self) -> None:
@@ -186,6 +199,10 @@ async def prompt_tokens(plan: GenerationPlan) -> tuple[int, int]:
         QueueFull: Too many calls wait for a tokenizer.
     """
     served = await served_model_get(name=plan.model)
-    (prompt,) = plan_for_model(plan, served).prompts
+    plan = plan_for_model(plan, served)
+    tenant = principal_current().tenant
+    if names_image_files(plan):
+        plan = await database_sync_to_async(plan_with_images)(plan, served, tenant)
+    (prompt,) = plan.prompts
     ids = await tokenizer_cache().run(served, lambda text: text.token_ids(prompt))
     return len(ids), served.max_model_len

@@ -30,10 +30,8 @@ class ImagePart(TypedDict):
 
     type: Literal["image"]
     data: str  # Base64 of the file
-    sha256: str  # of the file
-    width: int  # as it is shown: after the turn that ``orientation`` asks for
+    width: int  # as it is shown, after the turn that a photo's EXIF asks for
     height: int
-    orientation: int  # EXIF's number, 1 to 8: how the stored pixels are turned
     tokens: NotRequired[int]  # that it takes in the prompt, once the model is known
     cache_control: NotRequired[dict[str, Any]]
 

@@ -132,8 +132,9 @@ def _prompt_tokens(prompt: PromptMessage) -> int:
 
 def _message_tokens(content: object) -> int:
     parts = content if isinstance(content, list) else [content]
+    images: int = sum(part.get("tokens", 0) for part in parts if isinstance(part, dict))
     texts = (part.get("text", "") if isinstance(part, dict) else part for part in parts)
-    return 4 + sum(text_tokens(text) for text in texts if isinstance(text, str))
+    return 4 + images + sum(text_tokens(text) for text in texts if isinstance(text, str))
 
 
 def text_tokens(text: str) -> int:

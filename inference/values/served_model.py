@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inference.errors import InvalidRequest, InvalidTokenIds, PromptTooLong, UnsupportedFeature
+from inference.values.images import ImageInput, images_of, no_images
 from inference.values.plan import GenerationPlan
 from inference.values.tokenizer_spec import TokenizerSpec
 
@@ -22,6 +23,7 @@ class ServedModel:
         version: Changes whenever the checkpoint's row does.
         hidden_size: Numbers in an embedding; 0: not known.
         tool_format, reasoning_format: As the operator set them; auto: what the template says.
+        images: How it sees pictures; None: it reads text only.
     """
 
     checkpoint_id: str
@@ -34,12 +36,14 @@ class ServedModel:
     hidden_size: int = 0
     tool_format: str = "auto"
     reasoning_format: str = "auto"
+    images: ImageInput | None = None
 
     def check(self, plan: GenerationPlan) -> None:
         """Refuse what this model can't do, as far as it shows without a tokenizer.
 
         Raises:
-            UnsupportedFeature: Text or a grammar for a model without a tokenizer, chat without a template.
+            UnsupportedFeature: Text or a grammar for a model without a tokenizer, chat without a template, pictures for
+                a model that reads text only.
             InvalidTokenIds: An id outside of the vocabulary.
             PromptTooLong: More ids than the context holds.
         """
@@ -63,6 +67,8 @@ class ServedModel:
                 raise UnsupportedFeature(
                     f"The model {self.name!r} has no chat template; use /v1/completions.", param="messages"
                 )
+            if self.images is None and images_of(prompt.get("messages", ())):
+                raise no_images(self.name)
         for name, ids in (("stop_token_ids", plan.params.stop_token_ids), ("logit_bias", plan.params.logit_bias)):
             self.check_token_ids(list(ids), param=name)
         dimensions = plan.embedding and plan.embedding["dimensions"]

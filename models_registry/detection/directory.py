@@ -36,6 +36,7 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+=-]{0,254}")
 _SIDE_FILES: Mapping[str, Role] = {
     "config.json": "config",
     **dict.fromkeys(SIDE_FILES, "config"),
+    "preprocessor_config.json": "config",
     "generation_config.json": "generation_config",
     "tokenizer_config.json": "tokenizer_config",
     "special_tokens_map.json": "tokenizer_config",

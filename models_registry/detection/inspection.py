@@ -36,6 +36,7 @@ from inference.modelling.families.config import (
 )
 from inference.modelling.families.config_keys import IGNORED_KEYS
 from inference.modelling.families.registry import family_builder
+from inference.modelling.families.vision_part import PREPROCESSOR
 from inference.modelling.latent_specs import MLASpec
 from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layer_specs import AttentionSpec, Mamba2Spec, MoESpec
@@ -189,6 +190,9 @@ def _inspect(path: Path, checked: dict[str, Any]) -> Inspection:
     config = CheckpointConfig({} if config_path is None else read_object(config_path))
     _record_weights(resolved, facts)
     _record_config(config_path, config, facts)
+    preprocessor_path = resolved.find("preprocessor_config.json")
+    if preprocessor_path is not None:
+        config = CheckpointConfig({**config.values, PREPROCESSOR: read_object(preprocessor_path)})
     return _inspection(resolved, tensors, config, facts, checked)
 
 

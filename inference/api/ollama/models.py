@@ -74,6 +74,8 @@ def shown(checkpoint_id: str) -> dict[str, Any]:
         capabilities.append("tools")
     if "enable_thinking" in template or "reasoning_effort" in template:
         capabilities.append("thinking")
+    if spec.get("vision") is not None:
+        capabilities.append("vision")
     info = {
         "general.architecture": family,
         "general.parameter_count": row.num_parameters,

@@ -45,7 +45,8 @@ class FilesView(ApiView):
     @documented(
         operation_id="files_create",
         summary="Upload a file",
-        description="A form with the parts file and purpose. The only purpose is batch: lines for POST /v1/batches.",
+        description="A form with the parts file and purpose: batch (lines for POST /v1/batches) or vision (images that "
+        "chats name by file_id).",
         request={"multipart/form-data": FileUploadSerializer},
         responses={200: FileSerializer},
         errors=(400, 401, 403, 413, 415, 429, 503),
@@ -197,7 +198,9 @@ def _form_fields(fields: dict[str, str]) -> tuple[str, int | None]:
     if purpose is None:
         raise InvalidRequest("purpose is required.", param="purpose")
     if purpose not in UPLOAD_PURPOSES:
-        raise InvalidRequest(f"purpose is {purpose[:40]!r}; the only one is 'batch'.", param="purpose")
+        raise InvalidRequest(
+            f"purpose is {purpose[:40]!r}; it must be {' or '.join(UPLOAD_PURPOSES)}.", param="purpose"
+        )
     if len(fields) == 1:
         return purpose, None
     seconds = fields.get("expires_after[seconds]", "")

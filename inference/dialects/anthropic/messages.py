@@ -14,6 +14,7 @@ from typing import Any
 from inference.dialects.members import check_members, string_member, unsupported
 from inference.dialects.openai.message_fields import MAX_CONTENT_PARTS, MAX_MESSAGES
 from inference.errors import InvalidRequest, UnsupportedFeature, shown
+from inference.text.images.parts import file_part, image_of_url
 from inference.values.cache_control import seconds_of
 
 _ROLES = ("user", "assistant", "system")
@@ -66,12 +67,14 @@ def _user(where: str, blocks: list[Any]) -> list[dict[str, Any]]:
         kind = _kind(place, block)
         if kind == "text":
             texts.append(_text_of(place, block))
+        elif kind == "image":
+            texts.append(_image(place, block))
         elif kind == "tool_result":
             if texts:
-                raise InvalidRequest(f"{place}: tool_result blocks come before text blocks.", param=place)
+                raise InvalidRequest(f"{place}: tool_result blocks come before text and image blocks.", param=place)
             found.append(_tool_result(place, block))
         else:
-            raise _unknown(place, kind, ("text", "tool_result"))
+            raise _unknown(place, kind, ("text", "image", "tool_result"))
     if texts or not found:
         found.append({"role": "user", "content": _content(texts)})
     return found
@@ -149,7 +152,8 @@ def _text(where: str, content: Any) -> str | list[dict[str, Any]]:
 
 def _content(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     """One text without a mark as it is, otherwise text parts."""
-    return parts[0]["text"] if len(parts) == 1 and "cache_control" not in parts[0] else parts
+    is_bare = len(parts) == 1 and parts[0]["type"] == "text" and "cache_control" not in parts[0]
+    return parts[0]["text"] if is_bare else parts
 
 
 def _text_of(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,6 +161,32 @@ def _text_of(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
     if block.get("citations"):
         raise unsupported(f"{where}.citations")
     return {"type": "text", "text": string_member(where, block, "text"), **_mark(block)}
+
+
+def _image(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
+    """The picture of a block as a part of a chat message; it is read here, so that errors name the block."""
+    _only(where, block, {"type", "source", "cache_control"})
+    source = block.get("source")
+    if not isinstance(source, dict):
+        raise InvalidRequest(f"{where}.source must be an object, got {shown(source)}.", param=f"{where}.source")
+    where = f"{where}.source"
+    kind = _kind(where, source)
+    if kind == "base64":
+        check_members(where, source, {"type", "media_type", "data"})
+        url = f"data:{source.get('media_type', 'image/*')};base64,{string_member(where, source, 'data')}"
+        image_of_url(url, where)
+        return {"type": "image_url", "image_url": {"url": url}, **_mark(block)}
+    if kind == "file":
+        check_members(where, source, {"type", "file_id"})
+        file_id = string_member(where, source, "file_id")
+        file_part(file_id, where)
+        return {"type": "image_file", "image_file": {"file_id": file_id}, **_mark(block)}
+    if kind == "url":
+        raise UnsupportedFeature(
+            f"{where} is a URL, which isn't fetched; send the image itself (base64), or upload it and give its file_id.",
+            param=f"{where}.type",
+        )
+    raise _unknown(where, kind, ("base64", "file"))
 
 
 def _mark(block: Mapping[str, Any]) -> dict[str, Any]:

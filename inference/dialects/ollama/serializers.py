@@ -200,7 +200,7 @@ class OllamaGenerateRequestSerializer(OllamaRequestSerializer):
     """Body of POST /api/generate."""
 
     refused: ClassVar[Mapping[str, Refused]] = {
-        "images": Refused("only text is read", ([],)),
+        "images": Refused("send images with their message to /api/chat", ([],)),
         "template": Refused(
             "a template in a request would be a program from a stranger; the model's own is used", ("",)
         ),
@@ -405,8 +405,9 @@ def _messages(items: list[Any]) -> list[dict[str, Any]]:
 def _message(number: int, item: Mapping[str, Any]) -> dict[str, Any]:
     """Return one Ollama message in OpenAI's shape."""
     message = {name: value for name, value in item.items() if value is not None}
-    if message.pop("images", None):
-        raise UnsupportedFeature(f"message {number}: images is not supported: only text is read.", param="messages")
+    images = message.pop("images", None)
+    if images:
+        message["content"] = _with_images(number, images, message.get("content"))
     thinking = message.pop("thinking", None)
     if thinking:
         message["reasoning_content"] = thinking
@@ -420,6 +421,16 @@ def _message(number: int, item: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidRequest(f"message {number}: tool_calls must be a list of objects.", param="messages")
     message["tool_calls"] = [_tool_call(number, position, call) for position, call in enumerate(calls)]
     return message
+
+
+def _with_images(number: int, images: Any, content: Any) -> list[dict[str, Any]]:
+    """A message's content in OpenAI's parts: its pictures, then its text."""
+    if not isinstance(images, list) or not all(isinstance(item, str) for item in images):
+        raise InvalidRequest(f"message {number}: images must be a list of files in Base64.", param="messages")
+    parts: list[dict[str, Any]] = [
+        {"type": "image_url", "image_url": {"url": f"data:image/*;base64,{item}"}} for item in images
+    ]
+    return [*parts, {"type": "text", "text": content}] if content else parts
 
 
 def _tool_call(number: int, position: int, call: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import orjson
 
 from inference.errors import InvalidRequest, UnsupportedFeature
 from inference.values.cache_control import check_marks, seconds_of
+from inference.values.images import check_images
 from inference.values.messages import PromptMessage
 
 MAX_TEMPLATE_KWARGS_BYTES = 1 << 20
@@ -55,6 +56,7 @@ def chat_prompt(values: Mapping[str, Any]) -> PromptMessage:
     if keep_tools_s is not None:
         prompt["keep_tools_s"] = keep_tools_s
     check_marks(values["messages"], keep_tools_s)
+    check_images(values["messages"])
     kwargs = values.get("chat_template_kwargs")
     if kwargs:
         size = len(orjson.dumps(kwargs, option=orjson.OPT_NON_STR_KEYS))

@@ -10,6 +10,7 @@ from rest_framework import serializers
 
 from inference.dialects.fields import RequestField
 from inference.errors import InvalidRequest, shown
+from inference.text.images.parts import is_client_image, read_client_image
 from inference.values.cache_control import TTL_SECONDS, seconds_of
 
 MAX_MESSAGES = 4096
@@ -52,10 +53,19 @@ def checked_mark(where: str, value: Any) -> dict[str, Any]:
                             "maxItems": MAX_CONTENT_PARTS,
                             "items": {
                                 "type": "object",
-                                "required": ["type", "text"],
+                                "required": ["type"],
                                 "properties": {
-                                    "type": {"type": "string", "enum": ["text"]},
+                                    "type": {"type": "string", "enum": ["text", "image_url", "image_file"]},
                                     "text": {"type": "string"},
+                                    "image_url": {
+                                        "type": "object",
+                                        "properties": {
+                                            "url": {"type": "string", "description": "data:image/...;base64,..."},
+                                            "file_id": {"type": "string"},
+                                            "detail": {"type": "string", "enum": ["auto", "high"]},
+                                        },
+                                    },
+                                    "image_file": {"type": "object", "properties": {"file_id": {"type": "string"}}},
                                     "cache_control": {"type": "object"},
                                 },
                                 "additionalProperties": False,
@@ -117,7 +127,7 @@ class MessagesField(RequestField):
             if name == "role":
                 continue
             if name == "content":
-                message["content"] = self._content(where, value)
+                message["content"] = self._content(where, value, number if role == "user" else None)
             elif name in ("name", "tool_call_id"):
                 if value is None:
                     continue
@@ -152,19 +162,28 @@ class MessagesField(RequestField):
         return message
 
     @staticmethod
-    def _content(where: str, value: Any) -> str | list[dict[str, Any]] | None:
+    def _content(where: str, value: Any, images_of: int | None) -> str | list[dict[str, Any]] | None:
+        """The checked content; ``images_of``: number of a message that may have pictures."""
         if value is None or isinstance(value, str):
             return value
         if not isinstance(value, list) or len(value) > MAX_CONTENT_PARTS:
             raise serializers.ValidationError(
-                f"{where}: content must be a string or a list of at most {MAX_CONTENT_PARTS} text parts."
+                f"{where}: content must be a string or a list of at most {MAX_CONTENT_PARTS} parts."
             )
         parts: list[dict[str, Any]] = []
-        for part in value:
+        for place, part in enumerate(value):
+            if is_client_image(part):
+                if images_of is None:
+                    raise serializers.ValidationError(f"{where}: images belong to the role user.")
+                if part.get("cache_control") is not None:
+                    checked_mark(where, part["cache_control"])
+                parts.append(dict(read_client_image(part, f"messages[{images_of}].content[{place}]")))
+                continue
             kind = part.get("type") if isinstance(part, Mapping) else None
             if kind != "text":
                 raise serializers.ValidationError(
-                    f"{where}: content parts of type {shown(kind)} are not supported, only 'text'."
+                    f"{where}: content parts of type {shown(kind)} are not supported, only 'text', 'image_url' and "
+                    "'image_file'."
                 )
             if set(part) - {"cache_control"} != {"type", "text"} or not isinstance(part["text"], str):
                 raise serializers.ValidationError(

@@ -33,8 +33,11 @@ def around(text: Table) -> Table:
     }  # fmt: skip
 
 
-def text_part(view: CheckpointView) -> CheckpointView:
+def text_part(view: CheckpointView, *, reads_others: bool = False) -> CheckpointView:
     """config.json as a text model's, which it is where it has no ``text_config``.
+
+    Args:
+        reads_others: The family reads the tensors beside the text model, and says so itself.
 
     Raises:
         CorruptCheckpoint: ``text_config`` is no object.
@@ -47,7 +50,7 @@ def text_part(view: CheckpointView) -> CheckpointView:
             f"config.json: text_config is {str(text)[:60]!r}; it must be an object.", param="text_config"
         )
     others = sum(bool(OTHER_PARTS.names.search(name)) for name in view.tensors)
-    if others:
+    if others and not reads_others:
         view.facts.add("vision", "left out", f"{others} tensors beside the text model; pictures and sound aren't read")
     outer = {key: view.config.get(key) for key in OUTER_KEYS if key in view.config}
     return CheckpointView(CheckpointConfig({**text, **outer}), view.tensors, view.facts)

@@ -133,6 +133,21 @@ class Attention(Layer):
                 mixed[rows] = self.attend_chunk(chunk, query[rows], own[0], own[1], batch, state, own[2])
         return mixed.flatten(1)
 
+    def mix_whole_spans(self, mixed: torch.Tensor, joint: torch.Tensor, batch: ForwardBatch, state: LayerState) -> None:
+        """Compute the chunks with ``whole_spans`` again, for forms that only see what is before a row.
+
+        Args:
+            mixed: (T, H, W), the result of such a form, overwritten there.
+            joint: As in ``mix``; the state already has these rows' keys and values.
+        """
+        chunks = [chunk for chunk in batch.prefills if chunk.whole_spans]
+        if not chunks:
+            return
+        query, key, value = self._heads(joint, batch)
+        for chunk in chunks:
+            rows = slice(chunk.start, chunk.stop)
+            mixed[rows] = self.attend_chunk(chunk, query[rows], key[rows], value[rows], batch, state)
+
     def normed(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """q (T, H, P) and k (T, V, P) or their rows, over heads or rows as the spec says, to (T, heads, P)."""
         assert self.q_norm is not None and self.k_norm is not None
@@ -399,11 +414,14 @@ def chunk_bias(
     dtype: torch.dtype,
     chunk_size: int | None = None,
 ) -> torch.Tensor | None:
-    """(n, N - first) of 0 and -inf for a chunk's rows over positions ``first`` …; None: row i sees columns up to i."""
+    """(n, N - first) of 0 and -inf for a chunk's rows over positions ``first`` …; None: row i sees columns up to i.
+
+    Rows of a run that see each other both ways (``PrefillChunk.whole_spans``) also see the later ones of it.
+    """
     if (sliding_window or chunk_size or chunk.length) >= chunk.length:
         sliding_window = chunk_size = None
     is_cut = sliding_window is not None or chunk_size is not None
-    if chunk.context_len == 0 and not is_cut:
+    if chunk.context_len == 0 and not is_cut and not chunk.whole_spans:
         return None
     key = ("chunk_bias", chunk.start, first, sliding_window, chunk_size, dtype)
     bias: torch.Tensor | None = batch.shared.get(key)
@@ -412,6 +430,8 @@ def chunk_bias(
         rows = torch.arange(chunk.context_len, chunk.length, device=device).unsqueeze(1)
         columns = torch.arange(first, chunk.length, device=device)
         hidden = columns > rows
+        for start, stop in chunk.whole_spans:
+            hidden &= ~((rows >= start) & (rows < stop) & (columns >= start) & (columns < stop))
         if is_cut:
             hidden |= columns < first_visible(rows, sliding_window, chunk_size)
         bias = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)

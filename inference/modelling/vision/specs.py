@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from inference.modelling.layer_parts import NormSpec, Shape, prefixed
 from inference.values.images import ImageInput, ImageLayout, ImagePrompt
@@ -163,3 +163,13 @@ class VisionSpec:
     def num_parameters(self) -> int:
         """Number of weights."""
         return sum(math.prod(shape) for shape in self.parameter_shapes().values())
+
+
+def image_input(vision: Mapping[str, Any] | None) -> ImageInput | None:
+    """What the text side needs of a stored ``VisionSpec`` in its JSON form; None: there is none."""
+    if vision is None:
+        return None
+    layout, prompt = (
+        {name: value for name, value in vision[part].items() if name != "_"} for part in ("layout", "prompt")
+    )
+    return ImageInput(ImageLayout(**layout), ImagePrompt(**prompt))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import threading
 from collections.abc import Mapping
@@ -17,8 +16,9 @@ from numpy.typing import NDArray
 from inference.errors import InvalidRequest, Unavailable
 from inference.host.units import format_bytes
 from inference.text.images.header import read_header
+from inference.text.images.image_file import image_bytes
 from inference.text.tokenisation.sandbox import Sandbox, SandboxFailure
-from inference.values.images import MAX_IMAGE_BYTES, FittedImage, ImageLayout, ImagePart, check_image_size
+from inference.values.images import FittedImage, ImageLayout, check_image_size
 
 DECODE_CPU_S = 6.0
 DECODE_MEMORY_BYTES = 896 << 20
@@ -117,47 +117,3 @@ class ImageDecoder:
                 f"exceed {format_bytes(MAX_PIXEL_BYTES)}; try again shortly.",
                 retry_after_s=5,
             )
-
-
-def image_bytes(data: object, where: str) -> bytes:
-    """The bytes of a picture's Base64.
-
-    Raises:
-        InvalidRequest: It isn't Base64, is empty, or has more than ``MAX_IMAGE_BYTES``.
-    """
-    if not isinstance(data, str) or not data:
-        raise InvalidRequest(f"{where}: the image has no data; send the file in Base64.", param=where)
-    if len(data) > 4 * -(-MAX_IMAGE_BYTES // 3):
-        raise InvalidRequest(
-            f"{where}: the image has about {len(data) * 3 // 4:,} bytes, at most {MAX_IMAGE_BYTES:,} are read; scale "
-            "it down.",
-            param=where,
-        )
-    try:
-        return base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError):
-        raise InvalidRequest(f"{where}: the image's data isn't Base64; encode the file again.", param=where) from None
-
-
-def read_part(data: str, where: str) -> ImagePart:
-    """A picture of a request, with the size that its header states; no pixel is decoded.
-
-    Args:
-        data: The file in Base64.
-        where: Its place, for the message.
-
-    Raises:
-        InvalidRequest: It is no picture, or exceeds a limit.
-    """
-    found = image_bytes(data, where)
-    header = read_header(found, where)
-    width, height = header.size
-    check_image_size(width, height, where)
-    return {
-        "type": "image",
-        "data": data,
-        "sha256": hashlib.sha256(found).hexdigest(),
-        "width": width,
-        "height": height,
-        "orientation": header.orientation,
-    }

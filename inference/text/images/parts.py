@@ -1,7 +1,7 @@
 """Read the content parts that clients write for pictures: data URLs, ids of stored files, and no other addresses.
 
-Forms: OpenAI's ``image_url`` (chat completions) and ``image_file`` (assistants); an ``image_url`` may hold a ``file_id``
-in the place of a ``url``. https://platform.openai.com/docs/api-reference/chat/create
+Forms: OpenAI's ``image_url`` (chat completions) and ``image_file`` (assistants); an ``image_url`` may hold a
+``file_id`` in the place of a ``url``. https://platform.openai.com/docs/api-reference/chat/create
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inference.errors import InvalidRequest, UnsupportedFeature, shown
-from inference.text.images.decoder import read_part
+from inference.text.images.image_file import read_part
 from inference.values.images import ImageFilePart, ImagePart
 
 IMAGE_TYPES = ("image_url", "image_file")
@@ -57,11 +57,8 @@ def read_client_image(part: Mapping[str, Any], where: str) -> ImagePart | ImageF
         raise InvalidRequest(
             f"{where}: an {kind} part names its image by {' or '.join(_sources(kind))}, a string.", param=where
         )
-    read: ImagePart | ImageFilePart
-    if found[0] == "file_id":
-        read = file_part(value["file_id"], where)
-    else:
-        read = image_of_url(value["url"], where)
+    named = value[found[0]]
+    read: ImagePart | ImageFilePart = file_part(named, where) if found[0] == "file_id" else image_of_url(named, where)
     if part.get("cache_control") is not None:
         read["cache_control"] = part["cache_control"]
     return read

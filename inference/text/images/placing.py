@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference.errors import InvalidChatTemplate, UnsupportedFeature
-from inference.text.images.decoder import image_bytes
 from inference.text.images.header import read_header
+from inference.text.images.image_file import image_bytes
 from inference.text.tokenisation.tokenizer import Tokenizer
 from inference.values.images import ImageInput, check_image_size, expand_images
 

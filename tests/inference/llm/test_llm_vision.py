@@ -1,21 +1,26 @@
 """Conversations with pictures through the whole LLM, against transformers and against themselves."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 from PIL import Image
 
 from inference.errors import InvalidChatTemplate, InvalidRequest, PromptTooLong, UnsupportedFeature
+from inference.llm.llm import LLM, _local_message
+from inference.modelling.vision.encoder import ImageEncoder
+from inference.text.images.parts import with_read_images
 from inference.values.sampling_params import SamplingParams
-from tests.inference.llm.vision import Phi3V, asking, ids_of, image_part, picture, usage_of
+from tests.inference.llm.vision import MODELS, OPTIONS, asking, ids_of, image_part, usage_of
+from tests.inference.modelling.vision.tiny import picture
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return Phi3V(tmp_path_factory.mktemp("phi3_v"))
+@pytest.fixture(scope="module", params=MODELS)
+def model(request, tmp_path_factory):
+    return MODELS[request.param](tmp_path_factory.mktemp(request.param))
 
 
 @pytest.fixture
@@ -85,7 +90,7 @@ def test_32_mixed_requests_are_their_lone_runs(model):
         alone.close()
     assert len({tuple(ids) for ids in expected}) > 24
     # Few blocks, so that requests are preempted, and chunks that cut pictures anywhere.
-    together = model.load(max_num_batched_tokens=37, cache_bytes=200_000)
+    together = model.load(max_num_batched_tokens=37, cache_bytes=210_000)
     try:
         for _ in range(2):  # the second time the pictures' prefixes are cached
             requests = {}
@@ -113,19 +118,11 @@ def take(llm, requests, found):
 
 
 def local(messages, params):
-    from inference.llm.llm import _local_message
-
     return _local_message(messages, params, {})
 
 
 def test_text_pays_nothing(model, llm, monkeypatch):
     """A text request doesn't come near the encoder, and its tokens are those of the model without eyes."""
-    from dataclasses import replace
-
-    from inference.llm.llm import LLM
-    from inference.modelling.vision.encoder import ImageEncoder
-    from tests.inference.llm.vision import OPTIONS
-
     blind = LLM.load(replace(model.spec, vision=None), model.tokenizer, model.files, OPTIONS)
     monkeypatch.setattr(ImageEncoder, "forward", lambda *_: pytest.fail("the encoder ran"))
     try:
@@ -146,7 +143,7 @@ def test_text_pays_nothing(model, llm, monkeypatch):
 def test_prefixes_are_shared_by_what_is_seen(model, llm):
     image, other = picture(300, 200, 1), picture(300, 200, 2)
     runner = llm._engine._runner
-    first = list(llm.events(asking(image, "what?"), GREEDY))
+    first = list(llm.events(asking(image, "what?"), GREEDY, return_prompt_token_ids=True))
     assert usage_of(first)["cached_tokens"] == 0 and runner._images.num_encoded == 1
     again = list(llm.events(asking(image, "what?"), GREEDY))
     assert usage_of(again)["cached_tokens"] == usage_of(again)["prompt_tokens"] - 1
@@ -155,11 +152,11 @@ def test_prefixes_are_shared_by_what_is_seen(model, llm):
     for different in (image_part(image, "WEBP"), other):
         events = list(llm.events(asking(different, "what?"), GREEDY))
         assert usage_of(events)["prompt_tokens"] == usage_of(first)["prompt_tokens"]
-        assert usage_of(events)["cached_tokens"] <= 5
+        assert usage_of(events)["cached_tokens"] <= first[0]["prompt_token_ids"].index(model.image_token)
     assert runner._images.num_encoded == 3
     # A second turn finds the first one, picture included.
     longer = [*asking(image, "what?"), {"role": "assistant", "content": "fox"}, {"role": "user", "content": "why?"}]
-    assert usage_of(list(llm.events(longer, GREEDY)))["cached_tokens"] > 40
+    assert usage_of(list(llm.events(longer, GREEDY)))["cached_tokens"] > 30
 
 
 def test_images_count_in_tokens(model, llm):
@@ -167,8 +164,8 @@ def test_images_count_in_tokens(model, llm):
     tokens = llm._images.count_tokens(with_parts(asking(image)))
     without = usage_of(list(llm.events(asking("what?"), GREEDY)))["prompt_tokens"]
     both = usage_of(list(llm.events(asking(image, "what?"), GREEDY)))["prompt_tokens"]
-    # A line break stands between picture and text.
-    assert both == without + tokens[0] + 1
+    # A line break stands between picture and text; Gemma 3 has more of them, and tokens around the picture.
+    assert without + tokens[0] < both < without + tokens[0] + 8
     short = model.load(max_model_len=tokens[0] + 4)
     try:
         with pytest.raises(PromptTooLong, match="your messages resulted in"):
@@ -179,8 +176,6 @@ def test_images_count_in_tokens(model, llm):
 
 
 def with_parts(messages):
-    from inference.text.images.parts import with_read_images
-
     return with_read_images(messages)
 
 
@@ -188,7 +183,7 @@ def test_marks_stand_behind_images(model, llm):
     marked = asking(image_part(picture(300, 200)) | {"cache_control": {"type": "ephemeral"}}, "what?")
     events = list(llm.events(marked, GREEDY))
     kept = usage_of(events)["kept_prefixes"]
-    assert len(kept) == 1 and kept[0]["tokens"] >= 32
+    assert len(kept) == 1 and kept[0]["tokens"] >= 16
 
 
 def test_a_user_writes_no_placeholder(model, llm):
@@ -212,11 +207,6 @@ def test_one_line_for_each_refusal(model, llm):
 
 
 def test_a_template_that_drops_images_is_refused(model):
-    from dataclasses import replace
-
-    from inference.llm.llm import LLM
-    from tests.inference.llm.vision import OPTIONS
-
     tokenizer = replace(model.tokenizer, chat_template="{{ messages|length }}")
     llm = LLM.load(model.spec, tokenizer, model.files, OPTIONS)
     try:
@@ -227,11 +217,6 @@ def test_a_template_that_drops_images_is_refused(model):
 
 
 def test_a_model_without_eyes_says_so(model):
-    from dataclasses import replace
-
-    from inference.llm.llm import LLM
-    from tests.inference.llm.vision import OPTIONS
-
     blind = LLM.load(replace(model.spec, vision=None), model.tokenizer, model.files, OPTIONS)
     try:
         with pytest.raises(UnsupportedFeature, match="reads text only; leave the images out"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from inference.llm.options import LLMOptions
 from inference.values.messages import GenerationEvent
 from inference.values.tokenizer_spec import TokenizerSpec
 from tests.inference.modelling.vision.specs import spec_of
-from tests.inference.modelling.vision.tiny import make_phi3_v, picture
+from tests.inference.modelling.vision.tiny import make_gemma3, make_phi3_v
 from tests.inference.text.images.pictures import encoded
 from tests.inference.text.tokenisation.family_templates import FAMILY_TEMPLATES
 
@@ -56,9 +57,53 @@ class Phi3V:
         )
 
     def load(self, **options: Any) -> LLM:
-        from dataclasses import replace
-
         return LLM.load(self.spec, self.tokenizer, self.files, replace(OPTIONS, **options))
+
+
+GEMMA_TEMPLATE = (
+    "{{ bos_token }}"
+    "{% set ns = namespace(system='') %}"
+    "{% for message in messages %}"
+    "{% if message['role'] == 'system' %}{% set ns.system = message['content'] + '\\n\\n' %}"
+    "{% else %}"
+    "{{ '<start_of_turn>' + ('model' if message['role'] == 'assistant' else message['role']) + '\\n' + ns.system }}"
+    "{% set ns.system = '' %}"
+    "{% if message['content'] is string %}{{ message['content'] | trim }}"
+    "{% else %}{% for item in message['content'] %}"
+    "{% if item['type'] == 'image' %}{{ '<start_of_image>' }}"
+    "{% elif item['type'] == 'text' %}{{ item['text'] | trim }}{% endif %}"
+    "{% endfor %}{% endif %}"
+    "{{ '<end_of_turn>\\n' }}"
+    "{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"
+)
+"""Takes content in parts, as Gemma 3's own does."""
+
+
+class Gemma3(Phi3V):
+    """A tiny Gemma 3."""
+
+    special = (
+        "<s>", "</s>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>", "<image_soft_token>",
+    )  # fmt: skip
+
+    def __init__(self, directory: Path) -> None:
+        self.reference = make_gemma3(directory, vocab_size=VOCAB_SIZE, image_token=self.image_token)
+        write_tokenizer(directory / "tokenizer.json", list(self.special))
+        self.spec = spec_of(directory)
+        self.files = sorted(directory.glob("*.safetensors"))
+        self.tokenizer = TokenizerSpec(
+            "huggingface",
+            VOCAB_SIZE,
+            path=str(directory / "tokenizer.json"),
+            bos_token_id=0,
+            eos_token_ids=(1,),
+            chat_template=GEMMA_TEMPLATE,
+            special_tokens=(("bos_token", "<s>"), ("eos_token", "</s>")),
+        )
+
+
+MODELS = {"phi3_v": Phi3V, "gemma3": Gemma3}
 
 
 def image_part(image: Image.Image, form: str = "PNG") -> dict[str, Any]:
@@ -87,6 +132,3 @@ def ids_of(events: list[GenerationEvent]) -> list[int]:
 def usage_of(events: list[GenerationEvent]) -> Any:
     assert events[-1]["type"] == "done", events[-1]
     return events[-1]["usage"]
-
-
-__all__ = ["asking", "ids_of", "image_part", "picture", "usage_of"]

@@ -82,6 +82,7 @@ def _mix_attention(layer: Attention, joint: torch.Tensor, batch: ForwardBatch, s
     if spec.qk_norm_after_rope or is_other or is_cut:
         return Attention.mix(layer, joint, batch, state)
     norm, over, q_weight, k_weight = spec.qk_norm, 0, None, None
+    given = joint
     if layer.q_norm is not None and layer.k_norm is not None:
         if layer.q_norm.spec.kind == "rms" and layer.q_norm.is_shared:
             over = _NORM_PER_HEAD if spec.qk_norm_per_head else _NORM_OVER_ALL
@@ -110,6 +111,8 @@ def _mix_attention(layer: Attention, joint: torch.Tensor, batch: ForwardBatch, s
         spec.softcap or 0.0,
         layer.sinks,
     )
+    # Runs of tokens that see each other both ways are computed once more, in PyTorch; the others stay as they are.
+    layer.mix_whole_spans(mixed, given, batch, state)
     return mixed.flatten(1)
 
 

@@ -111,10 +111,10 @@ def _attend_chunk(
     batch: ForwardBatch,
     state: LayerState,
 ) -> torch.Tensor:
-    """``Attention.attend_chunk``, which stays for a first chunk of which each row sees all rows before it."""
+    """``Attention.attend_chunk``, which stays for a first chunk of which each row sees all before it, and for runs."""
     spec = layer.spec
     sees_all = spec.sliding_window is None or spec.sliding_window >= chunk.stop - chunk.start
-    if chunk.context_len == 0 and sees_all and spec.softcap is None:
+    if chunk.whole_spans or (chunk.context_len == 0 and sees_all and spec.softcap is None):
         return layer.attend_chunk(chunk, query, key, value, batch, state)
     contexts = batch.attention
     return chunk_attention(

@@ -1,12 +1,17 @@
 """The encoder gives the rows that transformers' towers and an independent projector give."""
 
+import json
+
 import pytest
 import torch
 
+from inference.modelling.families.registry import family_builder
 from inference.modelling.weights.loader import load_vision
-from inference.text.images.decoder import ImageDecoder, read_part
+from inference.text.images.decoder import ImageDecoder
+from inference.text.images.image_file import read_part
+from tests.inference.modelling.harness import read_view
 from tests.inference.modelling.vision.specs import spec_of
-from tests.inference.modelling.vision.tiny import MAX_TILES, make_phi3_v, picture
+from tests.inference.modelling.vision.tiny import MAX_TILES, make_gemma3, make_phi3_v, picture
 from tests.inference.text.images.pictures import encoded
 
 
@@ -52,3 +57,32 @@ def test_the_order_of_tiles_matters(phi3_v, phi3_v_encoder):
     image = picture(300, 200)
     with torch.inference_mode():
         assert not torch.allclose(phi3_v.rows_of(image), phi3_v.rows_of(image.rotate(180)), atol=0.1)
+
+
+@pytest.mark.parametrize("is_of_hub", [True, False])
+def test_pooled_rows_are_transformers(tmp_path, is_of_hub):
+    model = make_gemma3(tmp_path, is_of_hub=is_of_hub)
+    spec = spec_of(tmp_path)
+    encoder = load_vision(spec.vision, sorted(tmp_path.glob("*.safetensors")), dtype=torch.float32)
+    decoder = ImageDecoder(spec.vision.layout)
+    try:
+        for size in ((300, 200), (50, 111)):
+            decoded = decoder.decode(read_part(encoded(picture(*size)), "image"), "image")
+            with torch.inference_mode():
+                rows, expected = encoder(torch.from_numpy(decoded.pixels.copy())), model.rows_of(picture(*size))
+            assert rows.shape == expected.shape == (decoded.num_tokens, 32)
+            torch.testing.assert_close(rows, expected, atol=2e-4, rtol=1e-4)
+    finally:
+        decoder.close()
+    assert spec.vision.sees_whole_image
+
+
+def test_what_is_not_read_is_left_out_with_a_warning(tmp_path):
+    """A tower of another kind doesn't keep the text from being served."""
+    make_gemma3(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["vision_config"]["hidden_act"] = "silu"
+    view = read_view(tmp_path, config)
+    spec = family_builder("gemma3")(view)
+    assert spec.vision is None
+    assert any(warning.startswith("images aren't read: config.json: hidden_act") for warning in view.facts.warnings)

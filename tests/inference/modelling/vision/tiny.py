@@ -19,6 +19,8 @@ from torch.nn import functional
 from transformers import (
     CLIPVisionConfig,
     CLIPVisionModel,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
     Phi3Config,
     Phi3ForCausalLM,
 )
@@ -184,3 +186,70 @@ def make_phi3_v(directory: Path, *, vocab_size: int = 99, seed: int = 0, max_pos
         json.dumps({"image_processor_type": "Phi3VImageProcessor", "num_crops": MAX_TILES, "num_img_tokens": 4})
     )
     return TinyPhi3V(directory, text, tower, others)
+
+
+GEMMA_TILE, GEMMA_SIDE, GEMMA_WINDOW = 112, 4, 9
+"""A picture's 16 tokens are more than a windowed layer sees."""
+
+
+@dataclass
+class TinyGemma3:
+    """A checkpoint on disk, and transformers' model of it."""
+
+    directory: Path
+    model: Gemma3ForConditionalGeneration
+
+    def pixels_of(self, image: Image.Image) -> torch.Tensor:
+        resized = image.convert("RGB").resize((GEMMA_TILE, GEMMA_TILE), Image.Resampling.BILINEAR)
+        return (torch.from_numpy(np.asarray(resized).copy()).permute(2, 0, 1).float() / 255 - 0.5) / 0.5
+
+    def rows_of(self, image: Image.Image) -> torch.Tensor:
+        """(tokens, h): the rows of a picture."""
+        return self.model.model.get_image_features(self.pixels_of(image)[None]).pooler_output[0]
+
+    def logits(self, tokens: list[int], image_token: int, images: list[Image.Image]) -> torch.Tensor:
+        """(n, V): logits of a prompt in which the images' tokens are written out."""
+        ids = torch.tensor([tokens])
+        options = {}
+        if images:
+            options = {
+                "pixel_values": torch.stack([self.pixels_of(image) for image in images]),
+                "token_type_ids": (ids == image_token).long(),
+            }
+        with torch.inference_mode():
+            return self.model(input_ids=ids, use_cache=False, **options).logits[0].float()
+
+
+def make_gemma3(
+    directory: Path, *, vocab_size: int = 99, image_token: int = 98, seed: int = 0, is_of_hub: bool = True
+) -> TinyGemma3:
+    """Save a tiny Gemma 3 in float32; ``is_of_hub``: name tensors as the hub's files do, not as transformers 5."""
+    directory.mkdir(parents=True, exist_ok=True)
+    text = {
+        "hidden_size": HIDDEN, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 8, "vocab_size": vocab_size, "max_position_embeddings": 512,
+        "sliding_window": GEMMA_WINDOW, "query_pre_attn_scalar": 8, "pad_token_id": 0, "bos_token_id": 1,
+        "eos_token_id": 2, "tie_word_embeddings": False,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    }  # fmt: skip
+    vision = {
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "image_size": GEMMA_TILE, "patch_size": 14, "vision_use_head": False,
+    }  # fmt: skip
+    config = Gemma3Config(
+        text_config=text,
+        vision_config=vision,
+        mm_tokens_per_image=GEMMA_SIDE**2,
+        image_token_id=image_token,
+        tie_word_embeddings=False,  # a tied head of a random model says the last token again
+    )
+    config._attn_implementation = "eager"
+    model = Gemma3ForConditionalGeneration(config).float().eval()
+    randomise(model, seed)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if "norm" in name and "vision_tower" not in name:
+                value.sub_(1 if value.mean() > 0.5 else 0)  # Gemma's norms are stored around zero
+        model.get_input_embeddings().weight.mul_(0.3)  # its multiplier is more than that
+    model.save_pretrained(directory, save_original_format=is_of_hub)
+    return TinyGemma3(directory, model)

@@ -1,0 +1,45 @@
+"""Read the files of pictures from their Base64, as far as their headers. Standard library only."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+from inference.errors import InvalidRequest
+from inference.text.images.header import read_header
+from inference.values.images import MAX_IMAGE_BYTES, ImagePart, check_image_size
+
+
+def image_bytes(data: object, where: str) -> bytes:
+    """The bytes of a picture's Base64.
+
+    Raises:
+        InvalidRequest: It isn't Base64, is empty, or has more than ``MAX_IMAGE_BYTES``.
+    """
+    if not isinstance(data, str) or not data:
+        raise InvalidRequest(f"{where}: the image has no data; send the file in Base64.", param=where)
+    if len(data) > 4 * -(-MAX_IMAGE_BYTES // 3):
+        raise InvalidRequest(
+            f"{where}: the image has about {len(data) * 3 // 4:,} bytes, at most {MAX_IMAGE_BYTES:,} are read; scale "
+            "it down.",
+            param=where,
+        )
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidRequest(f"{where}: the image's data isn't Base64; encode the file again.", param=where) from None
+
+
+def read_part(data: str, where: str) -> ImagePart:
+    """A picture of a request, with the size that its header states; no pixel is decoded.
+
+    Args:
+        data: The file in Base64.
+        where: Its place, for the message.
+
+    Raises:
+        InvalidRequest: It is no picture, or exceeds a limit.
+    """
+    width, height = read_header(image_bytes(data, where), where).size
+    check_image_size(width, height, where)
+    return {"type": "image", "data": data, "width": width, "height": height}
