@@ -36,7 +36,7 @@ def _stacked_factors(plan: MatrixPlan, a: torch.Tensor, b: torch.Tensor) -> Iter
     lefts = b.view(b.shape[0], plan.rank, plan.num_stacked).permute(2, 0, 1)
     if plan.has_swapped_factors:
         lefts, rights = rights.mT, lefts.mT
-    for expert in range(plan.num_stacked):
+    for expert in range(plan.place.stored[0]):
         piece = plan.place.piece
         if piece.index is None:
             yield expert, take_factors(piece, lefts[expert], rights[expert], None)

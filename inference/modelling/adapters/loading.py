@@ -67,6 +67,7 @@ def load_adapter(plan: AdapterPlan, path: Path, network: nn.Module) -> LoadedAda
 def _names(plan: AdapterPlan) -> Iterator[str]:
     for matrix in plan.matrices:
         yield from (name for name in (matrix.a, matrix.b, matrix.magnitude, matrix.lora_bias) if name is not None)
+        yield from (name for twin in matrix.twins for name in twin if name is not None)
     yield from (whole.name for whole in (*plan.biases, *plan.wholes))
 
 
@@ -97,10 +98,22 @@ class _Builder:
             self._add_bias(bias)
         by_owner: dict[str, list[MatrixPlan]] = defaultdict(list)
         for matrix in plan.matrices:
+            self._check_twins(matrix)
             by_owner[matrix.place.owner + (HEAD_ROLE if matrix.place.is_head else "")].append(matrix)
         for owner, matrices in by_owner.items():
             self._add_matrices(owner, matrices)
         return dict(self._deltas)
+
+    def _check_twins(self, matrix: MatrixPlan) -> None:
+        """Refuse other changes of a module that several layers share."""
+        for twin in matrix.twins:
+            for name, other in zip((matrix.a, matrix.b, matrix.magnitude), twin, strict=True):
+                if name is not None and (other is None or not torch.equal(self._read(name), self._read(other))):
+                    raise UnsupportedFormat(
+                        f"{name} and {other} of the adapter differ, but the layers share that module; merge the adapter "
+                        "into its base with PEFT (merge_and_unload), which keeps the layers apart.",
+                        param=name,
+                    )
 
     def _module(self, owner: str) -> nn.Module:
         return self._network.get_submodule(owner.removesuffix(HEAD_ROLE))
@@ -121,6 +134,7 @@ class _Builder:
                 offset = take_rows(matrix.place.piece, self._read(matrix.lora_bias).float()) * matrix.scale
                 self._rows_of(delta, "offset", module)[self._span(matrix)] += offset.to(self._device)
         if isinstance(module, HeadExpansion):
+            self._check_expansion(owner, matrices[0].module)
             delta.matrix = self._changed_matrix(module, changes)
             return
         gains = self._gains(module, owner, changes)
@@ -134,8 +148,14 @@ class _Builder:
                 right = right * gains[matrix.module].cpu()
             delta.terms.append(self._term(left, right, matrix.place.first_row, matrix.scale))
 
+    def _check_expansion(self, owner: str, name: str) -> None:
+        layer = self._network.get_submodule(owner.rpartition(".")[0])
+        if getattr(layer, "indexer", None) is not None:
+            raise _unsupported(name, layer)
+
     def _term(self, left: torch.Tensor, right: torch.Tensor, first_row: int, scale: float) -> Term:
-        a, b = (part.to(self._device, self._dtype).contiguous() for part in (right, left.mT))
+        # Copies of their own: the file's buffer holds all tensors.
+        a, b = (part.to(self._device, self._dtype, copy=True).contiguous() for part in (right, left.mT))
         return Term(a, b, first_row, scale)
 
     def _span(self, matrix: MatrixPlan) -> slice:
@@ -181,7 +201,7 @@ class _Builder:
     def _changed_matrix(
         self, module: HeadExpansion, changes: list[tuple[MatrixPlan, torch.Tensor, torch.Tensor]]
     ) -> torch.Tensor:
-        weight = module.weight.float()
+        weight = module.weight.detach().to(torch.float32, copy=True)
         for matrix, left, right in changes:
             span = self._span(matrix)
             changed = weight[span] + matrix.scale * (left.to(self._device) @ right.to(self._device))

@@ -28,7 +28,7 @@ _ROOTS = frozenset({
     "backbone", "base_model", "decoder", "gpt_neox", "language_model", "llm", "model", "rwkv", "text_model",
     "transformer",
 })  # fmt: skip
-_SAME = {"block_sparse_moe": "mlp"}
+_SAME = {"block_sparse_moe": "mlp", "shared_mlp": "shared_expert", "shared_experts": "shared_expert"}
 """Parts of names that transformers 5 calls otherwise than the files do."""
 _STACKS = {"gate_up_proj": "gate_up_proj", "up_proj": "up_proj", "down_proj": "down_proj"}
 
@@ -87,6 +87,17 @@ class BaseModules:
         for name, expert in _with_experts(wanted):
             if name in self._tensors:
                 return [self._place(parameter, number, expert) for parameter, number in self._tensors[name]]
+        return self._find_shared(wanted)
+
+    def _find_shared(self, wanted: str) -> list[Place]:
+        """The places of a module of a block that a layer shares with an earlier one, which the files have once."""
+        number = _layer_number(wanted)
+        if number is None or number >= len(self._spec.layers):
+            return []
+        prologue = self._spec.layers[number].prologue
+        for first, layer in enumerate(self._spec.layers[:number]):
+            if prologue is not None and layer.prologue is not None and layer.prologue.block == prologue.block:
+                return self.find(wanted.replace(f".{number}.", f".{first}.", 1), "")
         return []
 
     def find_stack(self, module: str, parameter: str) -> list[Place]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from inference.errors import MissingTensor, TensorShapeMismatch, UnsupportedFormat
 from inference.modelling.families.config import TensorInfo
@@ -42,8 +42,9 @@ class MatrixPlan:
         scale: Factor of B A.
         num_inputs: Values of a row that the module reads.
         is_swapped: The stored tensor is (inputs, outputs).
-        num_stacked: E, if the adapter's matrices are those of all experts.
+        num_stacked: Number of the experts, if the adapter's matrices are those of all of them.
         has_swapped_factors: PEFT has taken the stack for (E, inputs, outputs).
+        twins: A, B and magnitude under the names of other layers that share the module; they must be equal.
     """
 
     module: str
@@ -58,6 +59,7 @@ class MatrixPlan:
     is_swapped: bool = False
     num_stacked: int = 0
     has_swapped_factors: bool = False
+    twins: tuple[tuple[str, str, str | None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,8 @@ def plan_adapter(config: LoraConfig, tensors: Mapping[str, TensorInfo], base: Ba
     planner = _Planner(config, tensors, base)
     matrices: list[MatrixPlan] = []
     for module, parts in found.parts.items():
-        matrices += planner.matrices(module, parts)
+        for matrix in planner.matrices(module, parts):
+            _add(matrices, matrix)
     biases: list[WholePlan] = []
     wholes: list[WholePlan] = []
     for name in found.others:
@@ -137,6 +140,16 @@ def plan_adapter(config: LoraConfig, tensors: Mapping[str, TensorInfo], base: Ba
     planner.check_complete([matrix.module for matrix in matrices])
     total = sum(num_values(info.shape) for info in tensors.values())
     return AdapterPlan(config, tuple(matrices), tuple(biases), tuple(wholes), total)
+
+
+def _add(matrices: list[MatrixPlan], matrix: MatrixPlan) -> None:
+    """Add a plan, or its tensors to the plan of the same place, which several layers share."""
+    for at, other in enumerate(matrices):
+        if other.place == matrix.place:
+            twin = (matrix.a, matrix.b, matrix.magnitude)
+            matrices[at] = replace(other, twins=(*other.twins, twin))
+            return
+    matrices.append(matrix)
 
 
 def _by_module(tensors: Mapping[str, TensorInfo]) -> _Modules:
@@ -259,7 +272,7 @@ class _Planner:
             )
         return MatrixPlan(
             f"{plain}.{name}", place, parts["lora_A.weight"], parts["lora_B.weight"], rank,
-            self._config.scale_of(f"{plain}.{name}", rank), b[0] if is_swapped else a[1], num_stacked=place.stored[0],
+            self._config.scale_of(f"{plain}.{name}", rank), b[0] if is_swapped else a[1], num_stacked=a[0] // rank,
             has_swapped_factors=is_swapped,
         )  # fmt: skip
 
@@ -269,12 +282,14 @@ class _Planner:
         if len(place.stored) != 3:
             return None
         count, rows, columns = place.stored
-        if a[0] != b[1] or a[0] % count:
+        rank = self._config.rank_of(f"{module}.{name}")
+        # Experts that do nothing follow those with matrices (LongCat-Flash).
+        if a[0] != b[1] or a[0] % rank or a[0] // rank < count:
             return None
         # PEFT reads the middle axis of the stack as inputs where the module says that it is transposed.
         if (b[0], a[1]) == (rows, columns):
-            return name, place, a[0] // count, False
-        return (name, place, a[0] // count, True) if (b[0], a[1]) == (columns, rows) else None
+            return name, place, rank, False
+        return (name, place, rank, True) if (b[0], a[1]) == (columns, rows) else None
 
     def _stack_order(self) -> list[str]:
         return [name.rpartition(".")[2] for name in self._config.target_parameters]
