@@ -18,9 +18,11 @@ from inference.modelling.layers.hyper import HyperConnections, HyperStreams
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.layer_inputs import LayerInput, LayerInputs
 from inference.modelling.layers.linear import Embedding, Linear
+from inference.modelling.layers.memory_moe import MemoryMixtureOfExperts
 from inference.modelling.layers.ngram import NGramLayer
 from inference.modelling.layers.norm import Norm, add_scaled
 from inference.modelling.layers.norm_gate import NormGate
+from inference.modelling.layers.scaled_residual import ScaledEntry, ScaledResidual
 from inference.modelling.layers.shared_block import SharedBlock, SharedWeights
 from inference.modelling.parallel_specs import MixerSpec, ParallelSpec
 from inference.modelling.spec import LayerSpec, ModelSpec
@@ -40,7 +42,9 @@ MIXERS: dict[str, str] = {
     "time_mix": "rwkv:TimeMix",
     "channel_mix": "rwkv:ChannelMix",
     "parallel": "parallel:Parallel",
+    "convolved_attention": "convolved_attention:ConvolvedAttention",
     "mlp": "mlp:MLP",
+    "memory_moe": "memory_moe:MemoryMixtureOfExperts",
     "moe": "moe:MixtureOfExperts",
 }
 """A spec's ``kind`` to "module:Class" in ``inference.modelling.layers``."""
@@ -56,6 +60,12 @@ def _build_mixer(part: MixerSpec | ChannelMixerSpec, hidden_size: int) -> nn.Mod
 
 def _build_norm(spec: NormSpec | None, width: int) -> Norm | None:
     return None if spec is None else Norm(spec, width)
+
+
+def _normed(norm: Norm | None, stream: torch.Tensor) -> torch.Tensor:
+    """(T, h) of a stream in float32 to its norm, in the dtype that the network computes in."""
+    assert norm is not None and norm.weight is not None
+    return norm.normalise(stream.to(norm.weight.dtype))
 
 
 def _build_streams(spec: ModelSpec) -> Streams | HyperStreams | None:
@@ -76,9 +86,10 @@ class ResidualStream:
 
     Attributes:
         shortcut: (T, h) of the last layer's experts, for the end of the next one.
+        router_memory: (T, r) that the last layer's router leaves for the next one's.
     """
 
-    __slots__ = ("_hidden", "_mixed", "_multiplier", "embedding", "layer_inputs", "shortcut")
+    __slots__ = ("_hidden", "_mixed", "_multiplier", "embedding", "layer_inputs", "router_memory", "shortcut")
 
     def __init__(
         self, hidden: torch.Tensor, embedding: torch.Tensor | None = None, layer_inputs: torch.Tensor | None = None
@@ -87,6 +98,7 @@ class ResidualStream:
         self.embedding = embedding
         self.layer_inputs = layer_inputs
         self.shortcut: torch.Tensor | None = None
+        self.router_memory: torch.Tensor | None = None
         self._mixed: torch.Tensor | None = None
         self._multiplier = 1.0
 
@@ -95,7 +107,7 @@ class ResidualStream:
         copied = ResidualStream(self._hidden.clone(), self.embedding, self.layer_inputs)
         copied._mixed = None if self._mixed is None else self._mixed.clone()
         copied._multiplier = self._multiplier
-        copied.shortcut = self.shortcut
+        copied.shortcut, copied.router_memory = self.shortcut, self.router_memory
         return copied
 
     def enter(self, norm: Norm | None, *, replaces: bool = False) -> torch.Tensor:
@@ -160,6 +172,8 @@ class HybridLayer(Layer):
         self.altup = None if spec.altup is None else AltUp(spec.altup, hidden_size)
         self.hyper = None if spec.hyper is None else HyperConnections(spec.hyper, hidden_size)
         self.ngram = None if spec.ngram is None else NGramLayer(spec.ngram)
+        self.token_residual = ScaledResidual(hidden_size) if spec.scales_residual else None
+        self.channel_residual = ScaledResidual(hidden_size) if spec.scales_residual else None
         self.layer_input = None if spec.layer_input is None else LayerInput(spec.layer_input, hidden_size)
         self.stream_scale = nn.Parameter(torch.empty(1), requires_grad=False) if spec.has_stream_scale else None
         self.token_gate = NormGate(spec.token_gate_rank, hidden_size) if spec.token_gate_rank else None
@@ -175,6 +189,9 @@ class HybridLayer(Layer):
             return
         if self.hyper is not None:
             stream.replace(self._forward_hyper(self.hyper, stream.enter(None), batch, state))
+            return
+        if self.token_residual is not None:
+            stream.replace(self._forward_scaled(self.token_residual, stream, batch, state))
             return
         spec = self.spec
         if self.token_mixer is not None:
@@ -244,6 +261,21 @@ class HybridLayer(Layer):
         after: torch.Tensor = streams + weights * self.channel_mixer(entering).unsqueeze(1)
         return after
 
+    def _forward_scaled(
+        self, token_residual: ScaledResidual, stream: ResidualStream, batch: ForwardBatch, state: LayerState
+    ) -> torch.Tensor:
+        """The stream (T, h), float32, after a layer with ``LayerSpec.scales_residual``."""
+        assert self.token_mixer is not None and self.channel_mixer is not None and self.channel_residual is not None
+        hidden = stream.enter(None)
+        hidden = token_residual(self.token_mixer(_normed(self.token_norm, hidden), batch, state), hidden)
+        entering = _normed(self.channel_norm, hidden)
+        if isinstance(self.channel_mixer, MemoryMixtureOfExperts):
+            mixed, stream.router_memory = self.channel_mixer(entering, stream.router_memory)
+        else:
+            mixed = self.channel_mixer(entering)
+        after: torch.Tensor = self.channel_residual(mixed, hidden)
+        return after
+
     def _leave(self, stream: ResidualStream, mixed: torch.Tensor, post_norm: Norm | None) -> None:
         stream.leave(mixed if post_norm is None else post_norm(mixed), self.spec.residual_multiplier)
 
@@ -262,6 +294,7 @@ class HybridForCausalLM(nn.Module):
         if spec.position_rows:
             self.embed_positions = Embedding(spec.position_rows, spec.hidden_size, is_head=False)
         self.embedding_norm = _build_norm(spec.embedding_norm, spec.hidden_size)
+        self.embedding_scale = ScaledEntry(spec.hidden_size) if spec.scales_embedding else None
         blocks: dict[int, SharedWeights] = {}
         self.layer_inputs = None
         if spec.layer_inputs is not None:
@@ -292,6 +325,8 @@ class HybridForCausalLM(nn.Module):
 
     def finish(self, stream: ResidualStream) -> torch.Tensor:
         """(T, h) of the stream behind the last layer, after the final norm."""
+        if self.embedding_scale is not None:
+            return _normed(self.final_norm, stream.enter(None))
         if self.streams is None:
             return stream.enter(self.final_norm)
         merged = self.streams.merge(stream.enter(None))
@@ -312,6 +347,8 @@ class HybridForCausalLM(nn.Module):
             hidden = hidden + self.embed_positions(batch.positions)
         if self.embedding_norm is not None:
             hidden = self.embedding_norm(hidden)
+        if self.embedding_scale is not None:
+            hidden = self.embedding_scale(hidden)
         layer_inputs = None if self.layer_inputs is None else self.layer_inputs(batch.input_ids, hidden)
         first = hidden if self.streams is None else self.streams.split(hidden)
         return ResidualStream(first, hidden.clone() if self._reads_embedding else None, layer_inputs)

@@ -66,6 +66,10 @@ from inference.modelling.rwkv_specs import ChannelMixSpec, TimeMixSpec
 from inference.modelling.shared_specs import SharedBlockSpec
 from inference.modelling.vision.specs import PooledProjectorSpec, TileProjectorSpec, TowerSpec, VisionSpec
 from inference.values.images import ImageLayout, ImagePrompt
+from inference.modelling.zaya_specs import ConvolvedAttentionSpec, MemoryMoESpec
+
+RESIDUAL_VECTORS = ("output.scale", "output.bias", "stream.scale", "stream.bias")
+"""What ``LayerSpec.scales_residual`` applies to a mixer's result and to the stream."""
 
 # --- the whole ---------------------------------------------------------------------------------
 
@@ -88,6 +92,8 @@ class LayerSpec:
         altup: There are several streams, and what is around the mixers is this (Gemma 3n); None: one stream.
         has_stream_scale: A learned number multiplies the stream, at the layer's end (Gemma 4).
         hyper: There are several streams, of which each mixer reads a mix, without further norms (Qwen4-Exp).
+        scales_residual: The stream is float32, and becomes (y + b) · s + (x + b') · s' of a mixer's result y and
+            itself, with learned vectors (ZAYA).
         ngram: What the layer first adds to those streams from the last tokens.
         token_gate_rank, channel_gate_rank: What a norm before a mixer gives is multiplied by sigmoid of a low-rank MLP
             of itself, of this rank (A.X-K2); 0: it isn't.
@@ -113,6 +119,7 @@ class LayerSpec:
     ngram: NGramSpec | None = None
     token_gate_rank: int = 0
     channel_gate_rank: int = 0
+    scales_residual: bool = False
 
     @property
     def kind(self) -> str:
@@ -151,6 +158,9 @@ class LayerSpec:
             shapes |= prefixed("hyper", self.hyper.parameter_shapes(hidden_size))
         if self.ngram is not None:
             shapes |= prefixed("ngram", self.ngram.parameter_shapes())
+        if self.scales_residual:
+            for name in ("token_residual", "channel_residual"):
+                shapes |= {f"{name}.{part}": (hidden_size,) for part in RESIDUAL_VECTORS}
         if self.has_stream_scale:
             shapes["stream_scale"] = (1,)
         for name, rank in (("token_gate", self.token_gate_rank), ("channel_gate", self.channel_gate_rank)):
@@ -243,6 +253,7 @@ class ModelSpec:
         layer_inputs: Makes each layer's own input; None: there are none.
         embedding_multiplier: Multiplies the embedding's output.
         embedding_norm: Norm of the embedding's output (BLOOM); None: there is none.
+        scales_embedding: The stream begins as (x + b) · s of the embedding, with learned vectors (ZAYA).
         logits_multiplier: Multiplies the logits before the cap.
         logits_softcap: cap · tanh(logits / cap); None: off.
         head_bias: The head has a bias; it isn't tied then.
@@ -274,6 +285,7 @@ class ModelSpec:
     layer_inputs: LayerInputsSpec | None = None
     streams: StreamsSpec | HyperStreamsSpec | None = None
     vision: VisionSpec | None = None
+    scales_embedding: bool = False
 
     def parameter_shapes(self) -> dict[str, Shape]:
         """The shape each parameter must have, by its full name; a shared block's is its first layer's."""
@@ -282,6 +294,8 @@ class ModelSpec:
             shapes["embed_positions.weight"] = (self.position_rows, self.hidden_size)
         if self.embedding_norm is not None:
             shapes |= prefixed("embedding_norm", self.embedding_norm.parameter_shapes(self.hidden_size))
+        if self.scales_embedding:
+            shapes |= {f"embedding_scale.{name}": (self.hidden_size,) for name in ("scale", "bias")}
         if self.layer_inputs is not None:
             shapes |= prefixed("layer_inputs", self.layer_inputs.parameter_shapes(self.hidden_size))
         if self.streams is not None:
@@ -428,7 +442,7 @@ _CLASSES: dict[str, type] = {
         TimeMixSpec, ChannelMixSpec, MLPSpec, MoESpec, AltUpSpec, StreamsSpec, LayerInputSpec, LayerInputsSpec,
         LayerSpec, Piece, Source,
         EncodedTensor, BlockIndexerSpec, PooledIndexerSpec, IndexerSpec, HyperConnectionSpec, HyperStreamsSpec,
-        NGramSpec, ModelSpec, PredictionHeadSpec,
+        NGramSpec, ConvolvedAttentionSpec, MemoryMoESpec, ModelSpec, PredictionHeadSpec,
         VisionSpec, TowerSpec, TileProjectorSpec, PooledProjectorSpec, ImageLayout, ImagePrompt,
     )
 }  # fmt: skip

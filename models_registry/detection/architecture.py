@@ -38,6 +38,7 @@ _SIGNATURES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("kimi_linear", (r"\.self_attn\.q_conv1d\.",), ()),
     ("bailing_hybrid", (r"\.attention\.q_conv1d\.",), ()),
     ("minimax", (r"\.self_attn\.output_gate\.",), ()),
+    ("zaya", (r"\.self_attn\.qkv_proj\.conv_qk_grouped\.",), ()),
     ("zamba", (r"\.shared_transf\.", r"\.mamba\.x_proj_weight$"), ()),
     ("zamba2", (r"\.shared_transformer\.", r"\.mamba_decoder\.mamba\.dt_bias$"), ()),
     ("recurrent_gemma", (r"\.temporal_block\.rg_lru\.",), ()),

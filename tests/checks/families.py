@@ -49,8 +49,8 @@ NOT_READ: Mapping[str, str] = {
     "openai-gpt, biogpt, xglm, gpt_neox_japanese": "early layouts; rarely served",
     "cohere_compass_text": "the text model of one that sees pictures; layers that rotate differ by type",
     "jetmoe": "experts that are heads of attention",
-    "deepseek_v4, dots3_note, dots3_note_text, hy_v4, inkling_text, inkling2_text, zaya":
-        "new layers: hyper-connections with more matrices, compressed attention, routers with memory",
+    "deepseek_v4, dots3_note, dots3_note_text, hy_v4, inkling_text, inkling2_text":
+        "new layers: hyper-connections with more matrices, compressed attention",
     "diffllama": "differential attention",
     "gemma4_assistant, gemma4_unified_assistant": "models that only draft for another one",
     "gpt-sw3": "nothing: its published files say `gpt2`, which is read",

@@ -142,13 +142,14 @@ def decoder_spec(
     prediction_head: PredictionHeadSpec | None = None,
     layer_inputs: LayerInputsSpec | None = None,
     streams: StreamsSpec | HyperStreamsSpec | None = None,
+    scales_embedding: bool = False,
 ) -> ModelSpec:
     """Spec of the whole model, checked by ``finish``; ``ignored`` as there.
 
     Args:
         embedding_norm: Norm of the embedding, with its name in the files.
         can_have_head_bias: The head has a bias where its tensor is there.
-        layer_inputs, streams: As in ``ModelSpec``; ``layer_sources`` has their sources too.
+        layer_inputs, streams, scales_embedding: As in ``ModelSpec``; ``layer_sources`` has their sources too.
         positions: Learned positions; the context is as long as their table.
         prediction_head: The head for multi-token prediction, if the files have one.
     """
@@ -178,6 +179,7 @@ def decoder_spec(
         logits_softcap=logits_softcap,
         layer_inputs=layer_inputs,
         streams=streams,
+        scales_embedding=scales_embedding,
         parameters={**outer, **layer_sources},
         prediction_head=prediction_head,
     )

@@ -50,8 +50,8 @@ def count_experts(view: CheckpointView, base: str, *, down: str = "down_proj") -
     return len(numbers), matrix_shape(view.tensors, f"{base}0.{down}.weight")[1]
 
 
-def _expert_sources(
-    view: CheckpointView, base: str, num_experts: int, *, gated: bool, names: ExpertNames
+def expert_sources(
+    view: CheckpointView, base: str, num_experts: int, *, gated: bool = True, names: ExpertNames = USUAL_NAMES
 ) -> dict[str, Source]:
     """Sources of ``experts.*``: ``{base}gate_up_proj`` stacked out × in, or one tensor for each expert."""
     up_name = "gate_up_proj" if gated else "up_proj"
@@ -86,7 +86,7 @@ def moe_sources(
     if spec.correction_bias:
         bias = f"{base}{correction_bias or router + '.e_score_correction_bias'}"
         sources["router.correction_bias"] = Source((Piece(bias, reshape=(spec.num_choices,)),))
-    sources |= _expert_sources(view, base + "experts.", spec.num_experts, gated=spec.gated, names=names)
+    sources |= expert_sources(view, base + "experts.", spec.num_experts, gated=spec.gated, names=names)
     if spec.shared_intermediate_size:
         dense = MLPSpec(spec.shared_intermediate_size, spec.activation, spec.gated)
         sources |= prefixed("shared_expert", mlp_sources(view, dense, base, mlp=shared))

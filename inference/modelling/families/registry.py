@@ -150,6 +150,7 @@ FAMILIES: dict[str, Family] = {
     "kimi_linear": Family("kimi_linear", "KimiLinearForCausalLM"),
     "bailing_hybrid": Family("kimi_linear", "BailingHybridForCausalLM"),
     "minimax": Family("minimax", "MiniMaxForCausalLM"),
+    "zaya": Family("zaya", "ZayaForCausalLM"),
     "zamba": Family("zamba", "ZambaForCausalLM"),
     "zamba2": Family("zamba2", "Zamba2ForCausalLM"),
     "rwkv": Family("rwkv", "RwkvForCausalLM"),

@@ -66,7 +66,7 @@ class Attention(Layer):
 
     def forward(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """(T, h) to (T, h); the keys and values of the rows are written to ``state``."""
-        joint = self.qkv_proj(hidden)
+        joint = self.project(hidden, batch, state)
         if self.spec.qkv_clip is not None:
             joint = joint.clamp(-self.spec.qkv_clip, self.spec.qkv_clip)
         if self.spec.query_growth is not None:
@@ -76,7 +76,7 @@ class Attention(Layer):
             joint = torch.cat((joint[:, :width] * growth, joint[:, width:]), 1)
         if self.v_norm is not None:
             first = (self.spec.num_heads + self.spec.num_kv_heads) * self.spec.head_dim
-            value = self.v_norm(joint[:, first:].unflatten(1, (-1, self.spec.value_dim)))
+            value = self.v_norm(joint[:, first:].view(joint.shape[0], -1, self.spec.value_dim))
             joint = torch.cat((joint[:, :first], value.flatten(1)), 1)
         index = None if self.indexer is None else self.indexer.prepare(hidden, batch, state)
         if index is None or not self._is_sparse(batch):
@@ -89,6 +89,11 @@ class Attention(Layer):
             mixed = self._gated(mixed, self.gate_proj(hidden))
         out: torch.Tensor = self.o_proj(mixed)
         return out
+
+    def project(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
+        """(T, h) to queries, keys and values side by side."""
+        joint: torch.Tensor = self.qkv_proj(hidden)
+        return joint
 
     def _gated(self, mixed: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """(T, H · P) times the function of the gate (T, H · P), or (T, H) with one value for each head."""

@@ -69,6 +69,14 @@ ZAMBA = {
     **SIZES, "num_hidden_layers": 7, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,
     "n_mamba_heads": 2, "mamba_d_state": 8, "mamba_dt_rank": 5, "attn_layer_period": 3, "attn_layer_offset": 1,
 }  # fmt: skip
+ZAYA = {
+    **SIZES, **ATTENTION, "head_dim": 8, "num_experts": 5, "moe_intermediate_size": 24, "router_hidden_size": 12,
+    "layer_types": ["hybrid", "hybrid_sliding", "hybrid"], "sliding_window": 7, "eos_token_id": 5,
+}  # fmt: skip
+ZAYA_ROPES = {
+    "hybrid": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0},
+    "hybrid_sliding": {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.25},
+}
 RWKV = {**SIZES, "layer_norm_epsilon": 1e-4}
 GRIFFIN = {**SIZES, **ATTENTION, "intermediate_size": 96, "attention_window_size": 9, "rms_norm_eps": 1e-3}
 XLSTM = {
@@ -171,6 +179,15 @@ CASES = {
             "norm_topk_prob": False, "use_expert_bias": False,
         },
     ),
+    "zaya": ("Zaya", ZAYA),
+    "zaya-biases-kernels-untied": (
+        "Zaya",
+        {
+            **ZAYA, "attention_bias": True, "lm_head_bias": True, "cca_time0": 3, "cca_time1": 4, "hidden_act": "gelu",
+            "tie_word_embeddings": False, "rope_parameters": ZAYA_ROPES, "num_key_value_heads": 1,
+        },
+    ),
+    "zaya-one-tap-tied-head-with-bias": ("Zaya", {**ZAYA, "cca_time0": 1, "cca_time1": 1, "lm_head_bias": True}),
     "lfm3": ("Lfm3", LFM3),
     "lfm3-biases-kernel-untied-without-gates-and-norms": (
         "Lfm3",

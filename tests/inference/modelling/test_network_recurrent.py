@@ -140,6 +140,14 @@ def make_model(family: str, values: dict, seed: int = 0) -> torch.nn.Module:
                 parameter.uniform_(0.3, 1.7)
             elif name.endswith("e_score_correction_bias"):
                 parameter.uniform_(-0.3, 0.3)
+            elif name.endswith("balancing_biases"):
+                parameter.uniform_(-0.1, 0.1)
+            elif "router_mlp." in name and parameter.dim() >= 2:
+                parameter.normal_(0.0, 2.5 / math.sqrt(parameter.shape[-1]))  # else all rows choose the same
+            elif name.endswith(("hidden_states_bias", "residual_bias")):
+                parameter.normal_(0.0, 0.03)  # likewise
+            elif parameter.dim() == 1 and name.endswith("_scale"):
+                parameter.uniform_(0.3, 1.7)
             elif parameter.dim() >= 2:
                 parameter.normal_(0.0, 0.7 / math.sqrt(parameter.shape[-1]) if "conv1d" not in name else 0.5)
             elif name.endswith("bias"):

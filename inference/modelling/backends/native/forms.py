@@ -18,6 +18,7 @@ from inference.modelling.forward_batch import AttentionMetadata, ForwardBatch, L
 from inference.modelling.latent_specs import MLASpec
 from inference.modelling.layers.attention import Attention, chunk_slots
 from inference.modelling.layers.conv import CausalConv1d
+from inference.modelling.layers.convolved_attention import ConvolvedAttention
 from inference.modelling.layers.gated_delta import GatedDelta
 from inference.modelling.layers.kimi_delta import KimiDelta
 from inference.modelling.layers.lightning import LightningAttention
@@ -385,6 +386,7 @@ FORMS: Mapping[type[nn.Module], Mapping[str, Callable[..., Any]]] = {
     Norm: {"normalise": _normalise, "add_normalise": _add_normalise},
     MLP: {"activate": _activate},
     Attention: {"mix": _mix_attention},
+    ConvolvedAttention: {"mix": _mix_attention},
     MultiHeadLatentAttention: {"mix": _mix_latent_attention},
     CausalConv1d: {"convolve": _convolve},
     GatedNorm: {"normalise": _normalise_gated},

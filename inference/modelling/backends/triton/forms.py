@@ -29,6 +29,7 @@ from inference.modelling.backends.triton.rotary import latent_rope_and_write, ro
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
 from inference.modelling.layers.attention import Attention
 from inference.modelling.layers.conv import CausalConv1d
+from inference.modelling.layers.convolved_attention import ConvolvedAttention
 from inference.modelling.layers.gated_delta import GatedDelta
 from inference.modelling.layers.kimi_delta import KimiDelta
 from inference.modelling.layers.mamba2 import Mamba2Mixer
@@ -290,6 +291,7 @@ FORMS: Mapping[type[nn.Module], Mapping[str, Callable[..., Any]]] = {
     Norm: {"normalise": _normalise, "add_normalise": _add_normalise},
     MLP: {"activate": _activate},
     Attention: {"mix": _mix_attention},
+    ConvolvedAttention: {"mix": _mix_attention},
     MultiHeadLatentAttention: {"mix": _mix_latent_attention},
     CausalConv1d: {"convolve": convolve},
     Mamba2Mixer: {"mix": _mix_mamba2},

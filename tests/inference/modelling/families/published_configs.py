@@ -289,6 +289,14 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "moe_intermediate_size": 1792, "norm_topk_prob": True, "num_dense_layers": 2, "num_experts": 32,
         "num_experts_per_tok": 4, "routed_scaling_factor": 1.0, "use_expert_bias": True,
         "layer_types": ["conv", "full_attention"]}),
+    "Zyphra/ZAYA1-8B": ("zaya", {key: value for key, value in USUAL.items() if key != "intermediate_size"} | {
+        "attention_bias": False, "attention_dropout": 0.0, "cca_time0": 2, "cca_time1": 2, "head_dim": 128,
+        "layer_types": ["hybrid", "hybrid"], "lm_head_bias": False, "moe_intermediate_size": 2048, "num_experts": 16,
+        "num_experts_per_tok": 1, "output_router_logits": False, "pad_token_id": 0, "rope_parameters": {
+            "hybrid": {"partial_rotary_factor": 0.5, "rope_theta": 5000000.0, "rope_type": "default"},
+            "hybrid_sliding": {"partial_rotary_factor": 0.5, "rope_theta": 10000.0, "rope_type": "default"},
+            "rope_type": "default"},
+        "router_hidden_size": 256, "sliding_window": None}),
     "LiquidAI/LFM3-1.7B": ("lfm3", {
         **{key: value for key, value in USUAL.items() if key not in ("rms_norm_eps", "hidden_act")},
         "attention_bias": False, "attention_dropout": 0.0, "conv_L_cache": 7, "conv_bias": False, "head_dim": 128,

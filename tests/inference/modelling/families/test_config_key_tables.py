@@ -52,7 +52,7 @@ TYPES = {
     "mamba2": "mamba2-one-group-limits-bias-tied", "bamba": "bamba", "granitemoehybrid": "granitemoehybrid-moe",
     "nemotron_h": "nemotron_h-moe", "jamba": "jamba", "falcon_h1": "falcon_h1", "olmo_hybrid": "olmo_hybrid",
     "kimi_linear": "kimi_linear-groups-q-lora-biases", "bailing_hybrid": "bailing_hybrid",
-    "minimax": "minimax", "rwkv": "rwkv", "zamba": "zamba", "zamba2": "zamba2",
+    "minimax": "minimax", "rwkv": "rwkv", "zamba": "zamba", "zamba2": "zamba2", "zaya": "zaya",
     "recurrent_gemma": "recurrent_gemma", "xlstm": "xlstm",
     "lfm2": "lfm2", "lfm2_moe": "lfm2_moe", "lfm3": "lfm3",
     "qwen3_next": "qwen3_next", "qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe",
