@@ -72,6 +72,7 @@ SUPPORTED: dict[str, dict[str, Any]] = {
         "hc_lowrank": 8, "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8,
         "indexer_compress_ratio": 4, "ple_layer_ids": [1], "ngram_vocab_size_base": 20, "split_ngram_parts": 2,
     },
+    "zaya": {"num_experts": 4, "moe_intermediate_size": 16, "router_hidden_size": 12, "num_experts_per_tok": 1},
     "lfm3": {"layer_types": ["conv", "full_attention"]},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"], "head_dim": None},
     "granitemoehybrid": MAMBA | {"layer_types": ["mamba", "attention"], "shared_intermediate_size": 16,

@@ -37,6 +37,7 @@ LINEAR = {
     "olmo_hybrid": "olmo_hybrid",
     "lfm3": "lfm3",
     "qwen4_exp": "qwen4_exp",
+    "zaya": "zaya",
     "kimi_linear": "kimi_linear",
     "bailing_hybrid": "bailing_hybrid",
     "minimax": "minimax",
