@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from inference.modelling.hyper_specs import HyperConnectionSpec
+from inference.modelling.indexer_specs import PooledIndexerSpec
 from inference.modelling.latent_specs import MLASpec
 from inference.modelling.layer_parts import NormSpec, RopeScaling, RopeSpec
 from inference.modelling.layer_specs import AttentionSpec, Mamba1Spec, Mamba2Spec, MLPSpec, MoESpec
 from inference.modelling.linear_specs import GatedDeltaSpec, KimiDeltaSpec, Mamba3Spec, ShortConvSpec
+from inference.modelling.ngram_specs import NGramSpec
 from inference.modelling.spec import LayerSpec, ModelSpec
+from inference.modelling.zaya_specs import ConvolvedAttentionSpec, MemoryMoESpec
 
 HIDDEN, VOCAB = 64, 320
 RMS, WEIGHTLESS, GEMMA = NormSpec("rms", 1e-5), NormSpec("rms", weightless=True), NormSpec("rms", 1e-6, offset=1.0)
@@ -87,7 +91,19 @@ STACKS: dict[str, tuple[LayerSpec, ...]] = {
     "oxidizr mamba3": _layers(_MAMBA3, None)
     + _layers(Mamba3Spec(64, 4, 16, 16, 2, 4, False, 2, RMS, RMS, a_override="-(1..H)"), None),
     "qwen next": _layers(GatedDeltaSpec(2, 4, 16, 16, 4, RMS)) + _layers(_attention(rope=ROPE, output_gate=True)),
-    "odd delta": _layers(GatedDeltaSpec(1, 3, 10, 7, 3, RMS, beta_scale=2.0)),
+    "odd delta": _layers(GatedDeltaSpec(1, 3, 10, 7, 3, RMS, beta_scale=2.0, gate_activation="sigmoid")),
+    "qwen 4": _layers(
+        _attention(rope=ROPE, block_indexer=PooledIndexerSpec(3, 16, 4, 2, RMS)),
+        None,
+        None,
+        hyper=HyperConnectionSpec(2, 8, RMS),
+        ngram=NGramSpec(HIDDEN, 2, 3, 2, 8, 40, 4, 0, RMS),
+    ),
+    "zaya": _layers(
+        ConvolvedAttentionSpec(4, 2, 16, 0.25, rope=ROPE, sliding_window=24),
+        MemoryMoESpec(4, 1, 48, normalise_top_k=False, router_width=8, memory_norm=RMS, reads_memory=False),
+        scales_residual=True,
+    ),
     "kimi": _layers(KimiDeltaSpec(3, 10, 4, RMS, 6, 6)) + _layers(_MLA),
     "lfm2": _layers(ShortConvSpec(HIDDEN, 3, bias=True)) + _layers(_attention(rope=ROPE, qk_norm=RMS)),
 }

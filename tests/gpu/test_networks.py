@@ -15,6 +15,7 @@ from inference.modelling.layer_parts import NormSpec, RopeSpec
 from inference.modelling.layer_specs import AttentionSpec, Mamba1Spec, Mamba2Spec, MLPSpec, MoESpec
 from inference.modelling.linear_specs import GatedDeltaSpec, KimiDeltaSpec, ShortConvSpec
 from inference.modelling.spec import LayerSpec, ModelSpec
+from inference.modelling.zaya_specs import ConvolvedAttentionSpec
 from inference.values.sampling_params import SamplingParams
 
 HIDDEN, VOCAB = 32, 61
@@ -28,6 +29,8 @@ MIXERS = {
     "mamba1": Mamba1Spec(16, 8, 3, 4),
     "mamba2": Mamba2Spec(32, 4, 8, 16, 2, 4, 16, NORM),
     "delta": GatedDeltaSpec(2, 4, 8, 6, 4, NORM),
+    "delta_sigmoid": GatedDeltaSpec(2, 4, 8, 6, 4, NORM, gate_activation="sigmoid"),
+    "convolved": ConvolvedAttentionSpec(4, 2, 8, 0.35, ROPE, channel_kernel=3, head_kernel=2),
     "kimi": KimiDeltaSpec(2, 8, 4, NORM, 6, None),
     "conv": ShortConvSpec(32, 3, bias=True),
 }
@@ -39,6 +42,7 @@ STACKS = {
     "nemotron": [("mamba2", MLPSpec(48, "relu2", gated=False)), ("attention", None), ("mamba2", MOE)],
     "jamba": [("mamba1", MLP), ("attention", MOE)],
     "delta": [("delta", MLP), ("kimi", MLP), ("conv", MLP), ("attention", MLP)],
+    "convolved": [("delta_sigmoid", MLP), ("convolved", MLP)],
 }
 
 

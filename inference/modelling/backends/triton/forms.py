@@ -37,6 +37,7 @@ from inference.modelling.layers.mla import MultiHeadLatentAttention
 from inference.modelling.layers.mlp import MLP
 from inference.modelling.layers.moe import Experts
 from inference.modelling.layers.norm import Norm
+from inference.modelling.layers.recurrent import GatedNorm
 
 
 def _normalise(layer: Norm, hidden: torch.Tensor) -> torch.Tensor:
@@ -238,10 +239,12 @@ def _mix_gated_delta(
     beta, log_decay = layer.gates(ba)
     widths = (spec.key_width, spec.key_width, spec.value_width)
     out = _delta_rule(convolved, widths, beta, log_decay, spec.num_key_heads, batch, state["delta_state"])
-    norm = layer.norm
+    norm, gate = layer.norm, projected[:, spec.conv_width :]
+    if norm.gate == "sigmoid":
+        return GatedNorm.normalise(norm, out.flatten(1), gate)
     return gated_norm(
         out.flatten(1),
-        projected[:, spec.conv_width :],
+        gate,
         norm.spec,
         None if norm.weight is None else norm.repeated_weight(),
         group_size=norm.group_size,

@@ -17,6 +17,7 @@ from inference.modelling.forward_batch import ForwardBatch
 from tests.inference.engine.fakes import request, run
 from tests.inference.modelling import reference_oxidizr as oxidizr
 from tests.inference.modelling import test_network_attention as attention_families
+from tests.inference.modelling import test_network_linear as linear_families
 from tests.inference.modelling import test_network_recurrent as recurrent_families
 from tests.inference.modelling.contexts import contexts_of
 from tests.inference.modelling.harness import load_directory
@@ -34,13 +35,14 @@ ATTENTION = {
     "deepseek_v2": DeepseekV2Config(**attention_families.BASE | attention_families.MLA),
 }
 RECURRENT = ("mamba", "mamba2", "bamba", "granitemoehybrid-moe", "nemotron_h-moe", "jamba")
+LINEAR = ("lfm3", "zaya")
 OXIDIZR = {
     "oxidizr-hybrid": oxidizr.OxidizrConfig(("mamba2", "mla", "mamba3", "gqa", "mamba1")),
     "oxidizr-conv": oxidizr.OxidizrConfig(("mamba3", "mla", "mamba3"), use_conv=True),
 }
 
 
-@pytest.fixture(scope="module", params=[*ATTENTION, *RECURRENT, *OXIDIZR])
+@pytest.fixture(scope="module", params=[*ATTENTION, *RECURRENT, *LINEAR, *OXIDIZR])
 def network(request, tmp_path_factory):
     name = request.param
     directory = tmp_path_factory.mktemp(name)
@@ -51,7 +53,7 @@ def network(request, tmp_path_factory):
         make_checkpoint(ATTENTION[name], directory)
         network = load_directory(directory)
     else:
-        family, values = recurrent_families.CASES[name]
+        family, values = (recurrent_families.CASES | linear_families.CASES)[name]
         recurrent_families.make_model(family, values).save_pretrained(directory)
         network = load_directory(directory)
     pack_weights(network)
@@ -84,6 +86,19 @@ def test_replayed_and_eager_steps_are_equal(network):
     programs = engine._runner._programs
     assert programs is not None
     assert {rows for rows, size in programs._sizes.items() if size.program is not None} == {1, 2, 3, 4}
+
+
+def test_a_network_that_chooses_blocks_of_keys_stays_eager(tmp_path):
+    """Whether it has to choose depends on the longest context."""
+    recurrent_families.make_model(*linear_families.CASES["qwen4_exp"]).save_pretrained(tmp_path)
+    network = load_directory(tmp_path)
+    pack_weights(network)
+    engine = engine_with(network)
+    for _ in range(2):
+        run(engine, *requests())
+    programs = engine._runner._programs
+    assert programs is not None
+    assert all(size.program is None for size in programs._sizes.values())
 
 
 def test_a_network_that_computes_with_the_number_of_blocks_stays_eager():

@@ -61,6 +61,7 @@ LAYERS = {
     "mamba1-growing": Mamba1Spec(32, 16, 4, 3, positive_a=True, state_clamp=30.0),
     "delta": GatedDeltaSpec(2, 4, 16, 32, 4, RMS),
     "delta-odd": GatedDeltaSpec(3, 3, 7, 21, 2, NormSpec("rms", 1e-3), beta_scale=2.0),
+    "delta-sigmoid": GatedDeltaSpec(2, 4, 16, 32, 4, RMS, gate_activation="sigmoid"),
     "delta-wide": GatedDeltaSpec(1, 2, 40, 136, 3, RMS),
     "kimi": KimiDeltaSpec(3, 16, 4, RMS, 5, 7),
     "kimi-odd": KimiDeltaSpec(2, 21, 3, RMS, None, None, -5.0),
