@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from inference.modelling.attention_parts import DifferenceSpec, HeadExpertsSpec
 from inference.modelling.indexer_specs import BlockIndexerSpec, PooledIndexerSpec
 from inference.modelling.latent_specs import MLASpec
 from inference.modelling.layer_parts import NormSpec, RopeSpec, Shape, StateTensor, prefixed
@@ -53,6 +54,9 @@ class AttentionSpec:
         output_multiplier: Multiplies the values that the heads give.
         block_indexer: Chooses the blocks of keys that each query sees, without a window; None: all.
         v_norm: Norm of each head's values; it has no weights (Gemma 4).
+        output_norm: Norm of all that the heads give, before ``o_proj`` (BitNet).
+        difference: Half of the heads is subtracted from the others; None: it isn't.
+        head_experts: Each row has the heads of the experts that it is routed to; None: all heads.
         kv_source: Number of the earlier layer whose cached keys and values the queries read; the layer computes and
             caches none of its own (Gemma 3n); None: its own.
         slopes: Each query head's score falls by so much for each position between query and key (ALiBi, MPT); None:
@@ -87,6 +91,9 @@ class AttentionSpec:
     v_head_dim: int | None = None
     output_multiplier: float = 1.0
     block_indexer: BlockIndexerSpec | PooledIndexerSpec | None = None
+    output_norm: NormSpec | None = None
+    difference: DifferenceSpec | None = None
+    head_experts: HeadExpertsSpec | None = None
 
     @property
     def value_dim(self) -> int:
@@ -97,17 +104,25 @@ class AttentionSpec:
     def qkv_rows(self) -> int:
         """Rows of ``qkv_proj``."""
         kv_rows = 0 if self.kv_source is not None else self.num_kv_heads * (self.head_dim + self.value_dim)
-        return self.num_heads * self.head_dim + kv_rows
+        return kv_rows if self.head_experts is not None else self.num_heads * self.head_dim + kv_rows
 
     def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
-        """``qkv_proj`` is q, k and v stacked in this order, or q alone where ``kv_source`` is another layer."""
+        """``qkv_proj`` is q, k and v stacked in this order, those of them that the layer has."""
         width = self.num_heads * self.value_dim
         shapes: dict[str, Shape] = {"qkv_proj.weight": (self.qkv_rows, hidden_size)}
         if self.qkv_bias:
             shapes["qkv_proj.bias"] = (self.qkv_rows,)
-        shapes["o_proj.weight"] = (hidden_size, width)
+        if self.head_experts is None:
+            shapes["o_proj.weight"] = (hidden_size, width)
+        else:
+            own = self.head_experts.parameter_shapes(hidden_size, self.num_kv_heads * self.head_dim)
+            shapes |= prefixed("head_experts", own)
         if self.o_bias:
             shapes["o_proj.bias"] = (hidden_size,)
+        if self.output_norm is not None:
+            shapes |= prefixed("output_norm", self.output_norm.parameter_shapes(width))
+        if self.difference is not None:
+            shapes["lambdas"] = (4, self.head_dim)
         if self.output_gate:
             shapes["gate_proj.weight"] = (self.num_heads if self.gate_per_head else width, hidden_size)
         if self.has_sinks:
@@ -299,6 +314,7 @@ class MLPSpec:
         gate_sparsity: So much of a row's gates becomes 0, if they are spread normally: what is above the cut remains,
             less the cut (Gemma 3n); 0: all remain.
         gate_clamp: As in ``MoESpec``.
+        inner_norm: Norm of the activations, before ``down`` (BitNet).
     """
 
     kind: ClassVar[str] = "mlp"
@@ -310,6 +326,7 @@ class MLPSpec:
     output_multiplier: float = 1.0
     gate_sparsity: float = 0.0
     gate_clamp: tuple[float, float] | None = None
+    inner_norm: NormSpec | None = None
 
     def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
         """``gate_up_proj`` is gate then up."""
@@ -322,6 +339,8 @@ class MLPSpec:
             shapes["down_proj.bias"] = (hidden_size,)
         if self.activation == "xielu":
             shapes["alphas"] = (2,)
+        if self.inner_norm is not None:
+            shapes |= prefixed("inner_norm", self.inner_norm.parameter_shapes(self.intermediate_size))
         return shapes
 
 
@@ -356,6 +375,7 @@ class MoESpec:
         num_identity_experts: The router chooses among so many more, which give back what they read (LongCat-Flash).
         scales_input: The weights multiply the experts' inputs, not their outputs (Llama 4).
         expert_scale: Each expert's weight is multiplied by a learned number of it.
+        output_bias: A bias is added to the experts' sum (JetMoE).
     """
 
     kind: ClassVar[str] = "moe"
@@ -388,6 +408,7 @@ class MoESpec:
     expert_scale: bool = False
     scales_input: bool = False
     num_identity_experts: int = 0
+    output_bias: bool = False
 
     @property
     def num_choices(self) -> int:
@@ -419,6 +440,8 @@ class MoESpec:
             shapes |= prefixed("shared_expert", shared.parameter_shapes(hidden_size))
         if self.shared_gate:
             shapes["shared_expert_gate.weight"] = (1, hidden_size)
+        if self.output_bias:
+            shapes["bias"] = (hidden_size,)
         return shapes
 
 

@@ -24,6 +24,7 @@ from inference.modelling.layers.norm import Norm, add_scaled
 from inference.modelling.layers.norm_gate import NormGate
 from inference.modelling.layers.scaled_residual import ScaledEntry, ScaledResidual
 from inference.modelling.layers.shared_block import SharedBlock, SharedWeights
+from inference.modelling.layers.sinusoids import Sinusoids
 from inference.modelling.parallel_specs import MixerSpec, ParallelSpec
 from inference.modelling.spec import LayerSpec, ModelSpec
 
@@ -293,6 +294,7 @@ class HybridForCausalLM(nn.Module):
         self.embed_positions = None
         if spec.position_rows:
             self.embed_positions = Embedding(spec.position_rows, spec.hidden_size, is_head=False)
+        self.sinusoids = None if spec.sinusoids is None else Sinusoids(spec.sinusoids, spec.hidden_size)
         self.embedding_norm = _build_norm(spec.embedding_norm, spec.hidden_size)
         self.embedding_scale = ScaledEntry(spec.hidden_size) if spec.scales_embedding else None
         blocks: dict[int, SharedWeights] = {}
@@ -345,6 +347,8 @@ class HybridForCausalLM(nn.Module):
             hidden = batch.embedded.merged(hidden)
         if self.embed_positions is not None:
             hidden = hidden + self.embed_positions(batch.positions)
+        if self.sinusoids is not None:
+            hidden = hidden + self.sinusoids(batch.positions).to(hidden.dtype)
         if self.embedding_norm is not None:
             hidden = self.embedding_norm(hidden)
         if self.embedding_scale is not None:

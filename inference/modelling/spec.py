@@ -36,6 +36,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
 from inference.modelling.altup_specs import AltUpSpec, StreamsSpec
+from inference.modelling.attention_parts import DifferenceSpec, HeadExpertsSpec
 from inference.modelling.encoded_tensor import EncodedTensor
 from inference.modelling.hyper_specs import HyperConnectionSpec, HyperStreamsSpec
 from inference.modelling.indexer_specs import BlockIndexerSpec, IndexerSpec, PooledIndexerSpec
@@ -62,11 +63,12 @@ from inference.modelling.linear_specs import (
 )
 from inference.modelling.ngram_specs import NGramSpec
 from inference.modelling.parallel_specs import BranchSpec, MixerSpec, ParallelSpec
+from inference.modelling.position_specs import SinusoidsSpec
 from inference.modelling.rwkv_specs import ChannelMixSpec, TimeMixSpec
 from inference.modelling.shared_specs import SharedBlockSpec
 from inference.modelling.vision.specs import PooledProjectorSpec, TileProjectorSpec, TowerSpec, VisionSpec
-from inference.values.images import ImageLayout, ImagePrompt
 from inference.modelling.zaya_specs import ConvolvedAttentionSpec, MemoryMoESpec
+from inference.values.images import ImageLayout, ImagePrompt
 
 RESIDUAL_VECTORS = ("output.scale", "output.bias", "stream.scale", "stream.bias")
 """What ``LayerSpec.scales_residual`` applies to a mixer's result and to the stream."""
@@ -249,6 +251,7 @@ class ModelSpec:
         dtype: dtype of the stored weights.
         position_rows: Rows of a table of learned positions, added to the embedding (GPT-2); 0: there is none.
         final_norm: None: the head reads the streams' mix as it is.
+        sinusoids: Positions that are added to the embedding without a table (XGLM); None: there are none.
         streams: How several residual streams begin and end; None: there is one.
         layer_inputs: Makes each layer's own input; None: there are none.
         embedding_multiplier: Multiplies the embedding's output.
@@ -286,6 +289,7 @@ class ModelSpec:
     streams: StreamsSpec | HyperStreamsSpec | None = None
     vision: VisionSpec | None = None
     scales_embedding: bool = False
+    sinusoids: SinusoidsSpec | None = None
 
     def parameter_shapes(self) -> dict[str, Shape]:
         """The shape each parameter must have, by its full name; a shared block's is its first layer's."""
@@ -351,11 +355,15 @@ class ModelSpec:
         """Number of weights in the layers that a token is multiplied by: of experts, those that it is routed to."""
         total = 0
         for layer in self.layers:
+            attention = layer.token_mixer
+            heads = attention.head_experts if isinstance(attention, AttentionSpec) else None
             routed = layer.channel_mixer if isinstance(layer.channel_mixer, MoESpec) else layer.shortcut
             for name, shape in layer.parameter_shapes(self.hidden_size).items():
                 size = math.prod(shape)
                 if routed is not None and name.startswith(("channel_mixer.experts.", "shortcut.experts.")):
                     size = size * routed.top_k // routed.num_choices
+                if heads is not None and name.startswith("token_mixer.head_experts.experts."):
+                    size = size * heads.top_k // heads.num_experts
                 total += size
         return total
 
@@ -441,8 +449,9 @@ _CLASSES: dict[str, type] = {
         KimiDeltaSpec, LightningSpec, MLSTMSpec, RGLRUSpec, ShortConvSpec, BranchSpec, ParallelSpec, SharedBlockSpec,
         TimeMixSpec, ChannelMixSpec, MLPSpec, MoESpec, AltUpSpec, StreamsSpec, LayerInputSpec, LayerInputsSpec,
         LayerSpec, Piece, Source,
-        EncodedTensor, BlockIndexerSpec, PooledIndexerSpec, IndexerSpec, HyperConnectionSpec, HyperStreamsSpec,
-        NGramSpec, ConvolvedAttentionSpec, MemoryMoESpec, ModelSpec, PredictionHeadSpec,
+        SinusoidsSpec, EncodedTensor, DifferenceSpec, HeadExpertsSpec, BlockIndexerSpec, PooledIndexerSpec,
+        IndexerSpec, HyperConnectionSpec, HyperStreamsSpec, NGramSpec, ConvolvedAttentionSpec, MemoryMoESpec,
+        ModelSpec, PredictionHeadSpec,
         VisionSpec, TowerSpec, TileProjectorSpec, PooledProjectorSpec, ImageLayout, ImagePrompt,
     )
 }  # fmt: skip

@@ -49,6 +49,8 @@ _SIGNATURES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("nemotron_h", (r"backbone\..*\.mixer\.dt_bias$", r"backbone\..*\.mixer\.(q_proj|up_proj)\."), ()),
     ("mamba", (r"backbone\..*\.mixer\.x_proj\.",), (r"\.mixer\.q_proj\.",)),
     ("mamba2", (r"backbone\..*\.mixer\.dt_bias$",), (r"\.mixer\.(q_proj|up_proj)\.",)),
+    ("jetmoe", (r"\.self_attention\.experts\.input_linear\.",), ()),
+    ("diffllama", (r"\.self_attn\.lambda_q1$",), ()),
     ("axk2", (r"\.input_layernorm\.(W_down|mlp\.fc1)\.", r"\.self_attn\.indexer\.wq_b\."), ()),
     ("axk1", (r"\.post_mlp_layernorm\.", r"\.self_attn\.kv_a_proj_with_mqa\."), ()),
     ("deepseek_v32", (r"\.self_attn\.indexer\.wq_b\.",), ()),

@@ -46,12 +46,10 @@ Text decoders that transformers 5.23 has and blazr doesn't, and what they need.
 NOT_READ: Mapping[str, str] = {
     "bitnet": "norms inside the mixers, ternary weights, inputs rounded to 8 bits",
     "blt, ctrl, cpmant, doge, emu3, hrm_text, reformer, xlnet": "a layer of its own each; rarely served",
-    "openai-gpt, biogpt, xglm, gpt_neox_japanese": "early layouts; rarely served",
+    "openai-gpt, biogpt, gpt_neox_japanese": "early layouts; rarely served",
     "cohere_compass_text": "the text model of one that sees pictures; layers that rotate differ by type",
-    "jetmoe": "experts that are heads of attention",
     "deepseek_v4, dots3_note, dots3_note_text, hy_v4, inkling_text, inkling2_text":
         "new layers: hyper-connections with more matrices, compressed attention",
-    "diffllama": "differential attention",
     "gemma4_assistant, gemma4_unified_assistant": "models that only draft for another one",
     "gpt-sw3": "nothing: its published files say `gpt2`, which is read",
 }  # fmt: skip

@@ -139,6 +139,7 @@ class AttentionDecoder:
         residual_multiplier: float = 1.0,
         ignored: Sequence[IgnoredTensors] = (),
         reads_head: bool = False,
+        adapt: Callable[[int, HeadLayer], HeadLayer] = lambda number, layer: layer,
         **decoder_options: Any,
     ) -> ModelSpec:
         """The whole model.
@@ -154,6 +155,7 @@ class AttentionDecoder:
             router: The tensor that a layer with experts has; empty: all layers have them.
             act, gated, is_parallel, residual_multiplier: Of the MLPs (``act`` None: config.json's) and ``LayerSpec``.
             reads_head: Whether a layer behind the model's own is a head for multi-token prediction of DeepSeek's kind.
+            adapt: Gives a layer and its sources from its number and those that the other arguments give.
             decoder_options: As in ``decoder_spec``.
         """
         options = {**(attention_options or {}), **_qk_norm_options(qk_norm, qk_norm_spec or norm)}
@@ -172,7 +174,7 @@ class AttentionDecoder:
                 channel = experts(layer)
             else:
                 channel = self._mlp(layer, act, gated=gated)
-            return self._layer(layer, norm, attention, channel, kinds)
+            return adapt(number, self._layer(layer, norm, attention, channel, kinds))
 
         layers, sources = read_layers(count, read_layer)
         outer = {"ignored": (ROTARY_BUFFERS, *ignored), "final_norm_name": self.names.final_norm, **decoder_options}

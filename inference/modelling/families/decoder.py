@@ -16,6 +16,7 @@ from inference.modelling.hyper_specs import HyperStreamsSpec
 from inference.modelling.layer_input_specs import LayerInputsSpec
 from inference.modelling.layer_parts import NormSpec, prefixed
 from inference.modelling.layer_specs import ChannelMixerSpec, TokenMixerSpec
+from inference.modelling.position_specs import SinusoidsSpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Piece, PredictionHeadSpec, Source, tensor
 
 
@@ -122,6 +123,12 @@ def _position_table(view: CheckpointView, positions: Positions) -> tuple[Source,
     return Source((Piece(positions.name, rows=(positions.first, count)),)), rows
 
 
+def _head_bias(view: CheckpointView, layout: DecoderLayout) -> str | None:
+    """The name of the head's bias; None: there is none."""
+    name = "" if layout.head is None else layout.head.removesuffix("weight") + "bias"
+    return name if name in view.tensors else None
+
+
 def decoder_spec(
     view: CheckpointView,
     layout: DecoderLayout,
@@ -143,21 +150,19 @@ def decoder_spec(
     layer_inputs: LayerInputsSpec | None = None,
     streams: StreamsSpec | HyperStreamsSpec | None = None,
     scales_embedding: bool = False,
+    sinusoids: SinusoidsSpec | None = None,
 ) -> ModelSpec:
     """Spec of the whole model, checked by ``finish``; ``ignored`` as there.
 
     Args:
         embedding_norm: Norm of the embedding, with its name in the files.
         can_have_head_bias: The head has a bias where its tensor is there.
-        layer_inputs, streams, scales_embedding: As in ``ModelSpec``; ``layer_sources`` has their sources too.
+        layer_inputs, streams, scales_embedding, sinusoids: As in ``ModelSpec``; ``layer_sources`` has their sources.
         positions: Learned positions; the context is as long as their table.
         prediction_head: The head for multi-token prediction, if the files have one.
     """
     table, position_rows = (None, 0) if positions is None else _position_table(view, positions)
-    head_bias = None
-    if can_have_head_bias and layout.head is not None:
-        name = layout.head.removesuffix("weight") + "bias"
-        head_bias = name if name in view.tensors else None
+    head_bias = _head_bias(view, layout) if can_have_head_bias else None
     outer = _outer_sources(layout, final_norm, final_norm_name, head_bias, table)
     if embedding_norm is not None:
         outer |= prefixed("embedding_norm", norm_sources(embedding_norm, layout.prefix + embedding_norm_name))
@@ -180,6 +185,7 @@ def decoder_spec(
         layer_inputs=layer_inputs,
         streams=streams,
         scales_embedding=scales_embedding,
+        sinusoids=sinusoids,
         parameters={**outer, **layer_sources},
         prediction_head=prediction_head,
     )

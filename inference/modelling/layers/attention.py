@@ -10,7 +10,7 @@ up to its end, H query heads, V key/value heads, P head width, W width of a head
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillC
 from inference.modelling.indexer_specs import PooledIndexerSpec
 from inference.modelling.layer_specs import AttentionSpec
 from inference.modelling.layers.block_indexer import BlockIndexer
+from inference.modelling.layers.head_experts import HeadExperts
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.norm import Norm
@@ -35,18 +36,25 @@ class Attention(Layer):
         hidden_size: h.
     """
 
-    float32_parameters: ClassVar[frozenset[str]] = frozenset({"sinks"})
+    float32_parameters: ClassVar[frozenset[str]] = frozenset({"sinks", "lambdas"})
 
     def __init__(self, spec: AttentionSpec, hidden_size: int) -> None:
         super().__init__()
         self.spec = spec
         width = spec.num_heads * spec.value_dim
         self.qkv_proj = Linear(hidden_size, spec.qkv_rows, spec.qkv_bias)
-        self.o_proj = Linear(width, hidden_size, spec.o_bias)
+        self.head_experts = None if spec.head_experts is None else HeadExperts(spec, hidden_size)
+        if self.head_experts is None:
+            self.o_proj = Linear(width, hidden_size, spec.o_bias)
         self.gate_proj = None
         if spec.output_gate:
             self.gate_proj = Linear(hidden_size, spec.num_heads if spec.gate_per_head else width)
         self.sinks = nn.Parameter(torch.empty(spec.num_heads), requires_grad=False) if spec.has_sinks else None
+        self.output_norm = None if spec.output_norm is None else Norm(spec.output_norm, width)
+        self.lambdas = self.difference_norm = None
+        if spec.difference is not None:
+            self.lambdas = nn.Parameter(torch.empty(4, spec.head_dim), requires_grad=False)
+            self.difference_norm = Norm(spec.difference.norm, 2 * spec.head_dim)
         self.q_norm = self.k_norm = None
         if spec.qk_norm is not None:
             self.q_norm = Norm(spec.qk_norm, *spec.qk_norm_shape(spec.num_heads))
@@ -62,11 +70,15 @@ class Attention(Layer):
         spec = self.spec
         sees_usual = spec.slopes is None and spec.kv_source is None and spec.chunk_size is None
         has_usual = self.sinks is None and spec.v_head_dim is None and self.indexer is None
+        has_usual = has_usual and spec.difference is None and self.head_experts is None
         return has_usual and not spec.qk_norm_after_rope and sees_usual
 
     def forward(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """(T, h) to (T, h); the keys and values of the rows are written to ``state``."""
         joint = self.project(hidden, batch, state)
+        routed = None if self.head_experts is None else self.head_experts.choose(hidden)
+        if self.head_experts is not None and routed is not None:
+            joint = torch.cat((self.head_experts.queries(hidden, routed[1]), joint), 1)
         if self.spec.qkv_clip is not None:
             joint = joint.clamp(-self.spec.qkv_clip, self.spec.qkv_clip)
         if self.spec.query_growth is not None:
@@ -87,8 +99,30 @@ class Attention(Layer):
             mixed = mixed * self.spec.output_multiplier
         if self.gate_proj is not None:
             mixed = self._gated(mixed, self.gate_proj(hidden))
-        out: torch.Tensor = self.o_proj(mixed)
-        return out
+        if self.spec.difference is not None:
+            mixed = self._difference(mixed, self.spec.difference.start)
+        if self.output_norm is not None:
+            mixed = self.output_norm(mixed)
+        if self.head_experts is not None and routed is not None:
+            return self.head_experts.output(mixed, *routed)
+        return cast("torch.Tensor", self.o_proj(mixed))
+
+    def _difference(self, mixed: torch.Tensor, start: float) -> torch.Tensor:
+        """(T, H · 2P) to (T, H · P): ``DifferenceSpec``."""
+        assert self.lambdas is not None
+        assert self.difference_norm is not None
+        first, second = mixed.view(mixed.shape[0], 2, -1, 2 * self.spec.head_dim).unbind(1)
+        q1, k1, q2, k2 = self.lambdas.unbind()
+        share = ((q1 * k1).sum().exp() - (q2 * k2).sum().exp() + start).to(mixed.dtype)
+        normed: torch.Tensor = self.difference_norm(first - share * second)
+        return (normed * (1.0 - start)).flatten(1)
+
+    def _values(self, value: torch.Tensor) -> torch.Tensor:
+        """Cached values (…, V, W) as the queries see them; with ``difference`` (…, V, 2W)."""
+        if self.spec.difference is None:
+            return value
+        paired = torch.cat(value.chunk(2, -2), -1)
+        return torch.cat((paired, paired), -2)
 
     def project(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """(T, h) to queries, keys and values side by side."""
@@ -128,7 +162,7 @@ class Attention(Layer):
         if not batch.prefills:
             mixed = self._decode(query, batch, state, index)
         else:
-            mixed = query.new_empty(*query.shape[:2], self.spec.value_dim)
+            mixed = query.new_empty(*query.shape[:2], self.spec.value_dim * (1 + (self.spec.difference is not None)))
             if decodes:
                 own_index = None if index is None else index[:decodes]
                 mixed[:decodes] = self._decode(query[:decodes], batch, state, own_index)
@@ -193,7 +227,8 @@ class Attention(Layer):
         """One query of each decoding sequence (B, H, P) over its context, to (B, H, W)."""
         spec = self.spec
         count = query.shape[0]
-        key, value = (decode_rows(batch, state[name]).transpose(1, 2) for name in ("k", "v"))
+        key, value = (decode_rows(batch, state[name]) for name in ("k", "v"))
+        key, value = key.transpose(1, 2), self._values(value).transpose(1, 2)
         # The query heads of one key/value head are its rows, so that no key is repeated for them.
         grouped = query.reshape(count, spec.num_kv_heads, -1, spec.head_dim)
         mask = decode_bias(batch, spec.sliding_window, query.dtype, spec.chunk_size)
@@ -205,7 +240,7 @@ class Attention(Layer):
             mask = self.indexer.bias(index.unsqueeze(1), decode_rows(batch, state["index_k"]), newest)
         sinks = None if self.sinks is None else self.sinks.view(spec.num_kv_heads, -1)
         mixed = attend(grouped, key, value, scale=spec.scale, mask=mask, softcap=spec.softcap, sinks=sinks)
-        return mixed.reshape(count, spec.num_heads, spec.value_dim)
+        return mixed.reshape(count, spec.num_heads, -1)
 
     def attend_chunk(
         self,
@@ -243,7 +278,7 @@ class Attention(Layer):
         mixed = attend(
             query.transpose(0, 1).unsqueeze(0),
             key.transpose(0, 1).unsqueeze(0),
-            value.transpose(0, 1).unsqueeze(0),
+            self._values(value).transpose(0, 1).unsqueeze(0),
             scale=spec.scale,
             mask=mask,
             softcap=spec.softcap,

@@ -13,6 +13,7 @@ from torch.nn import functional
 from inference.modelling.layer_specs import MLPSpec
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
+from inference.modelling.layers.norm import Norm
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -100,6 +101,7 @@ class MLP(Layer):
         else:
             self.up_proj = Linear(hidden_size, spec.intermediate_size, spec.bias)
         self.down_proj = Linear(spec.intermediate_size, hidden_size, spec.bias)
+        self.inner_norm = None if spec.inner_norm is None else Norm(spec.inner_norm, spec.intermediate_size)
 
     @property
     def is_plain(self) -> bool:
@@ -115,7 +117,10 @@ class MLP(Layer):
         if spec.gate_sparsity:
             gate = values[:, : spec.intermediate_size]
             gate.copy_(above_cut(gate, spec.gate_sparsity))
-        out: torch.Tensor = self.down_proj(self.activate(values))
+        activated = self.activate(values)
+        if self.inner_norm is not None:
+            activated = self.inner_norm(activated)
+        out: torch.Tensor = self.down_proj(activated)
         return out if spec.output_multiplier == 1.0 else out * spec.output_multiplier
 
     def activate(self, values: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ https://arxiv.org/abs/2412.19437, section 2.1.2 (sigmoid scores, correction bias
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar, cast
 
 import torch
@@ -162,24 +162,26 @@ class Experts(Layer):
 
     def mix(self, hidden: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         """The weighted sums, expert by expert; arguments and result as of ``forward``."""
+        by_row = self.each(hidden, chosen, self.run)
+        return torch.bmm(weights.unsqueeze(1), by_row.float()).squeeze(1).to(hidden.dtype)
+
+    def each(
+        self, hidden: torch.Tensor, chosen: torch.Tensor, run: Callable[[int, torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """What each chosen expert makes of a row, (T, k, n); ``run``: one expert over rows (m, K) to (m, n)."""
         rows, top_k = chosen.shape
         flat = chosen.flatten()
         order = flat.sort(stable=True, dim=0).indices
         counts = torch.bincount(flat, minlength=self.spec.num_experts).tolist()
         gathered = hidden.index_select(0, order // top_k)
-        parts = torch.empty_like(gathered)
-        start = 0
-        for expert, count in enumerate(counts):
-            if count:
-                parts[start : start + count] = self.run(expert, gathered[start : start + count])
-                start += count
-        by_row = torch.empty_like(parts).index_copy_(0, order, parts).view(rows, top_k, -1)
-        return torch.bmm(weights.unsqueeze(1), by_row.float()).squeeze(1).to(hidden.dtype)
+        parts = [run(expert, part) for expert, part in enumerate(torch.split(gathered, counts)) if counts[expert]]
+        joined = torch.cat(parts)
+        return torch.empty_like(joined).index_copy_(0, order, joined).view(rows, top_k, -1)
 
     def run(self, expert: int, hidden: torch.Tensor) -> torch.Tensor:
         """One expert over its rows (n, h) to (n, h)."""
         first, second = self.stacks
-        return self._product(second, expert, self.activate(self._product(first, expert, hidden)))
+        return self.product(second, expert, self.activate(self.product(first, expert, hidden)))
 
     def activate(self, values: torch.Tensor) -> torch.Tensor:
         """(n, 2f) gate and up, or (n, f), to (n, f)."""
@@ -196,7 +198,8 @@ class Experts(Layer):
         """Whether an expert is down(act(gate x) · up x), gate before up, without biases."""
         return not self.spec.expert_bias and not self.spec.is_interleaved and self.spec.gate_clamp is None
 
-    def _product(self, leaf: str, expert: int, hidden: torch.Tensor) -> torch.Tensor:
+    def product(self, leaf: str, expert: int, hidden: torch.Tensor) -> torch.Tensor:
+        """One expert's matrix of the stack ``leaf`` times rows (n, K)."""
         packed = self.packed.get(leaf)
         bias = getattr(self, f"{leaf}_bias")[expert] if self.spec.expert_bias else None
         if packed is None:
@@ -217,6 +220,7 @@ class MixtureOfExperts(Layer):
         self.spec = spec
         self.router = Router(spec, hidden_size)
         self.experts = Experts(spec, hidden_size)
+        self.bias = nn.Parameter(torch.empty(hidden_size), requires_grad=False) if spec.output_bias else None
         self.shared_expert = None
         self.shared_expert_gate = None
         if spec.shared_intermediate_size:
@@ -250,7 +254,7 @@ class MixtureOfExperts(Layer):
             return mixed if self.shared_expert is None else mixed + self._shared(hidden)
         if self.spec.scales_input:
             scaled = (hidden.unsqueeze(1) * weights.unsqueeze(2).to(hidden.dtype)).flatten(0, 1)
-            parts = self.experts(scaled, torch.ones_like(weights).view(-1, 1), chosen.view(-1, 1))
+            parts = self.experts(scaled, torch.ones_like(weights).view(-1, 1), chosen.reshape(-1, 1))
             mixed = parts.view(*weights.shape, -1).sum(1)
             return mixed if self.shared_expert is None else mixed + self._shared(hidden)
         if self.has_branch_norms:
@@ -258,6 +262,8 @@ class MixtureOfExperts(Layer):
             shared: torch.Tensor = self.shared_post_norm(self._shared(self.shared_norm(hidden)))
             return mixed + shared
         mixed = self.experts(hidden, weights, chosen)
+        if self.bias is not None:
+            mixed = mixed + self.bias
         return mixed if self.shared_expert is None else mixed + self._shared(hidden)
 
     def _shared(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -23,6 +23,8 @@ ALPHA = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor":
 
 TIED = {"tie_word_embeddings": True}
 GPT = {"n_positions": 128, "n_embd": 32, "n_head": 4, "n_layer": 2, "n_inner": 48}
+JET = {"num_local_experts": 6, "num_experts_per_tok": 2, "tie_word_embeddings": True}
+XGLM = {"d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4, "tie_word_embeddings": True}
 MPT = {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128, "tie_word_embeddings": True}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -33,6 +35,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("cohere", {"tie_word_embeddings": True}),
     "cohere-qk-norm-biases-untied": ("cohere", {"use_qk_norm": True, "attention_bias": True}),
     "cohere2": ("cohere2", {**WINDOWS, "head_dim": 8, "layer_types": TYPES, "logit_scale": 0.3}),
+    "diffllama": ("diffllama", {}),
+    "diffllama-four-kv-heads-biases": ("diffllama", {"num_key_value_heads": 4, "head_dim": 16, "attention_bias": True}),
+    "jetmoe": ("jetmoe", {"kv_channels": 8, **JET}),
+    "jetmoe-three-of-six-untied": (
+        "jetmoe",
+        {"kv_channels": 12, **JET, "num_experts_per_tok": 3, "tie_word_embeddings": False, "rms_norm_eps": 1e-3},
+    ),
+    "xglm": ("xglm", XGLM),
+    "xglm-unscaled-untied": ("xglm", {**XGLM, "scale_embedding": False, "tie_word_embeddings": False}),
     "cwm": ("cwm", {**WINDOWS, "head_dim": 8, "layer_types": TYPES[::-1]}),
     "ernie4_5": ("ernie4_5", {"head_dim": 8}),
     "ernie4_5-biases-tied": ("ernie4_5", {"head_dim": 16, "use_bias": True, "tie_word_embeddings": True}),

@@ -23,6 +23,7 @@ from inference.modelling.weights.loader import load_network
 from inference.values.sampling_params import SamplingParams
 from models_registry.detection.inspection import inspect_checkpoint
 from tests.inference.modelling import huggingface
+from tests.inference.modelling import test_network_dense as dense_families
 from tests.inference.modelling import test_network_large as large_families
 from tests.inference.modelling import test_network_linear as linear_families
 from tests.inference.modelling.harness import SequenceRunner, read_view
@@ -77,7 +78,7 @@ CONFIGS = {
     ),
 }  # fmt: skip
 RECURRENT = ("zamba", "rwkv", "lfm3", "qwen4_exp", "zaya")
-LARGE = ("axk1", "axk2", "glm_moe_dsa")
+LARGE = ("axk1", "axk2", "glm_moe_dsa", "jetmoe", "diffllama", "xglm")
 LEAST_SIMILARITY = {"int8": 0.97, "int4": 0.8}
 """int8: every product errs by about 1 % of its norm (weights 0.7 %, activations 0.6 %), int4: by 8 %, which two layers
 of random weights amplify; most in the hybrid, whose routers see it and choose other experts for some rows."""
@@ -107,8 +108,9 @@ def test_logits_of_recurrent_families_stay_near_float32(name: str, quant: Quant,
 
 @pytest.mark.parametrize("name", LARGE)
 def test_logits_of_larger_families_stay_near_float32(name: str, tmp_path: Path) -> None:
-    family, values = large_families.CASES[name]
-    directory, _ = huggingface.make_checkpoint(tiny_config(family, values | {"hidden_size": 64}), tmp_path)
+    family, values = (large_families.CASES | dense_families.CASES)[name]
+    width = {"d_model" if "d_model" in values else "hidden_size": 64}
+    directory, _ = huggingface.make_checkpoint(tiny_config(family, values | width), tmp_path)
     exact, found = (logits(load(directory, kind), PROMPT) for kind in ("none", "int8"))
     assert LEAST_SIMILARITY["int8"] < similarity(found, exact) < 1 - 1e-7
 

@@ -80,6 +80,7 @@ def _mix_attention(layer: Attention, joint: torch.Tensor, batch: ForwardBatch, s
     spec = layer.spec
     is_cut = spec.chunk_size is not None and batch.attention.longest > spec.chunk_size
     is_other = spec.slopes is not None or spec.kv_source is not None or spec.v_head_dim is not None
+    is_other = is_other or spec.difference is not None
     if spec.qk_norm_after_rope or is_other or is_cut:
         return Attention.mix(layer, joint, batch, state)
     norm, over, q_weight, k_weight = spec.qk_norm, 0, None, None

@@ -12,6 +12,7 @@ from inference.engine.engine import Engine
 from tests.inference.engine.fakes import request, run
 from tests.inference.modelling import reference_oxidizr as oxidizr
 from tests.inference.modelling import test_network_attention as attention_families
+from tests.inference.modelling import test_network_dense as dense_families
 from tests.inference.modelling import test_network_kimi as kimi_families
 from tests.inference.modelling import test_network_large as large_families
 from tests.inference.modelling import test_network_linear as linear_families
@@ -57,7 +58,10 @@ OXIDIZR = {
 }
 
 
-@pytest.fixture(scope="module", params=[*ATTENTION, *LARGE, *RECURRENT, *LINEAR, *OXIDIZR])
+DENSE = ("diffllama", "jetmoe", "xglm")
+
+
+@pytest.fixture(scope="module", params=[*ATTENTION, *DENSE, *LARGE, *RECURRENT, *LINEAR, *OXIDIZR])
 def network(request, tmp_path_factory):
     name = request.param
     directory = tmp_path_factory.mktemp(name)
@@ -66,8 +70,8 @@ def network(request, tmp_path_factory):
         return load_directory(directory, model_type="oxidizr")
     if name in ATTENTION:
         make_checkpoint(ATTENTION[name], directory)
-    elif name in LARGE:
-        make_checkpoint(tiny_config(*large_families.CASES[name]), directory)
+    elif name in (*DENSE, *LARGE):
+        make_checkpoint(tiny_config(*(dense_families.CASES | large_families.CASES)[name]), directory)
     else:
         cases = recurrent_families.CASES | linear_families.CASES | kimi_families.CASES
         family, values = cases[(RECURRENT | LINEAR)[name]]

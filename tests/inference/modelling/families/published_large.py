@@ -32,6 +32,18 @@ PUBLISHED_LARGE: dict[str, tuple[str, dict[str, Any]]] = {
         "index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048, "n_group": 8, "norm_topk_prob": True,
         "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "scoring_func": "sigmoid", "topk_group": 4,
         "topk_method": "noaux_tc"}),
+    "kajuma/DiffLlama-0.3B-handcut": ("diffllama", USUAL | {
+        "attention_bias": False, "attention_dropout": 0.0, "lambda_std_dev": 0.1, "mlp_bias": False,
+        "rope_scaling": None, "rope_theta": 10000.0}),
+    "jetmoe/jetmoe-8b": ("jetmoe", {key: value for key, value in USUAL.items() if key != "hidden_act"} | {
+        "activation_function": "silu", "aux_loss_coef": 0.01, "glu": True, "kv_channels": 128, "num_local_experts": 8,
+        "num_experts_per_tok": 2, "num_layers": 24, "output_router_logits": False, "rope_theta": 10000.0}),
+    "facebook/xglm-564M": ("xglm", {
+        "activation_dropout": 0, "activation_function": "gelu", "attention_dropout": 0.1, "attention_heads": 16,
+        "bos_token_id": 0, "d_model": 1024, "decoder_start_token_id": 2, "dropout": 0.1, "eos_token_id": 2,
+        "ffn_dim": 4096, "init_std": 0.02, "layerdrop": 0.0, "max_position_embeddings": 2048, "num_layers": 24,
+        "pad_token_id": 1, "scale_embedding": True, "transformers_version": "4.16.0.dev0", "use_cache": True,
+        "vocab_size": 256008}),
     "skt/A.X-K1": ("axk1", DEEPSEEK | {
         "head_dim": 64, "n_group": 8, "norm_topk_prob": True, "num_local_experts": 192, "q_lora_rank": 1536,
         "qk_head_dim": 192, "rope_interleave": True, "scoring_func": "sigmoid", "topk_group": 4,

@@ -189,3 +189,12 @@ def test_a_score_below_the_floor_loses_to_experts_of_other_groups() -> None:
     logits, bias = torch.tensor([[5.0, -5.0, 1.0, -3.0]]), torch.tensor([0.5, -0.5, 0.0, -0.3])
     assert choose_experts(logits, spec, bias)[1].tolist() == [[0, 1]]
     assert choose_experts(logits, replace(spec, group_floor=0.0), bias)[1].tolist() == [[0, 2]]
+
+
+def test_scaled_inputs_give_the_sum_over_the_chosen() -> None:
+    layer = make_layer(MoESpec(5, 2, 6, gated=False, activation="relu", scales_input=True))
+    hidden = torch.randn(7, H, generator=torch.Generator().manual_seed(3))
+    weights, chosen = layer.router.choose(layer.router(hidden))
+    for row, found in enumerate(layer(hidden)):
+        parts = [layer.experts.run(int(e), (hidden[row] * w)[None])[0] for w, e in zip(weights[row], chosen[row])]
+        assert torch.allclose(found, sum(parts), atol=1e-5)

@@ -8,6 +8,7 @@ from inference.modelling.backends.backend import pack_weights
 from inference.modelling.backends.native import library
 from tests.inference.modelling.harness import assert_matches_oracle, load_directory
 from tests.inference.modelling.huggingface import make_checkpoint
+from tests.inference.modelling.test_network_dense import CASES as DENSE_CASES
 from tests.inference.modelling.test_network_dense import tiny_config
 from tests.inference.modelling.test_network_large import CASES
 from tests.inference.modelling.test_network_linear import CASES as LINEAR_CASES
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.skipif(not library.is_available(), reason="needs the na
 NAMES = (
     "gemma4_text", "gemma3n_text", "llama4_text", "deepseek_v32", "mimo_v2_flash", "longcat_flash",
     "minimax_m3_vl_text", "axk1", "axk2-groups-biases", "glm_moe_dsa",
+    "diffllama", "jetmoe", "xglm",
 )  # fmt: skip
 MIXED = ("lfm3", "zaya", "zaya-biases-kernels-untied", "qwen4_exp", "qwen4_exp-two-tokens-sigmoid-tied")
 """Families of which some layers are recurrent."""
@@ -24,7 +26,7 @@ MIXED = ("lfm3", "zaya", "zaya-biases-kernels-untied", "qwen4_exp", "qwen4_exp-t
 
 @pytest.mark.parametrize("name", NAMES)
 def test_kernels_give_the_logits_of_transformers(name, tmp_path):
-    directory, oracle = make_checkpoint(tiny_config(*CASES[name]), tmp_path)
+    directory, oracle = make_checkpoint(tiny_config(*(CASES | DENSE_CASES)[name]), tmp_path)
     network = load_directory(directory)
     assert pack_weights(network) > 0
     assert_matches_oracle(network, oracle, tolerance=2e-4)
