@@ -309,6 +309,11 @@ def optional_integer(low: int, high: int, help_text: str) -> StrictIntegerField:
     return optional(StrictIntegerField, help_text, min_value=low, max_value=high)
 
 
+def optional_state() -> StrictCharField:
+    """Return the field of a saved state's name that may be absent or null."""
+    return optional(StrictCharField, "Name of a saved state (POST /v1/states); the prompt follows it.", max_length=64)
+
+
 def optional_boolean(help_text: str) -> StrictBooleanField:
     """Return the field of true or false that may be absent or null."""
     return optional(StrictBooleanField, help_text)

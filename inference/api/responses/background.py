@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 from django.db import transaction
@@ -214,14 +214,26 @@ def response_cancel(*, response_id: str, principal: Principal) -> StoredResponse
     return row
 
 
-def conversation(*, response_id: str, principal: Principal) -> list[Item]:
-    """Return the input and output items of a response and of all earlier ones, oldest first.
+class Conversation(NamedTuple):
+    """What a response and all earlier ones hold.
+
+    Attributes:
+        items: Their input and output items, oldest first.
+        state: Name of the saved state that they began behind; None: there is none.
+    """
+
+    items: list[Item]
+    state: str | None
+
+
+def conversation(*, response_id: str, principal: Principal) -> Conversation:
+    """Return a response and all earlier ones.
 
     Raises:
         InvalidRequest: A response is missing or unfinished, or the conversation is too long.
     """
     turns: list[Sequence[Item]] = []
-    num_items = 0
+    num_items, state = 0, None
     next_id = response_id
     while next_id:
         try:
@@ -240,6 +252,7 @@ def conversation(*, response_id: str, principal: Principal) -> list[Item]:
                 f"previous_response_id: the stored output of the response {next_id!r} is damaged; begin a new one.",
                 param="previous_response_id",
             )
+        state = body.get("state") or state
         turns.append([*orjson.loads(row.input_items), *output])
         num_items += len(turns[-1])
         if num_items > MAX_CONVERSATION_ITEMS:
@@ -248,4 +261,4 @@ def conversation(*, response_id: str, principal: Principal) -> list[Item]:
                 param="previous_response_id",
             )
         next_id = row.previous_id
-    return [item for turn in reversed(turns) for item in turn]
+    return Conversation([item for turn in reversed(turns) for item in turn], state)

@@ -96,6 +96,7 @@ class ResponseSerializer(serializers.Serializer[Any]):
     truncation = _one_of("auto", "disabled")
     usage = ResponseUsageSerializer(allow_null=True)
     user = serializers.CharField(allow_null=True)
+    state = serializers.CharField(required=False, help_text="Name of the saved state that the conversation follows.")
 
 
 class ResponseDeletedSerializer(serializers.Serializer[Any]):

@@ -80,7 +80,7 @@ class ResponsesView(ApiView):
         """Create a response to an input, optionally after an earlier response."""
         parsed = await json_body(request, ResponseRequestSerializer.shared().read)
         try:
-            history = await _history(parsed, self.principal)
+            parsed, history = await _with_history(parsed, self.principal)
             is_cut = parsed.values.get("truncation", "disabled") == "auto"
             if is_cut:
                 plan = await fitted_plan(parsed, history)
@@ -132,7 +132,13 @@ class InputTokensView(ApiView):
         """Return the number of prompt tokens of a request, without generating."""
         parsed = await json_body(request, InputTokensRequestSerializer.shared().read)
         try:
-            history = await _history(parsed, self.principal)
+            parsed, history = await _with_history(parsed, self.principal)
+            if parsed.values.get("state") is not None:
+                raise UnsupportedFeature(
+                    "previous_response_id: the conversation began behind a saved state, whose messages can't be counted "
+                    "here; the usage of a response has the tokens.",
+                    param="previous_response_id",
+                )
             plan = await read_further(request, lambda: parsed.plan(history))
             async with admitted(self.principal, tokens=estimate_prompt_tokens(plan)):
                 num_tokens, _ = await prompt_tokens(plan)
@@ -141,12 +147,13 @@ class InputTokensView(ApiView):
         return json_response({"object": "response.input_tokens", "input_tokens": num_tokens})
 
 
-async def _history(request: ResponseRequest, principal: Principal) -> Sequence[Item]:
-    """Return the items of the earlier responses."""
+async def _with_history(request: ResponseRequest, principal: Principal) -> tuple[ResponseRequest, Sequence[Item]]:
+    """Return the request, behind the state of its conversation, and the items of the earlier responses."""
     previous = request.values.get("previous_response_id")
     if previous is None:
-        return []
-    return await sync_to_async(conversation)(response_id=previous, principal=principal)
+        return request, []
+    found = await sync_to_async(conversation)(response_id=previous, principal=principal)
+    return request.following(found.state), found.items
 
 
 class ResponseView(ApiView):
@@ -247,7 +254,9 @@ class ResponseInputItemsView(ApiView):
 
         def read() -> list[dict[str, Any]]:
             row = response_get(response_id=response_id, principal=self.principal)
-            history = conversation(response_id=row.previous_id, principal=self.principal) if row.previous_id else []
+            history = (
+                conversation(response_id=row.previous_id, principal=self.principal).items if row.previous_id else []
+            )
             return [*history, *orjson.loads(row.input_items)]
 
         items = await sync_to_async(read)()

@@ -19,6 +19,7 @@ from inference.dialects.fields import (
     optional_boolean,
     optional_integer,
     optional_number,
+    optional_state,
 )
 from inference.dialects.members import check_members, unsupported
 from inference.dialects.openai.message_fields import MAX_MESSAGES
@@ -142,6 +143,7 @@ class MessageRequestSerializer(CountTokensRequestSerializer):
     temperature = optional_number(0, 2, "0: greedy.")
     top_k = optional_integer(0, limits.MAX_TOKENS_LIMIT, "Keep the k most probable tokens. Default: 0: off.")
     top_p = optional_number(0, 1, "Above 0.")
+    state = optional_state()
 
     def plan(self, body: object) -> tuple[GenerationPlan, bool]:
         """Return the plan, and whether the response is streamed.
@@ -152,7 +154,7 @@ class MessageRequestSerializer(CountTokensRequestSerializer):
         values = self.parse(body)
         _check_hints(values)
         chat = self._chat_body(values) | {"max_completion_tokens": values["max_tokens"]}
-        for name in ("temperature", "top_k", "top_p"):
+        for name in ("temperature", "top_k", "top_p", "state"):
             if name in values:
                 chat[name] = values[name]
         if values.get("stop_sequences"):

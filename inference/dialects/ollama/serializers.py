@@ -28,6 +28,7 @@ from inference.dialects.fields import (
     optional,
     optional_boolean,
     optional_integer,
+    optional_state,
 )
 from inference.dialects.openai.chat_fields import MAX_TOOLS
 from inference.dialects.openai.embeddings import MAX_DIMENSIONS, embedding_plan
@@ -176,14 +177,14 @@ class OllamaRequestSerializer(StrictSerializer):
     format = optional(FormatField, '"json" or a JSON schema.')
     keep_alive = KeepAliveField()
     think = optional(ThinkField, "For models whose template can switch it.")
+    state = optional_state()
 
     def _common(self, values: Mapping[str, Any], served: ServedModel) -> dict[str, Any]:
         body = OptionsSerializer.shared().sampling(values.get("options", {}), served)
         body["model"] = served.name
         if values.get("format") is not None:
             body["response_format"] = values["format"]
-        if "keep_alive" in values:
-            body["keep_alive"] = values["keep_alive"]
+        body |= {name: values[name] for name in ("keep_alive", "state") if name in values}
         return body
 
     def _chat(self, values: Mapping[str, Any], served: ServedModel, messages: list[Any]) -> GenerationPlan:

@@ -18,6 +18,7 @@ from inference.dialects.fields import (
     optional,
     optional_boolean,
     optional_integer,
+    optional_state,
 )
 from inference.dialects.openai.chat_fields import ReasoningEffortField, ToolChoiceField, ToolsField, chat_options
 from inference.dialects.openai.chat_prompt import chat_prompt
@@ -87,7 +88,7 @@ class GenerationSerializer(GrammarFieldsMixin, SamplingFieldsMixin, StrictSerial
     return_tokens_as_token_ids = optional_boolean("Log-probabilities name tokens token_id:N. Default: false.")
 
     keep_alive = KeepAliveField()
-    state = optional(StrictCharField, "Name of a saved state (POST /v1/states); the prompt follows it.", max_length=64)
+    state = optional_state()
 
     def plan(self, body: object) -> GenerationPlan:
         """Validate ``body`` and return its plan.

@@ -34,6 +34,22 @@ def check_stream_options(values: Mapping[str, Any]) -> None:
             )
 
 
+def check_truncation(values: Mapping[str, Any]) -> None:
+    """Refuse other values of ``truncation``, and cutting a conversation whose beginning is a saved state.
+
+    Raises:
+        InvalidRequest: The value is unknown, or doesn't go with ``state``.
+    """
+    truncation = values.get("truncation", "disabled")
+    if truncation not in ("auto", "disabled"):
+        raise InvalidRequest(f"truncation is {shown(truncation)}, it must be auto or disabled.", param="truncation")
+    if truncation == "auto" and values.get("state") is not None:
+        raise InvalidRequest(
+            "truncation: auto doesn't go with a state, whose messages can't be left out; leave one of them out.",
+            param="truncation",
+        )
+
+
 def logprobs_in_chat(values: Mapping[str, Any]) -> dict[str, Any]:
     """Convert ``include`` and ``top_logprobs`` to chat completions' members."""
     include = values.get("include", [])

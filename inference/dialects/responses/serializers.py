@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from drf_spectacular.utils import extend_schema_field
@@ -18,6 +18,7 @@ from inference.dialects.fields import (
     optional,
     optional_boolean,
     optional_integer,
+    optional_state,
 )
 from inference.dialects.openai.message_fields import MAX_MESSAGES
 from inference.dialects.openai.sampling_fields import FURTHER_SAMPLERS, SamplingFieldsMixin
@@ -25,6 +26,7 @@ from inference.dialects.refusals import Refused
 from inference.dialects.responses.conversion import (
     NO_BUILT_IN_TOOLS,
     check_stream_options,
+    check_truncation,
     format_in_chat,
     logprobs_in_chat,
     reasoning_in_chat,
@@ -70,7 +72,7 @@ MAX_INCLUDES = 16
 _AS_IN_CHAT = (
     "model", "temperature", "top_p", "parallel_tool_calls", "stop", "seed", "presence_penalty", "frequency_penalty",
     "logit_bias", "top_k", "min_p", "repetition_penalty", "repeat_penalty", "min_tokens", "stop_token_ids",
-    "ignore_eos", "skip_special_tokens", "chat_template_kwargs", "priority", "cache_salt", *FURTHER_SAMPLERS,
+    "ignore_eos", "skip_special_tokens", "chat_template_kwargs", "priority", "cache_salt", "state", *FURTHER_SAMPLERS,
 )  # fmt: skip
 
 
@@ -142,6 +144,25 @@ class ResponseRequest:
     items: Sequence[Item]
     chat: Mapping[str, Any]
 
+    def following(self, state: str | None) -> ResponseRequest:
+        """Return the request as one of a conversation that began behind a saved state; None: it didn't.
+
+        Raises:
+            InvalidRequest: The request names another state.
+        """
+        own = self.values.get("state")
+        if state is None or own == state:
+            return self
+        if own is not None:
+            raise InvalidRequest(
+                f"state is {own[:64]!r}; the conversation of previous_response_id began behind {state[:64]!r}. Leave "
+                "state out, or begin a new conversation.",
+                param="state",
+            )
+        found = replace(self, values={**self.values, "state": state}, chat={**self.chat, "state": state})
+        check_truncation(found.values)
+        return found
+
     def plan(self, history: Sequence[Item] = ()) -> GenerationPlan:
         """Return the plan of the generation.
 
@@ -198,6 +219,7 @@ class ResponseRequest:
             "truncation": values.get("truncation", "disabled"),
             "usage": None,
             "user": values.get("user"),
+            **({} if values.get("state") is None else {"state": values["state"]}),
         }
 
 
@@ -259,12 +281,10 @@ class ResponseRequestSerializer(SamplingFieldsMixin, InputTokensRequestSerialize
     user = optional(StrictCharField, "A hint.", max_length=512)
     safety_identifier = optional(StrictCharField, "A hint.", max_length=512)
     prompt_cache_key = optional(StrictCharField, "A hint.", max_length=512)
+    state = optional_state()
 
     def _check(self, values: Mapping[str, Any]) -> None:
         if values.get("background", False) and not values.get("store", True):
             raise InvalidRequest("background: true needs store: true.", param="background")
-        if values.get("truncation", "disabled") not in ("auto", "disabled"):
-            raise InvalidRequest(
-                f"truncation is {shown(values['truncation'])}, it must be auto or disabled.", param="truncation"
-            )
+        check_truncation(values)
         check_stream_options(values)

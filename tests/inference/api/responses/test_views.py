@@ -10,8 +10,11 @@ import pytest
 
 from inference.access.api_keys import api_key_create
 from inference.errors import PromptTooLong
+from inference.files.store import FileWriter
 from inference.models import StoredResponse
 from inference.records.stored_responses import responses_sweep
+from inference.states.services import StateFacts, state_create
+from inference.values.messages import StateOrder
 from tests.inference.api.scripted_worker import Reply, say
 
 
@@ -232,3 +235,28 @@ def test_the_workers_refusal_names_the_field_as_it_is_called_here(client, worker
         client.responses.create(model="tiny", input="Hi", max_output_tokens=5)
     assert caught.value.param == "max_output_tokens"
     assert "max_output_tokens is 5" in caught.value.message
+
+
+def test_a_conversation_goes_on_behind_its_state(client, worker, settings, tmp_path):
+    """The later request names the earlier response only, and the worker gets the state's file with it."""
+    settings.BLAZR_FILES_DIR = tmp_path / "files"
+    writer = FileWriter()
+    writer.write(b"content")
+    order = StateOrder(name="manual", tenant="local", model="tiny", is_pinned=False, expires_s=None, replaces=False)
+    facts = StateFacts("tiny", "a" * 64, 7, has_conversation=True)
+    digest = state_create(writer=writer, facts=facts, order=order).file.sha256
+    first = client.responses.create(model="tiny", input="one", extra_body={"state": "manual"})
+    assert first.to_dict()["state"] == "manual" and worker.messages[-1]["state"] == digest
+    client.responses.create(model="tiny", input="two", previous_response_id=first.id)
+    assert worker.messages[-1]["state"] == digest
+    assert [message["content"] for message in messages_of(worker)] == ["one", "Hello, world", "two"]
+    for members, param in (
+        ({"extra_body": {"state": "none"}}, "state"),
+        ({"extra_body": {"state": "other"}, "previous_response_id": first.id}, "state"),
+        ({"truncation": "auto", "previous_response_id": first.id}, "truncation"),
+    ):
+        with pytest.raises(openai.APIStatusError) as refused:
+            client.responses.create(model="tiny", input="three", **members)
+        assert refused.value.param == param
+    with pytest.raises(openai.BadRequestError, match="can't be counted"):
+        client.responses.input_tokens.count(model="tiny", input="x", previous_response_id=first.id)

@@ -61,3 +61,12 @@ def test_counting_takes_no_sampling_parameters():
     with pytest.raises(InvalidRequest) as caught:
         CountTokensRequestSerializer.shared().chat_body({"model": "tiny", "messages": MESSAGES, "max_tokens": 9})
     assert caught.value.param == "max_tokens"
+
+
+def test_messages_follow_a_state():
+    plan, _ = MessageRequestSerializer.shared().plan({**BODY, "state": "manual"})
+    assert plan.state == "manual"
+    assert MessageRequestSerializer.shared().plan(BODY)[0].state is None
+    with pytest.raises(InvalidRequest) as caught:
+        MessageRequestSerializer.shared().plan({**BODY, "state": 7})
+    assert caught.value.param == "state"

@@ -48,3 +48,30 @@ def test_errors_name_the_field(members, param):
         ResponseRequestSerializer.shared().read(body).plan()
     assert caught.value.param == param
     assert param.split(".")[-1] in caught.value.message or param in caught.value.message
+
+
+def test_a_conversation_stays_behind_its_state():
+    """Its first request names the state; later ones needn't, and can't name another."""
+    read = ResponseRequestSerializer.shared().read
+    first = read({"model": "tiny", "input": "Hi", "state": "manual"})
+    assert first.plan().state == "manual"
+    skeleton = first.skeleton(first.plan(), response_id="r", created=1, model="tiny")
+    assert skeleton["state"] == "manual"
+    later = read({"model": "tiny", "input": "And?"})
+    assert later.following(None).plan().state is None
+    assert "state" not in later.skeleton(later.plan(), response_id="r", created=1, model="tiny")
+    followed = later.following("manual")
+    assert followed.plan().state == followed.values["state"] == "manual"
+    assert first.following("manual") is first
+    with pytest.raises(InvalidRequest, match="began behind 'other'") as caught:
+        first.following("other")
+    assert caught.value.param == "state"
+
+
+def test_what_a_state_holds_is_not_cut_off():
+    body = {"model": "tiny", "input": "Hi", "truncation": "auto"}
+    read = ResponseRequestSerializer.shared().read
+    for refused in (lambda: read({**body, "state": "manual"}), lambda: read(body).following("manual")):
+        with pytest.raises(InvalidRequest, match="doesn't go with a state") as caught:
+            refused()
+        assert caught.value.param == "truncation"
