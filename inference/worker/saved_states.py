@@ -63,7 +63,7 @@ class SavedStates:
             return self._bytes_in_use()
 
     def _bytes_in_use(self) -> int:
-        read = sum(state.num_bytes for state in self._read.values())
+        read: int = sum(state.num_bytes for state in self._read.values())
         return read + sum(reading.num_bytes for reading in self._reading.values())
 
     def prepare(self, llm: ServedLLM, message: GenerateMessage) -> Any:

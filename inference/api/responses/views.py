@@ -135,8 +135,8 @@ class InputTokensView(ApiView):
             parsed, history = await _with_history(parsed, self.principal)
             if parsed.values.get("state") is not None:
                 raise UnsupportedFeature(
-                    "previous_response_id: the conversation began behind a saved state, whose messages can't be counted "
-                    "here; the usage of a response has the tokens.",
+                    "previous_response_id: the conversation began behind a saved state, whose messages can't be "
+                    "counted here; the usage of a response has the tokens.",
                     param="previous_response_id",
                 )
             plan = await read_further(request, lambda: parsed.plan(history))

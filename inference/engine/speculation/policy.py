@@ -2,7 +2,8 @@
 
 A request drafts a fixed number of tokens while its acceptance rate predicts a speedup. If no request drafts, all
 requests draft together after a number of plain steps (a probe), so that they share the cost of the verification. The
-first step that can draft is one; the number doubles while probes show no speedup. No time is measured, so that a policy is the same on every machine.
+first step that can draft is one; the number doubles while probes show no speedup. No time is measured, so that a policy
+is the same on every machine.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class DraftingCosts:
     has_recurrence: bool = False
 
     def of_step(self, num_drafting: int, num_tokens: int) -> float:
-        """Return the cost of a step in which ``num_drafting`` requests draft ``num_tokens`` each, its decoding included."""
+        """Return the cost of a step, its decoding included, in which requests draft ``num_tokens`` each."""
         fixed = VERIFICATION_COST + RECURRENCE_COST * self.has_recurrence
         return 1.0 + fixed + num_tokens * (self.pass_cost + ROW_COST * num_drafting)
 
