@@ -50,7 +50,7 @@ class AliasDemandSerializer(serializers.Serializer[Any]):
     demands_passport = serializers.BooleanField()
 
 
-class AliasSerializer(serializers.ModelSerializer[ModelAlias]):
+class PromotableAliasSerializer(serializers.ModelSerializer[ModelAlias]):
     """An alias, and what it demands."""
 
     class Meta:
@@ -118,9 +118,9 @@ class AliasView(StaffView):
 
     permissions = {"PATCH": CHANGE}
 
-    @_schema(operation_id="alias_demand", request=AliasDemandSerializer, responses=AliasSerializer)
+    @_schema(operation_id="alias_demand", request=AliasDemandSerializer, responses=PromotableAliasSerializer)
     def patch(self, request: Request, alias: str) -> Response:
         """Set whether an alias takes only checkpoints with a passport."""
         values = valid_values(AliasDemandSerializer(data=request.data))
         row = alias_demand(name=alias, demands_passport=values["demands_passport"])
-        return Response(AliasSerializer(row).data)
+        return Response(PromotableAliasSerializer(row).data)

@@ -33,7 +33,10 @@ def _chromium() -> str | None:
 @pytest.fixture(scope="package")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     model = f"demo={ROOT / 'inference' / 'demo' / 'checkpoint'}"
-    server = LiveServer(tmp_path_factory.mktemp("site") / "data", "--model", model, "--cpu")
+    data_dir = tmp_path_factory.mktemp("site") / "data"
+    data_dir.mkdir(mode=0o700)
+    (data_dir / "blazr.toml").write_text('[[models]]\nmodel = "../runs"\nwatch = true\n')
+    server = LiveServer(data_dir, "--model", model, "--cpu")
     try:
         server.wait_ready()
         yield server

@@ -1,10 +1,11 @@
-"""A tiny hybrid checkpoint, a staff member, and a clean storage for each test."""
+"""A tiny hybrid checkpoint, a training run, a staff member, and a clean storage for each test."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,8 +14,12 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from models_registry import job_process
+from models_registry.models import RunStep, TrainingRun
+from models_registry.runs import watching
+from models_registry.runs.services import run_create
 from tests.accounts import account
 from tests.models_registry.detection.builders import small_hybrid, write_checkpoint
+from tests.models_registry.runs.trainers import oxidizr_run
 
 CHILD_PRELUDE = """
 import json, os, pathlib, shutil, sys, time
@@ -80,3 +85,23 @@ def child_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[s
         return directory
 
     return install
+
+
+@pytest.fixture
+def directory(tmp_path: Path, settings) -> Path:
+    """``runs/nano``, in a directory that the settings name for watching."""
+    settings.BLAZR_MODELS = []
+    settings.BLAZR_WATCHED_DIRECTORIES = [str(tmp_path / "runs")]
+    return oxidizr_run(tmp_path / "runs" / "nano")
+
+
+@pytest.fixture
+def run(db, directory: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingRun:
+    monkeypatch.setattr(watching, "STILL_FOR", timedelta(0))
+    return run_create(directory=directory)
+
+
+@pytest.fixture
+def looks(run: TrainingRun) -> Callable[[int], list[RunStep]]:
+    """Look so many times; returns what was registered."""
+    return lambda count: [step for _ in range(count) for step in watching.run_look(run)]

@@ -35,7 +35,8 @@ from inference.transport import questions as worker_questions
 from inference.values.messages import StateOrder
 from inference.values.principal import DEFAULT_SCOPES, LOCAL, principal_set
 from models_registry.aliases import alias_promote
-from models_registry.models import Quantisation, SpanMeasurement, Upload, UploadFile
+from models_registry.models import Passport, Quantisation, SpanMeasurement, TrainingRun, Upload, UploadFile
+from models_registry.runs.services import DEFAULTS
 from models_registry.services import checkpoint_register
 from tests.accounts import account
 from tests.inference.batches.fakes import line, make_batch
@@ -65,7 +66,7 @@ def routes(resolver: URLResolver, prefix: str = "/") -> Iterator[tuple[str, Any]
 
 
 @pytest.fixture
-def objects(db, data_dir, tmp_path) -> dict[str, Any]:
+def objects(db, data_dir, tmp_path, settings) -> dict[str, Any]:
     """One object of each kind, which the key ``owner`` owns, by the names of the routes' parameters."""
     principal_set(LOCAL)
     shapes, config = small_hybrid()
@@ -94,6 +95,9 @@ def objects(db, data_dir, tmp_path) -> dict[str, Any]:
         source=checkpoint, source_name="tiny", max_tokens=2, max_seconds=1, figures="{}", picture="<svg/>",
         active_at=timezone.now(),
     )  # fmt: skip
+    settings.BLAZR_WATCHED_DIRECTORIES = [str(tmp_path)]
+    run = TrainingRun.objects.create(name="nano", directory=str(tmp_path), **DEFAULTS)
+    passport = Passport.objects.create(source=checkpoint, source_name="tiny", active_at=timezone.now())
     UsageDay.objects.create(day=timezone.now().date(), tenant=owner.tenant, model="tiny")
     writer = FileWriter()
     writer.write(b"state")
@@ -105,7 +109,7 @@ def objects(db, data_dir, tmp_path) -> dict[str, Any]:
         "job_id": job.job_id, "response_id": response.response_id, "key_id": row.prefix, "request_id": "cmpl-1",
         "rest": "nowhere", "path": "registry/app.css", "object_id": 1, "content_type_id": 1, "id": 1, "url": "nowhere",
         "app_label": "inference", "owner": key, "quantisation_id": quantisation.pk,
-        "measurement_id": measurement.pk,
+        "measurement_id": measurement.pk, "run_id": run.pk, "passport_id": passport.pk, "alias": "alias",
     }  # fmt: skip
 
 
