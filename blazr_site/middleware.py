@@ -1,14 +1,21 @@
-"""Add the content security policy to the pages' responses."""
+"""Middleware of the pages and the registry: the content security policy, and API keys of uploads."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
-from asgiref.sync import iscoroutinefunction
+from asgiref.sync import async_to_sync, iscoroutinefunction
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.utils.decorators import sync_and_async_middleware
+
+from inference.access.authentication import principal_authenticate
+from inference.errors import BlazrError
+from inference.values.principal import Principal
+
+UPLOADS = "/registry/uploads"
+_KEY_HEADERS = ("HTTP_AUTHORIZATION", "HTTP_X_API_KEY")
 
 # Everything comes from this site's files: no inline scripts, and no inline styles. Widths of bars are data: scripts set
 # them through the style object of an element, which the policy allows.
@@ -38,3 +45,37 @@ def content_security_policy(get_response: Handler) -> Handler:
         return response
 
     return middleware
+
+
+@sync_and_async_middleware
+def upload_keys(get_response: Handler) -> Handler:
+    """Find the caller of an upload with an API key, for ``models_registry.api.keys``, which can't look keys up itself.
+
+    ``request.api_caller`` is the caller, or the error of a wrong key. Other requests have no such attribute.
+    """
+    if iscoroutinefunction(get_response):
+
+        async def async_middleware(request: HttpRequest) -> HttpResponseBase:
+            if _has_key(request):
+                cast("Any", request).api_caller = await _api_caller(request)
+            return cast("HttpResponseBase", await cast("Any", get_response(request)))
+
+        return async_middleware
+
+    def middleware(request: HttpRequest) -> HttpResponseBase:
+        if _has_key(request):
+            cast("Any", request).api_caller = async_to_sync(_api_caller)(request)
+        return cast("HttpResponseBase", get_response(request))
+
+    return middleware
+
+
+def _has_key(request: HttpRequest) -> bool:
+    return request.path.startswith(UPLOADS) and any(name in request.META for name in _KEY_HEADERS)
+
+
+async def _api_caller(request: HttpRequest) -> Principal | BlazrError:
+    try:
+        return await principal_authenticate(request)
+    except BlazrError as error:
+        return error

@@ -69,6 +69,11 @@ def accepted_kinds() -> list[str]:
     return [*_SUFFIXES, *_EXACT]
 
 
+def is_accepted(name: str) -> bool:
+    """Whether files of this name are taken, in some size."""
+    return _NAME.match(name) is not None and (name in _EXACT or name.endswith(tuple(_SUFFIXES)))
+
+
 def check_declaration(files: Sequence[DeclaredFile], *, max_bytes: int) -> int:
     """Check all files of an upload before it begins; returns the total of their sizes.
 

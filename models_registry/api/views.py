@@ -1,6 +1,6 @@
 """Serve the registry's JSON API, for sessions of accounts with the permission of each method.
 
-Unsafe methods need a CSRF token.
+Unsafe methods of a session need a CSRF token. Uploads take API keys as well (``models_registry.api.keys``).
 
 A view reads the request, calls a service, and serializes the result. Errors have OpenAI's shape.
 """
@@ -8,13 +8,13 @@ A view reads the request, calls a service, and serializes the result. Errors hav
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import IO, Any, ClassVar, NoReturn, cast
 
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
-from rest_framework.authentication import SessionAuthentication
+from rest_framework.authentication import BaseAuthentication, SessionAuthentication
 from rest_framework.parsers import FileUploadParser, JSONParser
 from rest_framework.permissions import IsAdminUser
 from rest_framework.request import Request
@@ -27,6 +27,7 @@ from inference.models import GenerationJob
 from inference.models.readable_rows import readable_rows
 from models_registry import live, selectors, services, uploads
 from models_registry.api import serializers as shapes
+from models_registry.api.keys import KeyUser, UploadKeyAuthentication
 from models_registry.detection.describe import describe
 from models_registry.detection.inspection import Inspection
 from models_registry.models import Checkpoint
@@ -61,7 +62,7 @@ class StaffView(APIView):
         permissions: The permission that each method needs.
     """
 
-    authentication_classes = (SessionAuthentication,)
+    authentication_classes: Sequence[type[BaseAuthentication]] = (SessionAuthentication,)
     permission_classes = (HasPermission,)
     permissions: ClassVar[Mapping[str, str]] = {}
 
@@ -318,7 +319,22 @@ class UnloadView(StaffView):
         return Response(_with_live(checkpoint), status=202)
 
 
-class UploadListView(StaffView):
+class UploadAccess(StaffView):
+    """Base of the views of uploads, which take API keys with the scope ``admin``, too."""
+
+    authentication_classes = (UploadKeyAuthentication, SessionAuthentication)
+
+    def permission_denied(self, request: Request, message: str | None = None, code: str | None = None) -> NoReturn:
+        """Refuse a caller; one that isn't signed in learns what helps."""
+        if not request.user.is_authenticated:
+            raise NotAuthenticated(
+                "Uploads need an account or an API key with the scope admin: sign in at /login/, or make a key with "
+                "blazr key create NAME --scope admin."
+            )
+        super().permission_denied(request, message, code)
+
+
+class UploadListView(UploadAccess):
     """Uploads."""
 
     permissions = {"POST": UPLOAD}
@@ -332,7 +348,7 @@ class UploadListView(StaffView):
         files = [DeclaredFile(**file) for file in values["files"]]
         name = values["served_model_name"] or services.free_name(suggest_name(values["label"]))
         upload = uploads.upload_create(
-            owner=cast("Any", request.user),
+            owner=None if isinstance(request.user, KeyUser) else cast("Any", request.user),
             served_model_name=name,
             files=files,
             overrides=values.get("overrides"),
@@ -340,7 +356,7 @@ class UploadListView(StaffView):
         return Response(shapes.UploadSerializer(upload).data, status=201)
 
 
-class UploadView(StaffView):
+class UploadView(UploadAccess):
     """One upload."""
 
     permissions = {"GET": UPLOAD, "DELETE": UPLOAD}
@@ -356,7 +372,7 @@ class UploadView(StaffView):
         return Response(shapes.UploadSerializer(uploads.upload_cancel(upload_id=upload_id)).data)
 
 
-class UploadPieceView(StaffView):
+class UploadPieceView(UploadAccess):
     """The bytes of one file; the body is not parsed."""
 
     permissions = {"PUT": UPLOAD}
@@ -377,7 +393,7 @@ class UploadPieceView(StaffView):
         return Response(shapes.UploadFileSerializer(file).data)
 
 
-class UploadFinishView(StaffView):
+class UploadFinishView(UploadAccess):
     """The end of an upload."""
 
     permissions = {"POST": UPLOAD}

@@ -1,0 +1,47 @@
+"""Run ``blazr push``: upload a checkpoint to a server, with a progress bar; a second run goes on after an interrupt."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import closing
+from pathlib import Path
+
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from blazr_site.commands.models import stderr
+from blazr_site.pushing import Push, files_to_push, with_digests
+from blazr_site.server_client import KEY_VARIABLE, SERVER_VARIABLE, ServerClient, find_server
+from blazr_site.settings.storage import BLAZR_DATA_DIR
+from inference.errors import InvalidRequest
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Upload, and print the name under which the server has the model."""
+    place = Path(arguments.dir).expanduser()
+    files, omitted = files_to_push(place)
+    server = find_server(arguments.server, arguments.key, BLAZR_DATA_DIR)
+    if server is None:
+        raise InvalidRequest(f"no server runs on {BLAZR_DATA_DIR}; name one with --server URL or {SERVER_VARIABLE}.")
+    if server.key is None:
+        raise InvalidRequest(
+            f"a push needs an API key with the scope admin: --key or {KEY_VARIABLE}. The server's owner makes one with "
+            "blazr key create NAME --scope admin."
+        )
+    if omitted:
+        stderr.print(f"left out: {', '.join(omitted)}", style="dim", highlight=False, markup=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=stderr, transient=True) as bar:
+        task = bar.add_task("reading", total=None)
+
+        def report(stage: str, done: int, total: int) -> None:
+            bar.update(task, description=stage, completed=done, total=total)
+
+        with closing(ServerClient(server)) as client:
+            push = Push(client, with_digests(files, report), name=arguments.name or "", label=place.resolve().name)
+            try:
+                upload = push.run(report)
+            except KeyboardInterrupt:
+                stderr.print("interrupted; the same command goes on from here, within an hour", style="dim")
+                raise
+    stderr.print(f"{server.url} has it as {upload['served_model_name']}", highlight=False, markup=False)
+    return 0

@@ -1,0 +1,68 @@
+"""Let API keys with the scope ``admin`` upload checkpoints, beside the sessions of accounts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from drf_spectacular.extensions import OpenApiAuthenticationExtension
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.request import Request
+
+from inference.errors import BlazrError, PermissionRefused
+from inference.values.principal import Principal
+
+SCOPE = "admin"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyUser:
+    """The caller with a key, in the place of an account; it has no row of its own."""
+
+    principal: Principal
+    pk: None = None
+    is_authenticated: bool = True
+    is_active: bool = True
+    is_staff: bool = True
+
+    def has_perm(self, permission: str) -> bool:
+        """Whether the key may upload; the views that take keys need no other permission."""
+        return permission == "models_registry.add_upload"
+
+
+class UploadKeyAuthentication(BaseAuthentication):
+    """Authenticates a request with an API key; ``blazr_site.middleware`` has looked the key up."""
+
+    def authenticate(self, request: Request) -> tuple[Any, None] | None:
+        """Return the caller; None: the request has no key.
+
+        Raises:
+            NotAuthenticated: The key is wrong, expired or revoked.
+            PermissionRefused: It hasn't the scope.
+        """
+        caller: Principal | BlazrError | None = getattr(request._request, "api_caller", None)
+        if isinstance(caller, BlazrError):
+            raise caller
+        if caller is None or caller.kind != "key":
+            return None
+        if SCOPE not in caller.scopes:
+            raise PermissionRefused(
+                f"This API key may not upload models: that needs the scope {SCOPE}. Make one with blazr key create "
+                f"NAME --scope {SCOPE}."
+            )
+        return KeyUser(caller), None
+
+    def authenticate_header(self, request: Request) -> str:
+        """Return the challenge of a refusal."""
+        return "Bearer"
+
+
+class UploadKeyScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
+    """Describes the key in the OpenAPI document, as the API's own."""
+
+    target_class = "models_registry.api.keys.UploadKeyAuthentication"
+    name = "ApiKey"
+
+    def get_security_definition(self, auto_schema: Any) -> dict[str, str]:
+        """Return OpenAPI's security scheme."""
+        return {"type": "http", "scheme": "bearer", "description": "Not needed on a server bound to loopback."}

@@ -1,0 +1,46 @@
+"""API keys at uploads, through the whole site."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from django.test import Client
+
+from inference.access.api_keys import api_key_create, api_key_revoke
+from models_registry.models import Upload
+from tests.models_registry.api.test_views import error_of
+
+BODY = {"label": "tiny", "files": [{"name": "model.safetensors", "size_bytes": 64}]}
+
+
+def send(key: str | None, method: str = "POST", path: str = "/registry/uploads"):
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    body = BODY if method == "POST" else None
+    return Client(enforce_csrf_checks=True).generic(
+        method, path, b"" if body is None else json.dumps(body), "application/json", headers=headers
+    )
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_admins_key_uploads_without_a_csrf_token(data_dir):
+    key = api_key_create(name="boss", scopes=["admin"])[1]
+    created = send(key)
+    assert created.status_code == 201, created.content
+    row = Upload.objects.get()
+    assert row.owner is None
+    assert send(key, "GET", f"/registry/uploads/{row.pk}").json()["state"] == "receiving"
+    assert send(key, "DELETE", f"/registry/uploads/{row.pk}").json()["state"] == "cancelled"
+    assert send(key, "GET", "/registry/checkpoints").status_code == 401  # accounts only
+
+
+@pytest.mark.django_db(transaction=True)
+def test_other_callers_learn_what_they_need(data_dir):
+    plain = send(api_key_create(name="plain")[1])
+    assert (plain.status_code, "needs the scope admin" in error_of(plain)["message"]) == (403, True)
+    nobody = send(None)
+    assert (nobody.status_code, "an API key with the scope admin" in error_of(nobody)["message"]) == (401, True)
+    row, key = api_key_create(name="gone", scopes=["admin"])
+    api_key_revoke(prefix=row.prefix)
+    assert send(key).status_code == 401
+    assert not Upload.objects.exists()
