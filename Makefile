@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP_FLAGS := --disable-pip-version-check --progress-bar on
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-fast test-gpu test-real lint lock format types imports demo native native-if-missing bench soak faults fuzz clean
+.PHONY: help serve screenshots test test-fast test-gpu test-real lint lock format types imports demo native native-if-missing bench soak faults fuzz clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,6 +87,9 @@ types: $(VENV)/.installed-dev  ## mypy
 
 imports: $(VENV)/.installed-dev  ## the direction of imports
 	@$(BIN)/lint-imports
+
+screenshots: $(VENV)/.installed-dev  ## every page in both themes and sizes, with a served model, into build/screenshots
+	@$(BIN)/python -m tests.browser.screenshots build/screenshots $(ARGS)
 
 demo: $(VENV)/.installed  ## train the demo model afresh (about a minute)
 	@$(BIN)/blazr demo $(ARGS)

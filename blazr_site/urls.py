@@ -6,11 +6,12 @@ from django.contrib import admin
 from django.urls import include, path, re_path
 
 from blazr_site.api_docs import DocsView, SchemaView
-from blazr_site.static_files import static_file
+from blazr_site.static_files import favicon, static_file
 
 urlpatterns = [
     path("admin/", admin.site.urls),
     re_path(r"^static/(?P<path>.+)$", static_file),
+    path("favicon.ico", favicon, name="favicon"),
     path("schema", SchemaView.as_view(), name="schema"),
     path("openapi.json", SchemaView.as_view(), name="openapi"),
     path("docs", DocsView.as_view(), name="docs"),
@@ -18,5 +19,6 @@ urlpatterns = [
     path("", include("models_registry.urls")),
 ]
 handler400 = "inference.api.exception_handler.bad_request"
+handler403 = "inference.api.exception_handler.permission_denied"
 handler404 = "inference.api.exception_handler.page_not_found"
 handler500 = "inference.api.exception_handler.server_error"

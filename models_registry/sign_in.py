@@ -23,6 +23,11 @@ MAX_BY_NAME = 100
 """From all addresses together. So many that one address can't keep the owner of a name out from another one."""
 
 
+def is_staff(user: Any) -> bool:
+    """Whether an account may enter the pages."""
+    return bool(user.is_active and getattr(user, "is_staff", False))
+
+
 class SignInForm(AdminAuthenticationForm):
     """The form of both sign-in pages; refuses attempts over the limit without a look at the password."""
 

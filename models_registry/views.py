@@ -15,7 +15,7 @@ from django.contrib.auth.views import LoginView, LogoutView, redirect_to_login
 from django.core.exceptions import PermissionDenied
 from django.db.models import F
 from django.http import Http404
-from django.shortcuts import render
+from django.shortcuts import redirect, render
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.csrf import ensure_csrf_cookie
@@ -36,7 +36,7 @@ from models_registry.default_text import DEFAULT_TEXT
 from models_registry.detection.facts import CHAT_TEMPLATE, TOKENIZER_FROM, facts_to_set
 from models_registry.quantisations import MAX_KL, default_name, is_quantisable
 from models_registry.settings_schema import MODEL_SETTINGS, shown
-from models_registry.sign_in import SignInForm
+from models_registry.sign_in import SignInForm, is_staff
 from models_registry.span_measurements import (
     DEFAULT_SECONDS,
     DEFAULT_TOKENS,
@@ -69,7 +69,13 @@ class SignInView(LoginView):
 
     template_name = "registry/login.html"
     authentication_form = SignInForm
-    redirect_authenticated_user = False
+    redirect_authenticated_user = False  # would lead accounts that aren't staff round in a circle
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        """Lead staff that is signed in already to where it wanted to go."""
+        if request.method == "GET" and is_staff(request.user):
+            return redirect(self.get_success_url())
+        return super().dispatch(request, *args, **kwargs)
 
 
 class SignOutView(LogoutView):
@@ -92,10 +98,9 @@ class StaffPage(View):
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         """Ask for a sign-in, or refuse accounts without the permission, or serve the page."""
-        user = request.user
-        if not (user.is_active and getattr(user, "is_staff", False)):
+        if not is_staff(request.user):
             return redirect_to_login(request.get_full_path())
-        if not user.has_perm(self.permission_required):
+        if not request.user.has_perm(self.permission_required):
             raise PermissionDenied
         return super().dispatch(request, *args, **kwargs)
 

@@ -15,6 +15,7 @@ import orjson
 from django.core.exceptions import DisallowedHost, PermissionDenied, RequestDataTooBig, SuspiciousOperation
 from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse
+from django.template import loader
 from django.views import defaults
 from rest_framework import exceptions
 
@@ -139,6 +140,13 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
     return defaults.bad_request(request, exception)
 
 
+def permission_denied(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """Django's handler403."""
+    if _is_api_path(request.path):
+        return error_response(exception)
+    return defaults.permission_denied(request, exception)
+
+
 def page_not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
     """Django's handler404: OpenAI's error object for paths of the API, a page for the others."""
     if _is_api_path(request.path):
@@ -150,4 +158,8 @@ def server_error(request: HttpRequest) -> HttpResponse:
     """Django's handler500; Django has logged the traceback."""
     if _is_api_path(request.path):
         return error_response(EngineError("Internal error; the server's log has the details."))
-    return defaults.server_error(request)
+    try:
+        page = loader.render_to_string("500.html", request=request)
+    except Exception:  # the session's account may be what can't be read
+        return defaults.server_error(request)
+    return HttpResponse(page, status=HTTPStatus.INTERNAL_SERVER_ERROR)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import logging
 
 import pytest
 from django.core.signals import request_finished
+from django.templatetags.static import static
+
+from blazr_site.static_files import files_version
 
 
 @pytest.mark.parametrize("path", ["..%2f..%2fdb.sqlite3", "registry", "none.css", "a%00b"])
@@ -44,3 +48,29 @@ def test_the_request_ends_once(client):
     finally:
         request_finished.disconnect(count)
     assert len(ends) == 1
+
+
+async def test_a_page_names_files_by_their_version_and_browsers_keep_them(async_client):
+    address = static("registry/kit.js")
+    assert address == f"/static/v-{files_version()}/registry/kit.js"
+    response = await async_client.get(address)
+    assert response.headers["Cache-Control"] == "public, max-age=31536000, immutable"
+    old = await async_client.get("/static/v-0123456789ab/registry/kit.js")
+    assert (old.content, old.headers["Cache-Control"]) == (response.content, "no-cache")
+    assert (await async_client.get("/static/v-0123456789ab/../registry/kit.js")).status_code == 404
+
+
+async def test_text_is_sent_compressed(async_client):
+    address = static("vendor/bootstrap/bootstrap.min.css")
+    plain = await async_client.get(address)
+    packed = await async_client.get(address, headers={"Accept-Encoding": "br, gzip"})
+    assert "Content-Encoding" not in plain.headers
+    assert (packed.headers["Content-Encoding"], packed.headers["Vary"]) == ("gzip", "Accept-Encoding")
+    assert gzip.decompress(packed.content) == plain.content
+    assert len(packed.content) < len(plain.content) // 6
+    assert int(packed.headers["Content-Length"]) == len(packed.content)
+
+
+async def test_the_icon_is_where_browsers_look_for_it(async_client):
+    response = await async_client.get("/favicon.ico")
+    assert response.status_code == 200 and response.content.startswith(b"\0\0\1\0")

@@ -6,28 +6,16 @@ tests of other packages would stumble over it. What a test makes, it removes: th
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
+from tests.browser.chromium import MISSING, chromium_binary
 from tests.live.conftest import ROOT, LiveServer
 
 TIMEOUT_MS = 40_000
 """For actions and expectations alike: a load takes seconds on a busy machine."""
-BINARIES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-
-
-def _chromium() -> str | None:
-    """The system's browser, or the one that ``playwright install`` fetched."""
-    for name in BINARIES:
-        if found := shutil.which(name):
-            return found
-    with sync_playwright() as playwright:
-        own = Path(playwright.chromium.executable_path)
-    return str(own) if own.exists() else None
 
 
 @pytest.fixture(scope="package")
@@ -46,9 +34,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 
 @pytest.fixture(scope="package")
 def chromium() -> Iterator[Browser]:
-    binary = _chromium()
+    binary = chromium_binary()
     if binary is None:
-        pytest.skip(f"no Chromium: none of {', '.join(BINARIES)} is on the PATH, and playwright has fetched none")
+        pytest.skip(MISSING)
     with sync_playwright() as playwright:
         # Containers have no user namespaces to sandbox with; the only pages are our own.
         browser = playwright.chromium.launch(executable_path=binary, args=["--no-sandbox"])

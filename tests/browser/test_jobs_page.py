@@ -28,7 +28,7 @@ def test_jobs_are_queued_run_and_shown(page: Page) -> None:
     page.locator("#jobs tbody button").first.click()
     expect(page.locator("#job-dialog")).to_contain_text("succeeded")
     expect(page.locator("#job-dialog pre").first).not_to_be_empty()
-    assert page.url.endswith(f"#{page.locator('#job-dialog p.mono').inner_text()}")
+    assert page.url.endswith(f"#{page.locator('#job-dialog p.font-monospace').inner_text()}")
     page.keyboard.press("Escape")
     expect(page.locator("#job-dialog")).not_to_be_visible()
     page.select_option("#state", "failed")

@@ -100,7 +100,7 @@ def test_the_keyboard_reaches_everything_visibly(page: Page) -> None:
         page.keyboard.press("Tab")
         focused = page.evaluate_handle("document.activeElement")
         outline = focused.evaluate("(element) => getComputedStyle(element).outlineStyle")
-        key = focused.evaluate("(element) => element.outerHTML.slice(0, 120)")
+        key = focused.evaluate("(element) => element.outerHTML.slice(0, 400)")
         if key.startswith("<body"):
             break
         assert outline != "none", key

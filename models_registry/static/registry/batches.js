@@ -7,7 +7,7 @@ const MARKS = { validating: "queued", in_progress: "running", finalizing: "runni
 function cancelButton(batch) {
   if (!["validating", "in_progress"].includes(batch.status)) return null;
   return h(
-    "button.button.quiet",
+    "button.btn.btn-link btn-sm",
     { type: "button", "data-key": `cancel-${batch.id}`, "aria-label": `Cancel batch ${batch.id}`, onclick: (event) => act(event.target, async () => (await call("POST", `/api/batches/${batch.id}/cancel`), again())) },
     "Cancel",
   );
@@ -32,7 +32,7 @@ function outlook({ status, errors, progress, expires_at: expiresAt }) {
   const now = Date.now() / 1000;
   const parts = [finish ? `done in about ${duration(Math.max(0, finish - now))}` : `window ends in ${duration(Math.max(0, expiresAt - now))}`];
   if (progress.queue_position) parts.push(`${progress.queue_position} before it`);
-  return [h("div", {}, parts.join(", ")), progress.is_feasible === false && h("div.small", {}, h("span.tag", {}, "won't make its window"))];
+  return [h("div", {}, parts.join(", ")), progress.is_feasible === false && h("div.small", {}, h("span.badge.border.fw-normal.muted", {}, "won't make its window"))];
 }
 
 function rowOf(batch) {
@@ -40,12 +40,12 @@ function rowOf(batch) {
   return h(
     "tr",
     {},
-    h("th", { scope: "row" }, h("div.mono", { title: batch.id }, batch.id.slice(6, 14), h("div.small.muted", {}, batch.endpoint.replace("/v1/", "")))),
+    h("th", { scope: "row" }, h("div.font-monospace", { title: batch.id }, batch.id.slice(6, 14), h("div.small.muted", {}, batch.endpoint.replace("/v1/", "")))),
     h("td", { "data-label": "State" }, mark),
     h("td", { "data-label": "Lines" }, h("div", {}, lines(batch))),
     h("td.num", { "data-label": "Tokens" }, h("div", {}, count(batch.usage.output_tokens), h("div.small.muted", {}, `${count(Math.round(batch.progress.tokens_per_s))}/s`))),
     h("td", { "data-label": "Outlook" }, h("div", {}, outlook(batch))),
-    h("td", { "data-label": "Files" }, h("div.row", {}, file(batch.output_file_id, "output"), file(batch.error_file_id, "errors"), h("span.small.muted", {}, ago(new Date(batch.created_at * 1000))))),
+    h("td", { "data-label": "Files" }, h("div.hstack.gap-2.flex-wrap", {}, file(batch.output_file_id, "output"), file(batch.error_file_id, "errors"), h("span.small.muted", {}, ago(new Date(batch.created_at * 1000))))),
     h("td.num", {}, cancelButton(batch)),
   );
 }
@@ -57,7 +57,7 @@ async function refresh() {
   redraw(
     $("#batches"),
     h(
-      "div.scroll",
+      "div.table-responsive",
       {},
       h(
         "table.cards",

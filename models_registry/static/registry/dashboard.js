@@ -26,7 +26,7 @@ function gauge(label, value, ...rest) {
   return h("div.gauge", {}, h("dt", {}, label), h("dd", {}, value), ...rest);
 }
 
-const beside = (...parts) => h("dd.beside", {}, ...parts);
+const beside = (...parts) => h("dd.small.muted", {}, ...parts);
 
 function memoryMeter(used, budget, label) {
   return h("meter", { min: 0, max: Math.max(budget, 1), high: budget * 0.9, value: Math.min(used, budget), "aria-label": label });
@@ -60,10 +60,10 @@ function drawGauges({ checkpoints, workers, jobs }) {
 function modelRows(rows) {
   if (!rows.length) {
     return h(
-      "div.empty",
+      "div.p-4.text-center.muted",
       {},
       h("p", {}, "No model is registered yet."),
-      h("p", {}, pageData("can-upload") ? [h("a.button", { href: "/models/upload/" }, "Upload one"), " or start the server with --model PATH."] : "The operator adds models."),
+      h("p", {}, pageData("can-upload") ? [h("a.btn.btn-outline-secondary", { href: "/models/upload/" }, "Upload one"), " or start the server with --model PATH."] : "The operator adds models."),
     );
   }
   const order = { ready: 0, loading: 1, failed: 2, unloaded: 3, unknown: 3 };
@@ -72,7 +72,7 @@ function modelRows(rows) {
     .slice(0, 8);
   const head = ["Model", "State", "Memory", "Active", "Tokens/s", "Last used"];
   return h(
-    "div.scroll",
+    "div.table-responsive",
     {},
     h(
       "table.cards",
@@ -99,9 +99,9 @@ function modelRows(rows) {
 }
 
 function workerItems(rows) {
-  if (!rows.length) return h("div.empty", {}, h("p", {}, "No worker is alive. Requests wait until one is."));
+  if (!rows.length) return h("div.p-4.text-center.muted", {}, h("p", {}, "No worker is alive. Requests wait until one is."));
   return h(
-    "ul.list",
+    "ul.list-group.list-group-flush",
     {},
     rows.map((row) => {
       const late = row.heartbeat_age_s > 8;
@@ -124,9 +124,9 @@ function workerItems(rows) {
 }
 
 function jobItems(rows) {
-  if (!rows.length) return h("div.empty", {}, h("p", {}, "No jobs yet."));
+  if (!rows.length) return h("div.p-4.text-center.muted", {}, h("p", {}, "No jobs yet."));
   return h(
-    "ul.list",
+    "ul.list-group.list-group-flush",
     {},
     rows.map((row) =>
       h(

@@ -11,7 +11,7 @@ export function factField(rule, id, current) {
   const field = listed
     ? h("select", { id }, rule.nullable && h("option", { value: "" }, "none"), choices.map((choice) => h("option", {}, choice)))
     : rule.is_long
-      ? h("textarea.mono.code-field", { id, rows: 8, required: true, autocomplete: "off", autocapitalize: "off", spellcheck: "false" })
+      ? h("textarea.font-monospace", { id, rows: 8, required: true, autocomplete: "off", autocapitalize: "off", spellcheck: "false" })
       : h("input", {
           id,
           type: rule.kind === "string" ? "text" : "number",

@@ -32,7 +32,7 @@ function memoryBar(sizes) {
   const shown = PARTS.filter(([name]) => sizes[name]);
   return [
     h("div.share-bar", { "aria-hidden": "true" }, shown.map(([name]) => h(`i.share-${name}`, { style: `flex-grow: ${sizes[name] / total}` }))),
-    h("ul.legend", {}, shown.map(([name, words]) => h("li", {}, h(`i.share-${name}`), `${words} `, h("b.num", {}, bytes(sizes[name]))))),
+    h("ul.legend.list-unstyled.hstack.gap-3.flex-wrap.small.muted.mt-2.mb-0", {}, shown.map(([name, words]) => h("li", {}, h(`i.share-${name}`), `${words} `, h("b.num", {}, bytes(sizes[name]))))),
   ];
 }
 
@@ -62,7 +62,7 @@ function workerItem(fit, tokens, sequences) {
     "li",
     {},
     h("div.spread", {}, h("b", {}, fit.worker_id), h("span.small.num.muted", {}, `${bytes(fit.needed_bytes)} of ${bytes(fit.budget_bytes)}`)),
-    h(`p.verdict.${kind}`, {}, words),
+    h(`p.fw-semibold.${kind}`, {}, words),
     memoryBar(shares(fit)),
     h(
       "p.small.muted",

@@ -17,18 +17,18 @@ function cancelButton(job) {
   if (ENDED.includes(job.state)) return null;
   if (job.cancel_requested) return h("span.small.muted", {}, "stopping …");
   return h(
-    "button.button.quiet",
+    "button.btn.btn-link btn-sm",
     { type: "button", "data-key": `cancel-${job.id}`, "aria-label": `Cancel job ${job.id}`, onclick: (event) => act(event.target, async () => (await call("POST", `/api/jobs/${job.id}/cancel`), again())) },
     "Cancel",
   );
 }
 
 function rowOf(job) {
-  const name = h("button.plain.linked.mono", { type: "button", "data-key": job.id, onclick: () => openJob(job.id) }, h("span", {}, job.id.slice(0, 8)));
+  const name = h("button.btn.btn-sm.btn-link.font-monospace", { type: "button", "data-key": job.id, onclick: () => openJob(job.id) }, h("span", {}, job.id.slice(0, 8)));
   return h(
     "tr",
     {},
-    h("th", { scope: "row" }, h("div", {}, name, job.batch_label && h("div", {}, h("span.tag", {}, job.batch_label)))),
+    h("th", { scope: "row" }, h("div", {}, name, job.batch_label && h("div", {}, h("span.badge.border.fw-normal.muted", {}, job.batch_label)))),
     h("td", { "data-label": "State" }, h("div", {}, stateMark(job.state), job.attempts > 1 && h("div.small.muted", {}, `attempt ${job.attempts}`))),
     h("td", { "data-label": "Model" }, h("div", {}, job.model, h("div.small.muted", {}, job.endpoint))),
     h("td.num", { "data-label": "Tokens" }, h("div", {}, count(job.completion_tokens), job.state === "running" && h("progress", { "aria-label": "running" }))),
@@ -43,12 +43,12 @@ function draw({ data, has_more: hasMore, counts }) {
   $("#older").disabled = !hasMore;
   $("#newest").disabled = !after;
   $("#older").dataset.last = data.at(-1)?.id ?? "";
-  if (!data.length) return redraw($("#jobs"), h("div.empty", {}, h("p", {}, $("#state").value || $("#label").value ? "No job matches." : "No jobs yet.")));
+  if (!data.length) return redraw($("#jobs"), h("div.p-4.text-center.muted", {}, h("p", {}, $("#state").value || $("#label").value ? "No job matches." : "No jobs yet.")));
   const head = ["Job", "State", "Model", "Tokens", "Submitted", ""];
   redraw(
     $("#jobs"),
     h(
-      "div.scroll",
+      "div.table-responsive",
       {},
       h(
         "table.cards",
@@ -93,13 +93,13 @@ async function drawJob(id) {
   const parts = [
     h("div.spread", {}, stateMark(job.state), cancelButton(job)),
     h(
-      "dl.facts-grid",
+      "dl.fields",
       {},
       [["Model", job.model], ["Kind", job.endpoint], ["Prompt", `${count(job.prompt_tokens)} tokens`], ["Answer", `${count(job.completion_tokens)} tokens`], ["Attempts", job.attempts], ["Time", timing(job)]].map(([name, value]) =>
-        h("div", {}, h("dt.label", {}, name), h("dd", {}, String(value))),
+        h("div", {}, h("dt", {}, name), h("dd", {}, String(value))),
       ),
     ),
-    h("p.small.muted.mono", {}, job.id),
+    h("p.small.muted.font-monospace", {}, job.id),
   ];
   if (job.error) parts.push(h(`p.note.${job.state === "failed" ? "bad" : "warn"}`, {}, job.state === "failed" ? "" : "Last attempt: ", job.error.message));
   if (job.state === "succeeded") parts.push(...resultParts(await call("GET", `/api/jobs/${id}/result`)));

@@ -1,10 +1,19 @@
 // What every page uses: building elements, talking to the server, numbers for people.
 // Text from users and models only ever becomes text nodes or attributes, never markup.
 
-/** Make an element: h("a.button", {href: "/"}, "Go"). null and false children are left out. */
+/** Bootstrap's class of a control or table, which no other one of ours is without. */
+function classOf(tag, type) {
+  if (tag === "input" && ["checkbox", "radio"].includes(type)) return "form-check-input";
+  if (tag === "input" && type === "range") return "form-range";
+  return { input: "form-control", textarea: "form-control", select: "form-select", table: "table", label: "form-label" }[tag];
+}
+
+/** Make an element: h("a.btn.btn-outline-secondary", {href: "/"}, "Go"). null and false children are left out. */
 export function h(spec, attributes = {}, ...children) {
   const [tag, ...classes] = spec.split(".");
   const element = document.createElement(tag || "div");
+  const own = classOf(tag, attributes.type);
+  if (own) classes.push(own);
   if (classes.length) element.className = classes.join(" ");
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
@@ -136,8 +145,8 @@ export function setNotice(key, message, kind = "warn") {
 
 /** A message that goes away by itself (errors wait for the reader). */
 export function toast(message, kind = "good") {
-  const close = h("button.plain", { type: "button", "aria-label": "Dismiss", onclick: () => item.remove() }, "×");
-  const item = h(`div.note.${kind}`, {}, h("span", {}, message), close);
+  const close = h("button.btn.btn-sm", { type: "button", "aria-label": "Dismiss", onclick: () => item.remove() }, "×");
+  const item = h(`div.note.spread.flex-nowrap.shadow.${kind}`, {}, h("span", {}, message), close);
   $("#toasts").append(item);
   if (kind !== "bad") setTimeout(() => item.remove(), 5000);
 }
@@ -180,10 +189,10 @@ export function confirmDialog(title, text, action) {
       h("h2", {}, title),
       h("p", {}, text),
       h(
-        "form.row",
+        "form.hstack.gap-2.flex-wrap",
         { method: "dialog" },
-        h("button.button", { value: "no", autofocus: true }, "Keep it"),
-        h("button.button.danger", { value: "yes" }, action),
+        h("button.btn.btn-outline-secondary", { value: "no", autofocus: true }, "Keep it"),
+        h("button.btn.btn-outline-danger", { value: "yes" }, action),
       ),
     );
     document.body.append(dialog);
@@ -241,7 +250,7 @@ export function modelState(row) {
 }
 
 export function stateMark(state, text = state) {
-  return h("span.state", {}, h(`i.dot.${state}`, { "aria-hidden": "true" }), text);
+  return h("span.text-nowrap", {}, h(`i.dot.${state}`, { "aria-hidden": "true" }), text);
 }
 
 export const modelUrl = (row) => `/models/${row.id}/`;

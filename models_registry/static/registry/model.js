@@ -116,7 +116,8 @@ function drawLive() {
   const held = status === "ready" || status === "loading";
   if (loadButton) {
     loadButton.textContent = held ? "Unload" : "Load";
-    loadButton.classList.toggle("primary", !held);
+    loadButton.classList.toggle("btn-primary", !held);
+    loadButton.classList.toggle("btn-outline-secondary", held);
     loadButton.hidden = row.state !== "available";
   }
   $("#load-progress").hidden = status !== "loading";
@@ -227,9 +228,9 @@ async function drawTensors() {
       h(
         "tr",
         {},
-        h("td.mono", {}, tensor.name),
-        h("td.mono", {}, tensor.dtype),
-        h("td.mono.nowrap", {}, tensor.shape.join(" × ") || "scalar"),
+        h("td.font-monospace", {}, tensor.name),
+        h("td.font-monospace", {}, tensor.dtype),
+        h("td.font-monospace.text-nowrap", {}, tensor.shape.join(" × ") || "scalar"),
         h("td.num", {}, bytes(tensor.size_bytes)),
         h("td.small.muted", {}, tensor.file),
       ),

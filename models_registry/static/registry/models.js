@@ -12,7 +12,7 @@ function actionButton(row) {
   const unload = status === "ready" || status === "loading";
   const verb = unload ? "Unload" : "Load";
   return h(
-    "button.button.quiet",
+    "button.btn.btn-link btn-sm",
     {
       type: "button",
       "data-key": `act-${row.id}`,
@@ -31,7 +31,7 @@ function actionButton(row) {
 function table(shown) {
   const head = ["Name", "State", "Layers", "Type", "Parameters", "Size", ""];
   return h(
-    "div.scroll",
+    "div.table-responsive",
     {},
     h(
       "table.cards",
@@ -71,7 +71,7 @@ function draw() {
   $("#found").textContent = words.length ? `${shown.length} of ${rows.length}` : "";
   if (shown.length) return redraw($("#models"), table(shown));
   const text = rows.length ? "No model matches." : "No model is registered yet. Upload one, or start the server with --model PATH.";
-  redraw($("#models"), h("div.empty", {}, h("p", {}, text)));
+  redraw($("#models"), h("div.p-4.text-center.muted", {}, h("p", {}, text)));
 }
 
 function take(state) {

@@ -38,7 +38,7 @@ function control(spec) {
   });
   inputs.set(spec.name, input);
   const label = h("label", { for: input.id }, spec.label);
-  if (!spec.slider) return h("div.slider-head", {}, label, input);
+  if (!spec.slider) return h("div.spread.flex-nowrap", {}, label, input);
   const range = h("input", { type: "range", min: spec.low, max: spec.high, step: spec.step, value: spec.fallback, "aria-label": `${spec.label}, slider` });
   range.addEventListener("input", () => {
     input.value = range.value;
@@ -46,7 +46,7 @@ function control(spec) {
   });
   input.addEventListener("input", () => (range.value = input.value));
   input.addEventListener("blazr-set", () => (range.value = input.value));
-  return h("div", {}, h("div.slider-head", {}, label, input), range);
+  return h("div", {}, h("div.spread.flex-nowrap", {}, label, input), range);
 }
 
 const mode = () => $("input[name=mode]:checked").value;
@@ -267,7 +267,7 @@ function stop() {
 if (models.length) {
   for (const spec of PARAMETERS) $(spec.slider || spec.always ? "#sliders" : "#more").append(control(spec));
   stopField = h("textarea", { id: "p-stop", rows: 2, spellcheck: "false", oninput: drawCurl });
-  $("#more").append(h("div.field", {}, h("label", { for: "p-stop" }, "Stop strings, one a line"), stopField, h("div.hint", {}, "\\n stands for a line break")));
+  $("#more").append(h("div.field", {}, h("label", { for: "p-stop" }, "Stop strings, one a line"), stopField, h("div.form-text", {}, "\\n stands for a line break")));
   const wanted = new URLSearchParams(location.search).get("model");
   if (models.some((item) => item.name === wanted)) $("#model").value = wanted;
   $(`input[name=mode][value=${model().has_chat ? "chat" : "completion"}]`).checked = true;

@@ -25,11 +25,11 @@ async function cancel(row) {
 function running(row) {
   const percent = `${Math.round(row.progress * 100)} %`;
   return h(
-    "div.job-progress",
+    "div.stack.tight",
     {},
-    h("div.spread.small.one-line", {}, h("span", {}, row.stage || "starting"), h("span.num.nowrap", {}, percent)),
+    h("div.spread.small.flex-nowrap", {}, h("span", {}, row.stage || "starting"), h("span.num.text-nowrap", {}, percent)),
     h("progress", { max: 1, value: row.progress, "aria-label": `${row.served_model_name}, share that is done` }),
-    canQuantise && h("button.button.quiet", { type: "button", "data-key": `cancel-${row.id}`, "aria-label": `Cancel ${row.served_model_name}`, onclick: () => cancel(row) }, "Cancel"),
+    canQuantise && h("button.btn.btn-link btn-sm", { type: "button", "data-key": `cancel-${row.id}`, "aria-label": `Cancel ${row.served_model_name}`, onclick: () => cancel(row) }, "Cancel"),
   );
 }
 
@@ -38,7 +38,7 @@ function item(row) {
   return h(
     "li",
     {},
-    h("div.spread", {}, h("span.row.break-anywhere", {}, stateMark(row.state), name), h("span.small.muted", {}, `${limitsOf(row)} · started ${ago(row.created_at)}`)),
+    h("div.spread", {}, h("span.hstack.gap-2.flex-wrap.text-break", {}, stateMark(row.state), name), h("span.small.muted", {}, `${limitsOf(row)} · started ${ago(row.created_at)}`)),
     row.state === "running" && running(row),
     row.state === "done" && !row.checkpoint && h("p.small.muted", {}, "The model was deleted."),
     row.reason && h("p.small", {}, row.reason),

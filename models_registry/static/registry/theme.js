@@ -9,13 +9,16 @@
       return null;
     }
   };
-  const apply = () => {
-    document.documentElement.dataset.theme = stored() || (system.matches ? "dark" : "light");
+  const show = (theme) => {
+    document.documentElement.dataset.theme = theme;
+    document.documentElement.dataset.bsTheme = theme;
   };
+  const apply = () => show(stored() || (system.matches ? "dark" : "light"));
   apply();
   system.addEventListener("change", apply);
   addEventListener("DOMContentLoaded", () => {
     for (const button of document.querySelectorAll("[data-theme-toggle]")) {
+      button.hidden = false;
       button.addEventListener("click", () => {
         const next = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
         try {
@@ -23,7 +26,7 @@
         } catch {
           // Storage is off: the choice holds for this page.
         }
-        document.documentElement.dataset.theme = next;
+        show(next);
       });
     }
   });

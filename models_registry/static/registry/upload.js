@@ -60,10 +60,10 @@ function drawFiles() {
   $("#summary").textContent = `${chosen.length} files, ${bytes(totalBytes())}`;
   const rows = chosen.map((item) => {
     item.bar = h("progress", { max: item.file.size, value: 0, "aria-label": `${item.name} sent` });
-    item.amount = h("span.amount", {}, bytes(item.file.size));
-    return h("li.file-row", {}, h("span.name.mono", { title: item.name }, item.name), item.bar, item.amount);
+    item.amount = h("span.small.muted.text-nowrap", {}, bytes(item.file.size));
+    return h("li.spread", {}, h("span.name.font-monospace", { title: item.name }, item.name), item.bar, item.amount);
   });
-  const left = skipped.slice(0, 20).map(({ name, reason }) => h("li.file-row.skipped", {}, h("span.name.mono", { title: name }, name), h("span.small", {}, `left out: ${reason}`)));
+  const left = skipped.slice(0, 20).map(({ name, reason }) => h("li.spread.skipped", {}, h("span.name.font-monospace", { title: name }, name), h("span.small", {}, `left out: ${reason}`)));
   if (skipped.length > 20) left.push(h("li.small.muted", {}, `and ${skipped.length - 20} more files left out`));
   $("#files").replaceChildren(...rows, ...left);
 }
@@ -133,13 +133,13 @@ function drawOverrides() {
   $("#facts-count").textContent = names.length ? ` (${names.length} set)` : "";
   $("#facts-set").replaceChildren(
     ...names.map((name) => {
-      const remove = h("button.button.quiet", { type: "button", "aria-label": `Remove ${name}` }, "Remove");
+      const remove = h("button.btn.btn-link btn-sm", { type: "button", "aria-label": `Remove ${name}` }, "Remove");
       remove.addEventListener("click", () => {
         delete overrides[name];
         drawOverrides();
         $("#fact").focus();
       });
-      return h("li.row", {}, h("span.mono.break-anywhere", {}, `${name} = ${shortened(JSON.stringify(overrides[name]))}`), remove);
+      return h("li.hstack.gap-2.flex-wrap", {}, h("span.font-monospace.text-break", {}, `${name} = ${shortened(JSON.stringify(overrides[name]))}`), remove);
     }),
   );
 }
@@ -300,7 +300,7 @@ function succeed(upload) {
     "good",
     `${upload.served_model_name} is registered`,
     "It was verified and inspected, and loads on its first request.",
-    h("p.row", {}, h("a.button.primary", { href: `/models/${upload.checkpoint}/` }, "Look at it"), h("a.button", { href: `/playground/?model=${encodeURIComponent(upload.served_model_name)}` }, "Try it")),
+    h("p.hstack.gap-2.flex-wrap", {}, h("a.btn.btn-primary", { href: `/models/${upload.checkpoint}/` }, "Look at it"), h("a.btn.btn-outline-secondary", { href: `/playground/?model=${encodeURIComponent(upload.served_model_name)}` }, "Try it")),
   );
 }
 

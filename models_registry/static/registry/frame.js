@@ -1,0 +1,111 @@
+// What every page of the console has: the command palette, and lists that the keyboard moves in.
+import { $, $$, act, call, h, modelUrl, toast } from "./kit.js";
+
+const isTyping = (element) => element.matches("input, textarea, select, [contenteditable]") || element.closest("dialog");
+
+// --- lists ---------------------------------------------------------------------------------------
+// j and k move through the first links of a list's rows; Enter opens, as on any link.
+
+const rowLinks = () => $$("main table tbody tr, main [data-rows] > li").map((row) => $("a[href], button", row)).filter((link) => link?.checkVisibility());
+
+function moveInList(step) {
+  const links = rowLinks();
+  const row = document.activeElement.closest("tr, [data-rows] > li");
+  const at = row ? links.findIndex((link) => row.contains(link)) : -1;
+  const next = at < 0 ? (step > 0 ? 0 : links.length - 1) : Math.min(Math.max(at + step, 0), links.length - 1);
+  links[next]?.focus();
+}
+
+// --- palette -------------------------------------------------------------------------------------
+
+const palette = $("#palette");
+const field = $("#palette-search");
+const list = $("#palette-list");
+let models = null; // asked for when the palette opens for the first time
+let shown = [];
+let chosen = 0;
+
+/** Pages of the rail, what the page offers itself (data-palette), and what works on every page. */
+function standing() {
+  const links = $$(".rail a[href]").map((a) => ({ name: a.textContent.trim(), kind: "page", run: () => location.assign(a.href) }));
+  const offered = $$("[data-palette]").map((element) => ({ name: element.dataset.palette, kind: "action", run: () => element.click() }));
+  const everywhere = [
+    { name: "Switch between light and dark", kind: "action", run: () => $("[data-theme-toggle]").click() },
+    { name: "Sign out", kind: "action", run: () => $(".topbar form").requestSubmit() },
+  ];
+  return [...links.slice(1), ...offered, ...everywhere];
+}
+
+function ofModel(row) {
+  const name = row.served_model_name;
+  const order = async (verb) => {
+    await call("POST", `/registry/checkpoints/${row.id}/${verb}`);
+    toast(verb === "load" ? `A worker was asked to load ${name}.` : `${name} is unloaded once its requests have ended.`);
+  };
+  const held = ["ready", "loading"].includes(row.live.status);
+  const items = [{ name, kind: "model", run: () => location.assign(modelUrl(row)) }];
+  if (palette.dataset.canTry) items.push({ name: `Try ${name}`, kind: "action", run: () => location.assign(`/playground/?model=${encodeURIComponent(name)}`) });
+  if (palette.dataset.canLoad && row.state === "available") items.push({ name: `${held ? "Unload" : "Load"} ${name}`, kind: "action", run: () => order(held ? "unload" : "load").catch((error) => toast(error.message, "bad")) });
+  return items;
+}
+
+function choose(number) {
+  chosen = Math.max(0, Math.min(number, shown.length - 1));
+  [...list.children].forEach((item, i) => item.setAttribute("aria-selected", String(i === chosen)));
+  const item = list.children[chosen];
+  field.setAttribute("aria-activedescendant", item?.id ?? "");
+  item?.scrollIntoView({ block: "nearest" });
+}
+
+function drawPalette() {
+  const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
+  const all = [...standing(), ...(models ?? []).flatMap(ofModel)];
+  shown = all.filter(({ name }) => words.every((word) => name.toLowerCase().includes(word))).slice(0, 12);
+  list.replaceChildren(
+    ...shown.map(({ name, kind }, i) => h("li", { role: "option", id: `palette-${i}`, onclick: () => runItem(i) }, h("span.text-truncate", {}, name), h("span.muted.small", {}, kind))),
+  );
+  choose(0);
+}
+
+function runItem(number) {
+  palette.close();
+  shown[number]?.run();
+}
+
+async function openPalette() {
+  if (palette.open) return;
+  field.value = "";
+  palette.showModal();
+  drawPalette();
+  if (models || !palette.dataset.canSee) return;
+  models = await call("GET", "/registry/checkpoints").catch(() => null);
+  if (palette.open) drawPalette();
+}
+
+field.addEventListener("input", drawPalette);
+field.addEventListener("keydown", (event) => {
+  const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+  if (step) choose(chosen + step);
+  else if (event.key === "Enter") runItem(chosen);
+  else return;
+  event.preventDefault();
+});
+palette.addEventListener("close", () => (models = null));
+const opener = $("#palette-open");
+opener.hidden = false;
+opener.addEventListener("click", openPalette);
+
+addEventListener("keydown", (event) => {
+  if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") {
+    event.preventDefault();
+    return openPalette();
+  }
+  if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event.target)) return;
+  if (event.key === "j" || event.key === "k") moveInList(event.key === "j" ? 1 : -1);
+  else if (event.key === "/") {
+    event.preventDefault();
+    const search = $$("main input[type=search]").find((input) => input.checkVisibility());
+    if (search) search.focus();
+    else openPalette();
+  }
+});

@@ -1,0 +1,70 @@
+"""What the frame of the pages is made of: navigation, icons, the memory of the devices, unfinished transfers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import template
+from django.utils.html import format_html
+from django.utils.safestring import SafeString, mark_safe
+
+from models_registry import live
+from models_registry.navigation import entries_of
+from models_registry.sign_in import is_staff
+
+register = template.Library()
+
+ICONS = {
+    "gauge": "M4 18a9 9 0 1 1 16 0M12 16l4-6",
+    "layers": "m12 3 9 5-9 5-9-5 9-5Zm-9 9.5 9 5 9-5M3 17l9 5 9-5",
+    "speech": "M4 5h16v11H11l-5 4v-4H4Z",
+    "list": "M9 6h11M9 12h11M9 18h11M4 6h.01M4 12h.01M4 18h.01",
+    "pulse": "M3 12h4l3-8 4 16 3-8h4",
+    "key": "M15 9a4 4 0 1 0-4 4l1 1v2h2v2h2v2h4v-4l-5.5-5.5M14 7h.01",
+    "sliders": "M4 7h9m4 0h3M4 17h3m4 0h9M15 5v4M9 15v4",
+    "search": "M10.5 17a6.5 6.5 0 1 1 0-13 6.5 6.5 0 0 1 0 13Zm5-2 5 5",
+    "theme": "M12 3a9 9 0 1 0 0 18ZM12 3a9 9 0 0 1 0 18",
+    "user": "M12 12a4 4 0 1 0 0-8 4 4 0 0 0 0 8Zm-8 9a8 8 0 0 1 16 0",
+    "transfer": "M7 20V5m0 0L3 9m4-4 4 4m6-5v15m0 0 4-4m-4 4-4-4",
+    "chart": "M4 20V4m0 16h16M8 15l4-5 3 3 5-7",
+}
+"""Paths of icons in a box of 24 by 24, drawn as lines."""
+
+
+@register.simple_tag
+def icon(name: str) -> SafeString:
+    """Draw an icon; it says nothing to screen readers."""
+    return format_html(
+        '<svg class="icon" viewBox="0 0 24 24" aria-hidden="true"><path d="{}"/></svg>',
+        mark_safe(ICONS[name]),  # noqa: S308
+    )
+
+
+@register.simple_tag(takes_context=True)
+def navigation(context: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the entries of the rail for the request's account."""
+    section = context.get("section")
+    return [
+        {"label": entry.label, "icon": entry.icon, "url": url, "is_current": entry.section == section}
+        for entry, url in entries_of(context["request"].user)
+    ]
+
+
+@register.simple_tag(takes_context=True)
+def device_memory(context: dict[str, Any]) -> dict[str, Any] | None:
+    """Return used and available bytes of all workers; None where nobody knows, or the account may not see it."""
+    if not context["request"].user.has_perm("models_registry.view_checkpoint"):
+        return None
+    workers = live.look().workers
+    budget = sum(worker.memory_budget_bytes for worker in workers)
+    if not budget:
+        return None
+    used = sum(worker.memory_used_bytes for worker in workers)
+    return {"used": used, "budget": budget, "high": budget * 9 // 10}
+
+
+@register.simple_tag(takes_context=True)
+def is_inside(context: dict[str, Any]) -> bool:
+    """Whether a page with the frame may be shown: to staff that is signed in, also on pages of errors."""
+    user = getattr(context.get("request"), "user", None)
+    return user is not None and is_staff(user)

@@ -1,0 +1,116 @@
+"""Take pictures of every page, in both themes and sizes, of a real server with a model that has answered.
+
+``python -m tests.browser.screenshots DIRECTORY [--url URL --password FILE]``; without a URL it starts a server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from tests.browser.chromium import chromium_binary
+from tests.live.conftest import ROOT, LiveServer
+
+SIZES = {"wide": (1440, 900), "narrow": (360, 780)}
+THEMES = ("light", "dark")
+
+
+def pages(site: LiveServer) -> dict[str, str]:
+    """The pages by the names of their pictures."""
+    model = f"/models/{site.checkpoint_id('demo')}/"
+    return {
+        "overview": "/",
+        "models": "/models/",
+        "upload": "/models/upload/",
+        "model": model,
+        "playground": "/playground/?model=demo",
+        "jobs": "/jobs/",
+        "docs": "/docs",
+        "not-found": "/nowhere",
+    }
+
+
+@contextmanager
+def demo_server() -> Iterator[LiveServer]:
+    with tempfile.TemporaryDirectory() as directory:
+        model = f"demo={ROOT / 'inference' / 'demo' / 'checkpoint'}"
+        server = LiveServer(Path(directory) / "data", "--model", model, "--cpu")
+        try:
+            server.wait_ready()
+            yield server
+        finally:
+            server.stop()
+
+
+def sign_in(browser: Browser, site: LiveServer) -> dict:
+    context = browser.new_context(base_url=site.url)
+    page = context.new_page()
+    page.goto("/login/")
+    page.fill("#id_username", "admin")
+    page.fill("#id_password", (site.data_dir / "admin_password").read_text().strip())
+    page.click("button:has-text('Sign in')")
+    page.wait_for_url(f"{site.url}/")
+    state = context.storage_state()
+    context.close()
+    return state
+
+
+def chat(context: BrowserContext) -> None:
+    """Let the model answer once, so that the pages have something to show."""
+    page = context.new_page()
+    page.goto("/playground/?model=demo")
+    page.fill("#p-max_tokens", "48")
+    page.fill("#prompt", "What is a module?")
+    page.keyboard.press("Enter")
+    page.locator("#readout", has_text="ended by").wait_for()
+    page.close()
+
+
+def take(page: Page, path: str, file: Path, width: int) -> None:
+    page.goto(path, wait_until="networkidle")
+    page.wait_for_timeout(300)
+    page.screenshot(path=file, full_page=True)
+    if overflow := page.evaluate("document.documentElement.scrollWidth - innerWidth"):
+        sys.stderr.write(f"{file.name}: {overflow} px wider than {width}\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--only", default="", help="words of names, with commas between")
+    arguments = parser.parse_args()
+    binary = chromium_binary()
+    if binary is None:
+        sys.stderr.write("There is no Chromium. Try: apt-get install chromium\n")
+        return 1
+    arguments.directory.mkdir(parents=True, exist_ok=True)
+    wanted = [word for word in arguments.only.split(",") if word]
+    with demo_server() as site, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=binary, args=["--no-sandbox"])
+        state = sign_in(browser, site)
+        chat(browser.new_context(base_url=site.url, storage_state=state))
+        for size, (width, height) in SIZES.items():
+            for theme in THEMES:
+                context = browser.new_context(
+                    base_url=site.url,
+                    storage_state=state,
+                    color_scheme=theme,
+                    viewport={"width": width, "height": height},
+                )
+                page = context.new_page()
+                for name, path in pages(site).items():
+                    if not wanted or name in wanted:
+                        take(page, path, arguments.directory / f"{name}-{size}-{theme}.png", width)
+                context.close()
+        browser.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""The frame: who sees which entries, what the devices hold, and where errors lead."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from django.template import Context, Template
+from django.test import Client
+
+from inference.values.states import WorkerState
+from models_registry import live
+from models_registry.templatetags.console import ICONS
+from tests.accounts import account
+
+pytestmark = pytest.mark.django_db
+
+
+def entries(client: Client, path: str = "/models/") -> list[str]:
+    nav = re.search(r'<nav class="nav".*?</nav>', client.get(path).content.decode(), re.DOTALL).group(0)
+    return re.findall(r"</svg>([^<]+)</a>", nav)
+
+
+def test_the_rail_has_the_entries_that_an_account_may_open(client: Client) -> None:
+    client.force_login(account("vera", "viewer"))
+    assert entries(client) == ["Overview", "Models"]
+    client.force_login(account("maria", "member"))
+    assert entries(client)[:4] == ["Overview", "Models", "Playground", "Jobs"]
+
+
+def test_an_entry_whose_page_is_not_there_is_left_out(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    from models_registry import navigation
+
+    ghost = navigation.Entry("ghost", "Ghost", "no-such-page", "models_registry.view_checkpoint", "list")
+    monkeypatch.setattr(navigation, "ENTRIES", (*navigation.ENTRIES, ghost))
+    client.force_login(account("owner", "superuser"))
+    assert "Ghost" not in entries(client)
+
+
+def test_the_memory_of_the_devices_is_in_the_bar(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = WorkerState("w-0", memory_used_bytes=3 << 30, memory_budget_bytes=16 << 30)
+    monkeypatch.setattr(live, "worker_states_sync", lambda: {"w-0": worker})
+    monkeypatch.setattr(live, "model_states_sync", dict)
+    client.force_login(account("vera", "viewer"))
+    text = client.get("/models/").content.decode()
+    assert "3.0 GiB of 16.0 GiB" in text
+    assert re.search(rf'<meter[^>]* value="{3 << 30}[".]', text)
+
+
+def test_errors_keep_the_navigation_of_who_is_signed_in(client: Client) -> None:
+    assert 'class="nav"' not in client.get("/nowhere").content.decode()
+    client.force_login(account("vera", "viewer"))
+    assert entries(client, "/nowhere") == ["Overview", "Models"]
+    refused = client.get("/playground/")
+    assert refused.status_code == 403
+    assert "The role of vera" in refused.content.decode()
+    assert entries(client, "/playground/") == ["Overview", "Models"]
+
+
+def test_a_failure_keeps_the_navigation(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.raise_request_exception = False
+    monkeypatch.setattr("models_registry.views.overview", lambda: 1 / 0)
+    client.force_login(account("vera", "viewer"))
+    response = client.get("/")
+    assert response.status_code == 500
+    assert "Something went wrong" in response.content.decode()
+    assert 'class="nav"' in response.content.decode()
+
+
+def test_a_form_without_its_token_gets_a_page() -> None:
+    strict = Client(enforce_csrf_checks=True)
+    strict.force_login(account("vera", "viewer"))
+    response = strict.post("/logout/")
+    assert response.status_code == 403
+    assert "load the page again" in response.content.decode()
+
+
+@pytest.mark.parametrize("name", ICONS)
+def test_icons_are_drawn_and_silent(name: str) -> None:
+    drawn = Template("{% load console %}{% icon name %}").render(Context({"name": name}))
+    assert ICONS[name] in drawn and 'aria-hidden="true"' in drawn
