@@ -32,6 +32,7 @@ from blazr_site.origin import SameOrigin
 from blazr_site.routes import is_bare, route_or_none
 from inference.consumers import StreamConsumer
 from inference.host.machine import freeze_objects
+from inference.pages.live import ConsoleConsumer
 from inference.records.tracing import RequestSpan, is_tracing, tracing_start, tracing_stop
 from inference.transport.hub import get_hub
 
@@ -88,6 +89,10 @@ class Lifespan:
                 return
 
 
+SOCKETS = [
+    path("v1/stream", StreamConsumer.as_asgi()),
+    path("console/live", ConsoleConsumer.as_asgi()),
+]
 _max_bytes = settings.BLAZR_MAX_BODY_BYTES
 _budget = BodyBudget(total_bytes=8 * _max_bytes, caller_bytes=4 * _max_bytes)
 
@@ -97,7 +102,7 @@ application = ProtocolTypeRouter(
             BodyLimit(cast("Any", BareHandler()), _budget, max_bytes=_max_bytes),
             BodyLimit(cast("Any", get_asgi_application()), _budget, max_bytes=_max_bytes),
         ),
-        "websocket": SameOrigin(AuthMiddlewareStack(URLRouter([path("v1/stream", StreamConsumer.as_asgi())]))),
+        "websocket": SameOrigin(AuthMiddlewareStack(URLRouter(SOCKETS))),
         "lifespan": Lifespan(),
     }
 )

@@ -17,6 +17,7 @@ urlpatterns = [
     path("docs", DocsView.as_view(), name="docs"),
     path("", include("inference.api.urls")),
     path("", include("models_registry.urls")),
+    path("", include("inference.pages.urls")),
 ]
 handler400 = "inference.api.exception_handler.bad_request"
 handler403 = "inference.api.exception_handler.permission_denied"

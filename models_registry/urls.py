@@ -1,8 +1,7 @@
 """Route URLs of the pages at the root, and of the registry's JSON API below ``registry/``.
 
 There is no namespace, because LOGIN_URL is ``login``.
-Names: login, logout, dashboard, models, upload, model (checkpoint_id), runs, run (run_id), playground, jobs;
-registry-… for the API.
+Names: login, logout, models, upload, model (checkpoint_id), runs, run (run_id), playground; registry-… for the API.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from django.urls import include, path
 from models_registry import run_pages, views
 
 urlpatterns = [
-    path("", views.DashboardPage.as_view(), name="dashboard"),
     path("login/", views.SignInView.as_view(), name="login"),
     path("logout/", views.SignOutView.as_view(), name="logout"),
     path("models/", views.ModelsPage.as_view(), name="models"),
@@ -21,6 +19,5 @@ urlpatterns = [
     path("runs/", run_pages.RunsPage.as_view(), name="runs"),
     path("runs/<uuid:run_id>/", run_pages.RunPage.as_view(), name="run"),
     path("playground/", views.PlaygroundPage.as_view(), name="playground"),
-    path("jobs/", views.JobsPage.as_view(), name="jobs"),
     path("registry/", include("models_registry.api.urls")),
 ]

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from models_registry.models import Checkpoint
 
 
+_SOURCES = {"path": "registered by path", "hub": "from the hub", "upload": "uploaded"}
 SPAN_LIMITS = {
     "text": DEFAULT_TEXT,
     "max_text_bytes": MAX_TEXT_BYTES,
@@ -82,27 +83,37 @@ class SignOutView(LogoutView):
     """Signs out; POST only."""
 
 
-@method_decorator(ensure_csrf_cookie, name="dispatch")
-class StaffPage(View):
-    """Base of all pages for signed-in staff.
+class StaffView(View):
+    """Base of what signed-in staff with a permission may open or do.
 
     Attributes:
         section: The active entry of the navigation.
-        permission_required: The permission that the account needs for the page.
+        permission_required: The permission that the account needs.
     """
 
-    template_name = ""
     section = ""
-    http_method_names = ("get", "head")
     permission_required = ""
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        """Ask for a sign-in, or refuse accounts without the permission, or serve the page."""
+        """Ask for a sign-in, or refuse accounts without the permission, or serve."""
         if not is_staff(request.user):
-            return redirect_to_login(request.get_full_path())
+            return redirect_to_login(request.get_full_path() if request.method in ("GET", "HEAD") else "/")
         if not request.user.has_perm(self.permission_required):
             raise PermissionDenied
         return super().dispatch(request, *args, **kwargs)
+
+    def refused(self, error: BlazrError) -> HttpResponse:
+        """Return a page that shows why something was refused."""
+        words = {"section": self.section, "message": error.message}
+        return render(self.request, "registry/refused.html", words, status=error.http_status)
+
+
+@method_decorator(ensure_csrf_cookie, name="dispatch")
+class StaffPage(StaffView):
+    """Base of all pages for signed-in staff."""
+
+    template_name = ""
+    http_method_names = ("get", "head")
 
     def get(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
         """Render the page; an error that names its reason becomes a page that shows the reason."""
@@ -111,23 +122,30 @@ class StaffPage(View):
         except NotFound as error:
             raise Http404(error.message) from None
         except BlazrError as error:
-            words = {"section": self.section, "message": error.message}
-            return render(request, "registry/refused.html", words, status=error.http_status)
+            return self.refused(error)
         return render(request, self.template_name, {"section": self.section, **context})
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
         return {}
 
 
-class DashboardPage(StaffPage):
-    """The overview of models, workers and jobs."""
+class StaffAction(StaffView):
+    """Base of forms that do one thing and lead to a page; they work without scripts."""
 
-    template_name = "registry/dashboard.html"
-    section = "dashboard"
-    permission_required = "models_registry.view_checkpoint"
+    http_method_names = ("post",)
 
-    def page_context(self, **kwargs: Any) -> dict[str, Any]:
-        return {"state": overview()}
+    def post(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
+        """Do it, and lead to the page that shows what came of it."""
+        try:
+            return redirect(self.act(**kwargs))
+        except NotFound as error:
+            raise Http404(error.message) from None
+        except BlazrError as error:
+            return self.refused(error)
+
+    def act(self, **kwargs: Any) -> str:
+        """Do what the form asks for; returns the address to go to."""
+        raise NotImplementedError
 
 
 class ModelsPage(StaffPage):
@@ -138,8 +156,30 @@ class ModelsPage(StaffPage):
     permission_required = "models_registry.view_checkpoint"
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
-        """Return the overview, whose largest part is the list."""
-        return {"state": overview()}
+        """Return the rows that match the search, with what is searched in and why each model isn't loaded."""
+        state = overview()
+        query = self.request.GET.get("q", "")[:200]
+        rows = [{**row, **_list_words(row)} for row in state["checkpoints"]]
+        words = query.lower().split()
+        return {
+            "q": query,
+            "rows": [row for row in rows if all(word in row["text"] for word in words)],
+            "total": len(rows),
+            "notice": state["notice"],
+        }
+
+
+def _list_words(row: dict[str, Any]) -> dict[str, Any]:
+    """Return what the list of models says beside a checkpoint's own columns."""
+    names = ("served_model_name", "model_type", "architecture", "format", "dtype", "origin")
+    origin = (row["origin"] if row["source"] == "upload" else "") or _SOURCES.get(row["source"], row["source"])
+    departures = row["live"]["departures"]
+    return {
+        "text": " ".join(str(row[name]) for name in names).lower(),
+        "origin_words": origin,
+        "held": row["live"]["status"] in ("ready", "loading"),
+        "departure": departures[-1]["reason"] if departures and row["live"]["status"] == "unloaded" else "",
+    }
 
 
 def with_tokenizer_sources(rules: list[dict[str, Any]], besides: Checkpoint | None = None) -> list[dict[str, Any]]:
@@ -252,14 +292,3 @@ class PlaygroundPage(StaffPage):
             ],
             "key_required": settings.BLAZR_API_KEY_REQUIRED,
         }
-
-
-class JobsPage(StaffPage):
-    """Queued generations."""
-
-    template_name = "registry/jobs.html"
-    section = "jobs"
-    permission_required = "inference.scope_files"
-
-    def page_context(self, **kwargs: Any) -> dict[str, Any]:
-        return {"models": list(selectors.checkpoint_list().values_list("served_model_name", flat=True))}

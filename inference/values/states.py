@@ -32,6 +32,7 @@ class ResidentModel:
         load_s: Seconds that its load took.
         num_unprepared: Requests that wait for a place in the engine, or for a thread that tokenises their prompts.
         num_preparing: Requests whose prompts are tokenised now.
+        states_bytes: Part of ``memory_bytes`` that is reserved for states of requests; 0 while loading.
     """
 
     checkpoint_id: str
@@ -50,6 +51,7 @@ class ResidentModel:
     load_s: float = 0.0
     num_unprepared: int = 0
     num_preparing: int = 0
+    states_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,7 @@ class ModelState:
     last_used_at: float = 0.0
     tokens_per_s: float = 0.0
     max_model_len: int = 0
+    states_bytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -149,6 +152,7 @@ class ModelState:
             "stage": self.stage,
             "workers": list(self.workers),
             "memory_bytes": self.memory_bytes,
+            "states_bytes": self.states_bytes,
             "num_running": self.num_running,
             "num_waiting": self.num_waiting,
             "num_queued": self.num_queued,
@@ -176,6 +180,7 @@ def merge_models(workers: Iterable[WorkerState]) -> dict[str, ModelState]:
                 last_used_at=max(seen.last_used_at, model.last_used_at),
                 tokens_per_s=seen.tokens_per_s + model.tokens_per_s,
                 max_model_len=max(seen.max_model_len, model.max_model_len),
+                states_bytes=seen.states_bytes + model.states_bytes,
             )
     return merged
 

@@ -48,6 +48,10 @@ class ServedLLM(LoopOwner[Any, GenerationEvent], Protocol):
         """Return the file of a saved state, piece by piece."""
         ...
 
+    def memory_bytes(self) -> dict[str, int]:
+        """Return the bytes of ``weights`` and ``states``."""
+        ...
+
     def total_bytes(self) -> int:
         """Return the memory of weights and states."""
         ...

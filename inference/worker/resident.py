@@ -187,6 +187,7 @@ class Resident:
             progress=self.progress,
             stage="unloading" if self.status == "unloading" else self.stage,
             memory_bytes=self.memory_bytes,
+            states_bytes=0 if self.engine is None else self.engine.llm.memory_bytes()["states"],
             num_running=running,
             num_waiting=self.num_in_engine - running + len(self.waiting),
             last_used_at=self.last_used_at,

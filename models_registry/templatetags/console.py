@@ -8,6 +8,7 @@ from django import template
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
+from inference.host.units import format_bytes
 from models_registry import live
 from models_registry.navigation import entries_of
 from models_registry.sign_in import is_staff
@@ -29,6 +30,10 @@ ICONS = {
     "chart": "M4 20V4m0 16h16M8 15l4-5 3 3 5-7",
 }
 """Paths of icons in a box of 24 by 24, drawn as lines."""
+
+
+LIVE_WORDS = {"unloaded": "not loaded", "failed": "load failed"}
+"""States of models in words, where the word isn't the state's own name."""
 
 
 @register.simple_tag
@@ -61,6 +66,44 @@ def device_memory(context: dict[str, Any]) -> dict[str, Any] | None:
         return None
     used = sum(worker.memory_used_bytes for worker in workers)
     return {"used": used, "budget": budget, "high": budget * 9 // 10}
+
+
+@register.simple_tag(takes_context=True)
+def live_region(context: dict[str, Any], region_id: str, topics: str) -> SafeString:
+    """Write the attributes of an element that is drawn anew, from the page's own address, when a topic changes.
+
+    Args:
+        region_id: The element's id.
+        topics: Names of ``inference.pages.live.TOPICS``, with spaces between.
+    """
+    triggers = ", ".join(f"live:{topic} from:body" for topic in topics.split())
+    return format_html(
+        'id="{0}" hx-get="{1}" hx-trigger="{2}" hx-select="#{0}" hx-target="this" hx-swap="outerHTML"',
+        region_id,
+        context["request"].get_full_path(),
+        triggers,
+    )
+
+
+@register.simple_tag
+def memory_words(seen: dict[str, Any]) -> str:
+    """Return what a loaded model takes: "257.0 MiB weights + 5.1 GiB reserved states"."""
+    memory, states = seen["memory_bytes"], seen.get("states_bytes", 0)
+    if not 0 < states < memory:
+        return format_bytes(memory)
+    return f"{format_bytes(memory - states)} weights + {format_bytes(states)} reserved states"
+
+
+@register.inclusion_tag("registry/_state.html")
+def model_state(row: dict[str, Any]) -> dict[str, Any]:
+    """Draw the state of a checkpoint: its files first, then what the workers say; ``row`` as the API has it."""
+    if row["state"] != "available":
+        return {"mark": row["state"], "words": "files missing" if row["state"] == "missing" else "refused", "stage": ""}
+    seen = row["live"]
+    words = LIVE_WORDS.get(seen["status"], seen["status"])
+    if seen["status"] == "loading":
+        words = f"loading {seen['progress']:.0%}"
+    return {"mark": seen["status"], "words": words, "stage": seen.get("stage") or ""}
 
 
 @register.simple_tag(takes_context=True)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 from django import template
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 
 from inference.host.units import format_bytes, format_count
 
@@ -28,8 +31,8 @@ def at_most(number: int, limit: int) -> int:
 
 @register.filter
 def unlocalised(number: float) -> str:
-    """Return a coordinate of a drawing, with a point whatever the language is."""
-    return f"{number:g}"
+    """Return a number for an attribute: whole ones with all digits, others with a point whatever the language is."""
+    return str(number) if isinstance(number, int) else f"{number:g}"
 
 
 @register.filter
@@ -48,3 +51,24 @@ def four_digits(number: float) -> str:
 def json_text(value: Any) -> str:
     """Return a fact's value as text: strings without quotes, other values as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+@register.filter
+def duration(seconds: float) -> str:
+    """Return a time span in one or two units: 0.25 -> "250 ms", 75 -> "1 min 15 s"."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{int(seconds) // 60} min {int(seconds) % 60} s"
+    return f"{seconds / 3600:.1f} h"
+
+
+@register.filter
+def moment(value: Any) -> SafeString:
+    """Return a moment (a datetime, or seconds since 1970) as UTC, which scripts replace by the reader's own time."""
+    if value is None:
+        return SafeString("–")
+    at = value if isinstance(value, datetime) else datetime.fromtimestamp(value, UTC)
+    return format_html('<time datetime="{}">{} UTC</time>', at.isoformat(), at.strftime("%Y-%m-%d %H:%M"))

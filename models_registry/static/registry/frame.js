@@ -1,5 +1,5 @@
 // What every page of the console has: the command palette, and lists that the keyboard moves in.
-import { $, $$, act, call, h, modelUrl, toast } from "./kit.js";
+import { $, $$, act, ago, bytes, call, confirmDialog, h, modelUrl, setNotice, toast } from "./kit.js";
 
 const isTyping = (element) => element.matches("input, textarea, select, [contenteditable]") || element.closest("dialog");
 
@@ -109,3 +109,67 @@ addEventListener("keydown", (event) => {
     else openPalette();
   }
 });
+
+// --- what the server drew ------------------------------------------------------------------------
+
+/** Moments in the reader's own time; those of the last day as an age. */
+function localTimes(root = document) {
+  for (const time of $$("time[datetime]", root)) {
+    const at = new Date(time.dateTime);
+    time.textContent = Date.now() - at < 86400000 && !time.closest("details, [data-exact]") ? ago(at) : at.toLocaleString();
+    time.title = at.toLocaleString();
+  }
+}
+
+/** Show what needs scripts: buttons that post. */
+function enhance(root = document) {
+  for (const button of $$("[data-post], [data-delete-url]", root)) button.hidden = false;
+  localTimes(root);
+}
+enhance();
+document.body.addEventListener("htmx:load", (event) => enhance(event.detail.elt));
+setInterval(localTimes, 10000);
+
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-post], [data-delete-url]");
+  if (!button) return;
+  const { post, deleteUrl, said, confirm, leadsTo } = button.dataset;
+  if (confirm && !(await confirmDialog(confirm, button.dataset.confirmText ?? "", button.textContent.trim()))) return;
+  const done = await act(button, () => call(deleteUrl ? "DELETE" : "POST", post ?? deleteUrl));
+  if (!done) return;
+  if (leadsTo) location.assign(leadsTo);
+  else if (said) toast(said);
+});
+
+// --- live ----------------------------------------------------------------------------------------
+// The server says which topics have changed; regions of the page that name one are drawn again by htmx.
+
+const tell = (topics) => topics.forEach((topic) => document.body.dispatchEvent(new CustomEvent(`live:${topic}`)));
+let failures = 0;
+
+function drawMemory({ used, budget } = {}) {
+  const place = $("#device-memory");
+  if (!place || !budget) return;
+  Object.assign($("meter", place), { max: budget, high: budget * 0.9, value: used });
+  $(".num", place).textContent = `${bytes(used)} of ${bytes(budget)}`;
+}
+
+function connect() {
+  const socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/console/live`);
+  socket.addEventListener("message", (event) => {
+    const { changed, memory, uploads } = JSON.parse(event.data);
+    if (failures) tell(["models", "jobs", "batches", "uploads", "checkpoint-jobs"]);
+    failures = 0;
+    setNotice("connection", "");
+    drawMemory(memory);
+    if (uploads) document.body.dispatchEvent(new CustomEvent("live-uploads", { detail: uploads }));
+    tell(changed);
+  });
+  socket.addEventListener("close", (event) => {
+    if (event.code === 4401) return setNotice("connection", "Your session has ended. Sign in again.");
+    failures += 1;
+    if (failures > 1) setNotice("connection", "The server can't be reached.");
+    setTimeout(connect, Math.min(500 * 2 ** failures, 15000));
+  });
+}
+connect();

@@ -103,6 +103,29 @@ export async function call(method, url, body) {
   return text ? JSON.parse(text) : null;
 }
 
+/** Run a task when one of the topics of the server changes. Returns a function that runs it now. */
+export function onLive(topics, task) {
+  let running = null;
+  let again = false;
+  const run = async () => {
+    if (running) return (again = true);
+    running = task();
+    try {
+      await running;
+      setNotice("connection", "");
+    } catch (error) {
+      setNotice("connection", error.message);
+    }
+    running = null;
+    if (again) {
+      again = false;
+      run();
+    }
+  };
+  for (const topic of topics) document.body.addEventListener(`live:${topic}`, run);
+  return run;
+}
+
 /** Run a task now and then while the page can be seen; failures slow it down and show once. */
 export function poll(task, everyMs) {
   let failures = 0;

@@ -29,7 +29,7 @@ function running(row) {
     {},
     h("div.spread.small.flex-nowrap", {}, h("span", {}, row.stage || "starting"), h("span.num.text-nowrap", {}, percent)),
     h("progress", { max: 1, value: row.progress, "aria-label": `${row.served_model_name}, share that is done` }),
-    canQuantise && h("button.btn.btn-link btn-sm", { type: "button", "data-key": `cancel-${row.id}`, "aria-label": `Cancel ${row.served_model_name}`, onclick: () => cancel(row) }, "Cancel"),
+    canQuantise && h("button.btn.btn-link.btn-sm", { type: "button", "data-key": `cancel-${row.id}`, "aria-label": `Cancel ${row.served_model_name}`, onclick: () => cancel(row) }, "Cancel"),
   );
 }
 

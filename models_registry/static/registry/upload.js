@@ -133,7 +133,7 @@ function drawOverrides() {
   $("#facts-count").textContent = names.length ? ` (${names.length} set)` : "";
   $("#facts-set").replaceChildren(
     ...names.map((name) => {
-      const remove = h("button.btn.btn-link btn-sm", { type: "button", "aria-label": `Remove ${name}` }, "Remove");
+      const remove = h("button.btn.btn-link.btn-sm", { type: "button", "aria-label": `Remove ${name}` }, "Remove");
       remove.addEventListener("click", () => {
         delete overrides[name];
         drawOverrides();

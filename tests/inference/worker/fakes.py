@@ -108,6 +108,9 @@ class FakeLLM:
                 del self.running[request_id]
         return events
 
+    def memory_bytes(self) -> dict[str, int]:
+        return {"weights": self.total_bytes(), "states": 0}
+
     def total_bytes(self) -> int:
         return self.size
 

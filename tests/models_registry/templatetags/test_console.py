@@ -59,7 +59,7 @@ def test_errors_keep_the_navigation_of_who_is_signed_in(client: Client) -> None:
 
 def test_a_failure_keeps_the_navigation(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.raise_request_exception = False
-    monkeypatch.setattr("models_registry.views.overview", lambda: 1 / 0)
+    monkeypatch.setattr("inference.pages.overview.overview", lambda: 1 / 0)
     client.force_login(account("vera", "viewer"))
     response = client.get("/")
     assert response.status_code == 500

@@ -1,0 +1,1 @@
+"""Pages of the console about models in use, jobs, requests, keys and settings."""

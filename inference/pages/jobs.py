@@ -1,0 +1,170 @@
+"""Pages of queued generations: the list with the batches, and one job with its prompt, its output or its error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from django.http import QueryDict
+from django.urls import reverse
+
+from inference.access.accounts import principal_of_user
+from inference.batches.progress import batches_progress
+from inference.batches.services import batch_list, batch_object
+from inference.errors import Conflict
+from inference.jobs.selectors import job_counts, job_error, job_get, job_list
+from inference.jobs.services import JobRequest, jobs_submit
+from inference.models import GenerationJob, JobState
+from inference.values.plan import GenerationPlan
+from inference.values.principal import Principal
+from models_registry import selectors
+from models_registry.views import StaffAction, StaffPage
+
+NUM_JOBS = 50
+NUM_BATCHES = 20
+MAX_SHOWN_CHARS = 200_000
+_ENDED = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+_BATCH_MARKS = {
+    "validating": "queued",
+    "in_progress": "running",
+    "finalizing": "running",
+    "cancelling": "running",
+    "completed": "succeeded",
+    "expired": "failed",
+}
+
+
+class _JobsBase(StaffPage):
+    section = "jobs"
+    permission_required = "inference.scope_files"
+
+    def principal(self) -> Principal:
+        """Return the account as a caller; ``dispatch`` has checked that it is staff."""
+        found = principal_of_user(self.request.user)
+        assert found is not None
+        return found
+
+
+class JobsPage(_JobsBase):
+    """Jobs, newest first, and batches."""
+
+    template_name = "registry/jobs.html"
+
+    def page_context(self, **kwargs: Any) -> dict[str, Any]:
+        """Return the jobs that match the filters of the address."""
+        query, principal = self.request.GET, self.principal()
+        state, label, after = query.get("state", ""), query.get("label", "")[:100].strip(), query.get("after", "")
+        before = job_get(job_id=after, principal=principal).pk if after else None
+        rows = job_list(
+            principal=principal, state=state or None, batch_label=label or None, before=before, limit=NUM_JOBS + 1
+        )
+        counts = job_counts(principal=principal, batch_label=label or None)
+        batches = batch_list(principal=principal, after=None, limit=NUM_BATCHES)
+        progress = batches_progress(batches)
+        shown = rows[:NUM_JOBS]
+        return {
+            "models": list(selectors.checkpoint_list().values_list("served_model_name", flat=True)),
+            "states": JobState.values,
+            "state": state,
+            "label": label,
+            "after": after,
+            "jobs": [{"row": row, "is_open": row.state not in _ENDED, "took_s": took_s(row)} for row in shown],
+            "older": older_address(query, shown[-1]) if len(rows) > NUM_JOBS else "",
+            "counts": ", ".join(f"{counts[name]} {name}" for name in JobState.values if counts[name]),
+            "batches": [_batch_row(batch_object(row, progress[row.pk])) for row in batches],
+        }
+
+
+class JobPage(_JobsBase):
+    """One job."""
+
+    template_name = "registry/job.html"
+
+    def page_context(self, **kwargs: Any) -> dict[str, Any]:
+        """Return the job with its request and what came of it."""
+        row = job_get(job_id=kwargs["job_id"], principal=self.principal())
+        plan: dict[str, Any] = orjson.loads(GenerationJob.objects.values_list("plan", flat=True).get(pk=row.pk))
+        error = job_error(row)
+        result = orjson.loads(row.result) if row.state == JobState.SUCCEEDED and row.result else None
+        return {
+            "job": row,
+            "is_open": row.state not in _ENDED,
+            "took_s": took_s(row),
+            "prompts": [prompt_text(prompt) for prompt in plan["prompts"]],
+            "params": {name: value for name, value in plan["params"].items() if value not in (None, [], {}, "")},
+            "error": None if error is None else error.to_openai()["error"],
+            "outputs": [] if result is None else [output_text(choice) for choice in result["choices"]],
+            "result_json": "" if result is None else orjson.dumps(result, option=orjson.OPT_INDENT_2).decode(),
+        }
+
+
+class JobRetry(StaffAction):
+    """Queue the same request again, as a new job with the same label."""
+
+    permission_required = "inference.scope_files"
+
+    def act(self, **kwargs: Any) -> str:
+        """Submit the job's plan; returns the address of the new job."""
+        principal = principal_of_user(self.request.user)
+        assert principal is not None
+        row = job_get(job_id=kwargs["job_id"], principal=principal)
+        if row.state not in _ENDED:
+            raise Conflict(f"the job is {row.state}; only a finished one can be queued again.", param="job_id")
+        plan = GenerationPlan.from_dict(orjson.loads(GenerationJob.objects.values_list("plan", flat=True).get(pk=row.pk)))
+        (new,) = jobs_submit(requests=[JobRequest(plan)], principal=principal, batch_label=row.batch_label)
+        return reverse("job", args=[new.job_id])
+
+
+def took_s(row: GenerationJob) -> float | None:
+    """Return the seconds that a finished job ran."""
+    if row.started_at is None or row.finished_at is None:
+        return None
+    return (row.finished_at - row.started_at).total_seconds()
+
+
+def older_address(query: QueryDict, last: GenerationJob) -> str:
+    """Return the address of the page of jobs that are older than ``last``, with the same filters."""
+    changed = query.copy()
+    changed["after"] = str(last.job_id)
+    return f"?{changed.urlencode()}"
+
+
+def prompt_text(prompt: dict[str, Any]) -> str:
+    """Return a prompt of a plan as text: itself, its token ids, or its messages one below the other."""
+    if "text" in prompt:
+        text = prompt["text"]
+    elif "messages" in prompt:
+        parts = (f"[{item.get('role', '')}]\n{content_text(item.get('content'))}" for item in prompt["messages"])
+        text = "\n\n".join(parts)
+    else:
+        text = ", ".join(map(str, prompt.get("token_ids", ())))
+    return str(text)[:MAX_SHOWN_CHARS]
+
+
+def content_text(content: Any) -> str:
+    """Return the text of a message's content."""
+    return content if isinstance(content, str) else orjson.dumps(content, option=orjson.OPT_INDENT_2).decode()
+
+
+def output_text(choice: dict[str, Any]) -> dict[str, Any]:
+    """Return the text of a choice, and what ended it."""
+    message = choice.get("message") or {}
+    text = choice.get("text") if not message else message.get("content")
+    return {"text": text or "", "ended_by": choice.get("finish_reason"), "tool_calls": message.get("tool_calls")}
+
+
+def _batch_row(batch: dict[str, Any]) -> dict[str, Any]:
+    counts, progress = batch["request_counts"], batch["progress"]
+    errors = batch["errors"]["data"] if batch["errors"] else []
+    return {
+        **batch,
+        "mark": _BATCH_MARKS.get(batch["status"], batch["status"]),
+        "words": batch["status"].replace("_", " "),
+        "short_id": batch["id"][6:14],
+        "kind": batch["endpoint"].removeprefix("/v1/"),
+        "num_done": counts["completed"] + counts["failed"],
+        "is_open": batch["status"] in ("validating", "in_progress"),
+        "has_ended": batch["status"] in ("completed", "failed", "expired", "cancelled"),
+        "first_error": errors[0] if errors else None,
+        "progress": progress,
+    }

@@ -1,0 +1,149 @@
+"""WebSocket ``/console/live``: tells the pages of signed-in staff what has changed, once a second at most.
+
+The server sends JSON text frames and reads none:
+
+    {"changed": ["models", "jobs"], "memory": {"used": …, "budget": …}, "uploads": [{name, received, size, state}]}
+
+``changed`` names topics (``TOPICS``); a page draws the regions that depend on them again, from its own address. One
+task per web process compares the states while at least one page is open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import orjson
+from asgiref.sync import sync_to_async
+from channels.generic.websocket import AsyncWebsocketConsumer
+from django.db import DatabaseError
+from django.db.models import Sum
+
+from inference.host.coroutines import run_in_background
+from inference.models import Batch, GenerationJob
+from models_registry import live
+from models_registry.models import Checkpoint, Quantisation, SpanMeasurement, Upload
+
+PERIOD_S = 1.0
+CLOSE_NOT_AUTHENTICATED = 4401
+_NUM_ROWS = 50
+_VIEW, _UPLOAD = "models_registry.view_checkpoint", "models_registry.add_upload"
+
+
+class ConsoleConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
+    """One open page."""
+
+    channel_layer_alias = "none"
+    _open: ClassVar[set[ConsoleConsumer]] = set()
+    _watch: ClassVar[asyncio.Task[None] | None] = None
+
+    async def connect(self) -> None:
+        """Admit active staff; what an account may not see isn't sent to it."""
+        await self.accept()
+        user = self.scope.get("user")
+        if user is None or not (user.is_active and getattr(user, "is_staff", False)):
+            await self.close(code=CLOSE_NOT_AUTHENTICATED)
+            return
+        self.sees_models, self.sees_uploads = await sync_to_async(_permissions)(user)
+        ConsoleConsumer._open.add(self)
+        if ConsoleConsumer._watch is None or ConsoleConsumer._watch.done():
+            ConsoleConsumer._watch = run_in_background(_watch())
+
+    async def disconnect(self, code: int) -> None:
+        """Forget the page."""
+        ConsoleConsumer._open.discard(self)
+
+    async def tell(self, changed: list[str], memory: dict[str, int], uploads: list[dict[str, Any]]) -> None:
+        """Send what has changed."""
+        frame: dict[str, Any] = {"changed": changed}
+        if self.sees_models:
+            frame["memory"] = memory
+        if self.sees_uploads:
+            frame["uploads"] = uploads
+        await self.send(text_data=orjson.dumps(frame).decode())
+
+
+def _permissions(user: Any) -> tuple[bool, bool]:
+    return user.has_perm(_VIEW), user.has_perm(_UPLOAD)
+
+
+async def _watch() -> None:
+    """Compare the states of all topics while pages are open."""
+    before: dict[str, Any] | None = None
+    while ConsoleConsumer._open:
+        try:
+            now, memory, uploads = await sync_to_async(read_topics)()
+        except DatabaseError:  # the pages say so themselves when they are asked for
+            await asyncio.sleep(PERIOD_S)
+            continue
+        changed = [topic for topic in now if before is not None and now[topic] != before.get(topic)]
+        if changed or before is None:
+            pages = list(ConsoleConsumer._open)
+            await asyncio.gather(*(page.tell(changed, memory, uploads) for page in pages), return_exceptions=True)
+        before = now
+        await asyncio.sleep(PERIOD_S)
+
+
+def read_topics() -> tuple[dict[str, Any], dict[str, int], list[dict[str, Any]]]:
+    """Return the state of each topic as a comparable value, the devices' memory, and the unfinished uploads."""
+    seen = live.look()
+    memory = {
+        "used": sum(worker.memory_used_bytes for worker in seen.workers),
+        "budget": sum(worker.memory_budget_bytes for worker in seen.workers),
+    }
+    uploads = open_uploads()
+    return {name: read(seen) for name, read in TOPICS.items()} | {"uploads": uploads}, memory, uploads
+
+
+def open_uploads() -> list[dict[str, Any]]:
+    """Return the uploads that are being received or checked, newest first."""
+    rows = Upload.objects.filter(state__in=Upload.OPEN).annotate(received=Sum("files__received_bytes"))
+    return [
+        {
+            "id": str(row["pk"]),
+            "name": row["served_model_name"],
+            "received": row["received"] or 0,
+            "size": row["size_bytes"],
+            "state": row["state"],
+        }
+        for row in rows.values("pk", "served_model_name", "received", "size_bytes", "state")
+    ]
+
+
+def _models(seen: live.Live) -> Any:
+    rows = list(Checkpoint.objects.values_list("pk", "served_model_name", "state", "updated_at"))
+    shown = []
+    for key, state in sorted(seen.models.items()):
+        item = state.shown()
+        # Moments and averages change all the time and matter to nobody.
+        shown.append((key, {**item, "tokens_per_s": round(item["tokens_per_s"], 1)}))
+    workers = [
+        (w.worker_id, w.memory_used_bytes, w.memory_budget_bytes, w.num_active, w.draining, w.is_late)
+        for w in seen.workers
+    ]
+    return rows, shown, workers, seen.notice
+
+
+def _jobs(seen: live.Live) -> Any:
+    columns = ("pk", "state", "completion_tokens", "attempts", "cancel_requested")
+    return list(GenerationJob.objects.values_list(*columns)[:_NUM_ROWS])
+
+
+def _batches(seen: live.Live) -> Any:
+    columns = ("pk", "state", "num_completed", "num_failed", "completion_tokens")
+    return list(Batch.objects.values_list(*columns)[:_NUM_ROWS])
+
+
+def _checkpoint_jobs(seen: live.Live) -> Any:
+    columns = ("pk", "state", "progress", "stage")
+    return [list(model.objects.values_list(*columns)[:_NUM_ROWS]) for model in (Quantisation, SpanMeasurement)]
+
+
+TOPICS: dict[str, Callable[[live.Live], Any]] = {
+    "models": _models,
+    "jobs": _jobs,
+    "batches": _batches,
+    "checkpoint-jobs": _checkpoint_jobs,
+}
+"""What pages can depend on, beside ``uploads``; each is read once a second while a page is open."""
