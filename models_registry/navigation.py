@@ -30,6 +30,7 @@ class Entry:
 ENTRIES = (
     Entry("dashboard", "Overview", "dashboard", "models_registry.view_checkpoint", "gauge"),
     Entry("models", "Models", "models", "models_registry.view_checkpoint", "layers"),
+    Entry("runs", "Runs", "runs", "models_registry.view_checkpoint", "chart"),
     Entry("playground", "Playground", "playground", "inference.scope_generate", "speech"),
     Entry("jobs", "Jobs", "jobs", "inference.scope_files", "list"),
     Entry("requests", "Requests", "requests", "inference.view_usagerecord", "pulse"),

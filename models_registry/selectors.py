@@ -49,6 +49,18 @@ def checkpoint_get(checkpoint_id: uuid.UUID | str) -> Checkpoint:
     return rows[0]
 
 
+def checkpoint_version(checkpoint_id: uuid.UUID) -> str:
+    """Return what changes with each change of a checkpoint, without a read of its large columns.
+
+    Raises:
+        UnknownModel: No checkpoint has this id.
+    """
+    found = Checkpoint.objects.filter(pk=checkpoint_id).values_list("updated_at", flat=True).first()
+    if found is None:
+        raise UnknownModel(f"There is no checkpoint with the id {checkpoint_id}.", param="checkpoint")
+    return found.isoformat()
+
+
 def checkpoint_list() -> QuerySet[Checkpoint]:
     """Return all checkpoints by name, **without** the large columns (``inspection``, ``file_stamps``).
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from django.urls import include, path
 
-from models_registry import run_pages, views
+from models_registry import model_page, run_pages, views
 
 urlpatterns = [
     path("login/", views.SignInView.as_view(), name="login"),
     path("logout/", views.SignOutView.as_view(), name="logout"),
     path("models/", views.ModelsPage.as_view(), name="models"),
     path("models/upload/", views.UploadPage.as_view(), name="upload"),
-    path("models/<uuid:checkpoint_id>/", views.ModelPage.as_view(), name="model"),
+    path("models/<uuid:checkpoint_id>/", model_page.ModelPage.as_view(), name="model"),
     path("runs/", run_pages.RunsPage.as_view(), name="runs"),
     path("runs/<uuid:run_id>/", run_pages.RunPage.as_view(), name="run"),
     path("playground/", views.PlaygroundPage.as_view(), name="playground"),

@@ -6,8 +6,6 @@ and serializers, so that they agree.
 
 from __future__ import annotations
 
-import uuid
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
@@ -22,29 +20,10 @@ from django.views.decorators.csrf import ensure_csrf_cookie
 
 from inference.errors import BlazrError, NotFound
 from inference.models.readable_rows import readable_rows
-from inference.values.memory_span import MAX_TOKENS
-from inference.values.tokenizer_spec import MAX_TEMPLATE_CHARS
 from models_registry import selectors, upload_rules
-from models_registry.aliases import alias_names
-from models_registry.api.passport_views import passport_context
-from models_registry.api.quantisation_views import quantisation_list
-from models_registry.api.serializers import OverrideSerializer
-from models_registry.api.span_views import measurement_rows
-from models_registry.api.views import checkpoint_detail, checkpoint_inspection, overview
-from models_registry.curves import read_curve
-from models_registry.default_text import DEFAULT_TEXT
-from models_registry.detection.facts import CHAT_TEMPLATE, TOKENIZER_FROM, facts_to_set
-from models_registry.quantisations import MAX_KL, default_name, is_quantisable
-from models_registry.settings_schema import MODEL_SETTINGS, shown
+from models_registry.api.views import overview
+from models_registry.detection.facts import TOKENIZER_FROM, facts_to_set
 from models_registry.sign_in import SignInForm, is_staff
-from models_registry.span_measurements import (
-    DEFAULT_SECONDS,
-    DEFAULT_TOKENS,
-    MAX_SECONDS,
-    MAX_TEXT_BYTES,
-    MIN_TOKENS,
-    reads_text,
-)
 
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
@@ -54,15 +33,6 @@ if TYPE_CHECKING:
 
 
 _SOURCES = {"path": "registered by path", "hub": "from the hub", "upload": "uploaded"}
-SPAN_LIMITS = {
-    "text": DEFAULT_TEXT,
-    "max_text_bytes": MAX_TEXT_BYTES,
-    "min_tokens": MIN_TOKENS,
-    "max_tokens": MAX_TOKENS,
-    "tokens": DEFAULT_TOKENS,
-    "max_seconds": MAX_SECONDS,
-    "seconds": DEFAULT_SECONDS,
-}
 
 
 class SignInView(LoginView):
@@ -218,57 +188,6 @@ class UploadPage(StaffPage):
                 "max_files": upload_rules.MAX_FILES,
                 "facts": with_tokenizer_sources(facts_to_set()),
             }
-        }
-
-
-class ModelPage(StaffPage):
-    """One checkpoint."""
-
-    template_name = "registry/model.html"
-    section = "models"
-    permission_required = "models_registry.view_checkpoint"
-
-    def page_context(self, **kwargs: Any) -> dict[str, Any]:
-        checkpoint_id: uuid.UUID = kwargs["checkpoint_id"]
-        checkpoint = selectors.checkpoint_get(checkpoint_id)
-        detail = checkpoint_detail(checkpoint)
-        with_tokenizer_sources(detail["description"]["overridable"], besides=checkpoint)
-        measurements = measurement_rows(checkpoint)
-        in_force = {row["fact"] for row in detail["overrides"] if row["cleared_at"] is None}
-        return {
-            "checkpoint": checkpoint,
-            "detail": detail,
-            "curve": read_curve(Path(checkpoint.directory)),
-            "quantisations": quantisation_list(checkpoint),
-            "can_quantise": checkpoint.state == "available" and is_quantisable(checkpoint_inspection(checkpoint)),
-            "quantised_name": default_name(checkpoint),
-            "max_kl": MAX_KL,
-            **passport_context(checkpoint),
-            "alias_names": alias_names(),
-            "measurements": measurements,
-            "newest_result": next((row.pk for row in measurements if row.state == "done"), None),
-            "can_measure": checkpoint.state == "available",
-            "reads_text": reads_text(checkpoint_inspection(checkpoint)),
-            "span_limits": SPAN_LIMITS,
-            "template": self._template(checkpoint),
-            "max_template_chars": MAX_TEMPLATE_CHARS,
-            "facts": [{**fact, "overridden": fact["name"] in in_force} for fact in detail["description"]["facts"]],
-            "model_settings": [
-                {"schema": setting, "value": shown(setting, checkpoint.settings.get(setting.name))}
-                for setting in MODEL_SETTINGS
-            ],
-        }
-
-    def _template(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """Return the chat template in force, the model's own, and who set another one."""
-        tokenizer = checkpoint_inspection(checkpoint).tokenizer
-        in_force = checkpoint.overrides.filter(fact=CHAT_TEMPLATE, cleared_at__isnull=True)
-        set_by = next(iter(readable_rows(in_force, 1)), None)
-        return {
-            "source": tokenizer.chat_template,
-            "origin": tokenizer.chat_template_origin,
-            "own": tokenizer.own_chat_template,
-            "set_by": set_by and OverrideSerializer(set_by).data,
         }
 
 

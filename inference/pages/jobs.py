@@ -110,7 +110,9 @@ class JobRetry(StaffAction):
         row = job_get(job_id=kwargs["job_id"], principal=principal)
         if row.state not in _ENDED:
             raise Conflict(f"the job is {row.state}; only a finished one can be queued again.", param="job_id")
-        plan = GenerationPlan.from_dict(orjson.loads(GenerationJob.objects.values_list("plan", flat=True).get(pk=row.pk)))
+        plan = GenerationPlan.from_dict(
+            orjson.loads(GenerationJob.objects.values_list("plan", flat=True).get(pk=row.pk))
+        )
         (new,) = jobs_submit(requests=[JobRequest(plan)], principal=principal, batch_label=row.batch_label)
         return reverse("job", args=[new.job_id])
 

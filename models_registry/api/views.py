@@ -32,6 +32,7 @@ from models_registry.detection.describe import describe
 from models_registry.detection.inspection import Inspection
 from models_registry.models import Checkpoint
 from models_registry.names import suggest_name
+from models_registry.tensor_index import tensor_page
 from models_registry.upload_rules import DeclaredFile
 
 MAX_PAGE = 500
@@ -196,38 +197,13 @@ class CheckpointTensorsView(StaffView):
     )
     def get(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
         """Return a page of the matching tensors."""
-        inspection = checkpoint_inspection(selectors.checkpoint_get(checkpoint_id))
-        words = request.query_params.get("search", "")[:200].lower().split()
-        offset = _page_number(request, "offset", 0, 0, 1 << 31)
-        limit = _page_number(request, "limit", 50, 1, MAX_PAGE)
-        rows = [
-            (name, info)
-            for name, info in sorted(inspection.tensors.items(), key=lambda item: _natural(item[0]))
-            if _matches(words, name, info.dtype, info.shape)
-        ]
-        page = [
-            {
-                "name": name,
-                "dtype": info.dtype,
-                "shape": list(info.shape),
-                "size_bytes": info.end - info.begin,
-                "file": info.file,
-            }
-            for name, info in rows[offset : offset + limit]
-        ]
-        return Response({"count": len(rows), "offset": offset, "tensors": page})
-
-
-def _matches(words: list[str], name: str, dtype: str, shape: tuple[int, ...]) -> bool:
-    if not words:
-        return True
-    text = f"{name} {dtype} {'x'.join(map(str, shape))} {'×'.join(map(str, shape))}".lower()
-    return all(word in text for word in words)
-
-
-def _natural(name: str) -> tuple[tuple[int, int, str], ...]:
-    """Return a sort key that puts layers.2 before layers.10."""
-    return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in name.split("."))
+        page = tensor_page(
+            checkpoint_id,
+            request.query_params.get("search", ""),
+            offset=_page_number(request, "offset", 0, 0, 1 << 31),
+            limit=_page_number(request, "limit", 50, 1, MAX_PAGE),
+        )
+        return Response({"count": page.count, "offset": page.offset, "tensors": page.rows})
 
 
 def _page_number(request: Request, name: str, default: int, low: int, high: int) -> int:

@@ -72,3 +72,9 @@ def moment(value: Any) -> SafeString:
         return SafeString("–")
     at = value if isinstance(value, datetime) else datetime.fromtimestamp(value, UTC)
     return format_html('<time datetime="{}">{} UTC</time>', at.isoformat(), at.strftime("%Y-%m-%d %H:%M"))
+
+
+@register.filter
+def parsed(text: str) -> datetime:
+    """Return the moment of an ISO 8601 text, as serializers write it."""
+    return datetime.fromisoformat(text)

@@ -12,6 +12,7 @@ from django.template.loader import render_to_string
 from django.test import Client
 
 from models_registry import services
+from models_registry.model_page import TABS
 from models_registry.models import Checkpoint
 from tests.accounts import account
 
@@ -77,7 +78,7 @@ def test_pages_answer_and_load_nothing_from_elsewhere(path: str, browser: Client
 def test_the_model_page_shows_what_is_known(browser: Client, hybrid: Path) -> None:
     row = services.checkpoint_register(path=hybrid)
     services.checkpoint_override_set(checkpoint=row, fact="max_seq_len", value=96)
-    text = browser.get(f"/models/{row.pk}/").content.decode()
+    text = "".join(browser.get(f"/models/{row.pk}/?tab={tab}").content.decode() for tab in TABS)
     for piece in (
         "1 × mamba2, 1 × mla+moe, 1 × attention+mlp",
         'data-level="override"',
@@ -110,7 +111,7 @@ def test_text_of_others_is_escaped(browser: Client, hybrid: Path) -> None:
     Checkpoint.objects.update(
         inspection=inspection, architecture=HOSTILE, path=HOSTILE, origin=HOSTILE, state="refused", state_reason=HOSTILE
     )
-    for path in (f"/models/{row.pk}/", "/models/", "/"):
+    for path in (*(f"/models/{row.pk}/?tab={tab}" for tab in TABS), "/models/", "/"):
         text = browser.get(path).content.decode()
         assert "<script>alert" not in text, path
         assert "1522756" not in text, path
@@ -149,7 +150,8 @@ def test_pages_show_what_a_role_may_do(
 ) -> None:
     row = services.checkpoint_register(path=hybrid, served_model_name="tiny")
     client.force_login(account(role, role))
-    text = "".join(client.get(path).content.decode() for path in ("/", "/models/", f"/models/{row.pk}/"))
+    pages = ["/", "/models/", *(f"/models/{row.pk}/?tab={tab}" for tab in TABS)]
+    text = "".join(client.get(path).content.decode() for path in pages)
     marks = {name: f'href="/{name}/"' for name in ("playground", "jobs")} | {"upload": 'href="/models/upload/"'}
     for name in (*shown, *hidden):
         assert (marks.get(name, f'id="{name}"') in text) is (name in shown), name

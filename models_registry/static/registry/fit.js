@@ -1,5 +1,5 @@
 // The model page's "Will it fit": what a load takes on each worker, and what a number of sequences would need.
-import { $, bytes, call, duration, h } from "./kit.js";
+import { $, bytes, h, pageData } from "./kit.js";
 
 const VERDICTS = {
   resident: ["good", "It is loaded here."],
@@ -16,8 +16,7 @@ const PARTS = [
   ["free", "free"],
 ];
 
-let workers = []; // as the server answered last
-let asked = 0;
+const workers = pageData("detail").fits; // as the workers answered when the page was made
 
 /** Shares of a worker's memory: the load as it is planned, beside what is there already. */
 function shares(fit) {
@@ -81,25 +80,5 @@ function draw() {
   $("#fit").replaceChildren(...workers.map((fit) => workerItem(fit, numberIn("#context"), numberIn("#concurrency"))));
 }
 
-/** Ask the workers again; the newest answer wins. */
-export async function askFit(url) {
-  const ticket = ++asked;
-  try {
-    const found = await call("GET", url);
-    if (ticket !== asked) return;
-    workers = found.workers;
-    draw();
-  } catch (error) {
-    if (ticket === asked) $("#fit").replaceChildren(h("li.muted", {}, error.message));
-  }
-}
-
 for (const id of ["#context", "#concurrency"]) $(id)?.addEventListener("input", draw);
-
-/** Why the model went the last time; nothing while it is there or if no worker remembers. */
-export function departureText({ status, departures }) {
-  const last = departures.at(-1);
-  if (!last || status === "ready" || status === "loading") return "";
-  const stayed = last.resident_s ? ` after ${duration(last.resident_s)} in memory` : "";
-  return `Unloaded ${new Date(last.at * 1000).toLocaleString()}${stayed}: ${last.reason}`;
-}
+if (workers.length) draw();

@@ -134,7 +134,7 @@ document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-post], [data-delete-url]");
   if (!button) return;
   const { post, deleteUrl, said, confirm, leadsTo } = button.dataset;
-  if (confirm && !(await confirmDialog(confirm, button.dataset.confirmText ?? "", button.textContent.trim()))) return;
+  if (confirm && !(await confirmDialog(confirm, button.dataset.confirmText ?? "", button.dataset.confirmAction ?? button.textContent.trim()))) return;
   const done = await act(button, () => call(deleteUrl ? "DELETE" : "POST", post ?? deleteUrl));
   if (!done) return;
   if (leadsTo) location.assign(leadsTo);

@@ -1,5 +1,5 @@
 // Measurements of a model's memory: start one with the dialog, follow it, cancel it, delete it. The server draws the list.
-import { $, $$, act, call, confirmDialog, errorOf, pageData, poll, submitted, toast } from "./kit.js";
+import { $, $$, act, call, confirmDialog, errorOf, onLive, pageData, submitted, toast } from "./kit.js";
 
 const base = `/registry/checkpoints/${pageData("detail").id}/span-measurements`;
 const list = () => $("#spans");
@@ -8,7 +8,7 @@ const itemOf = (id) => $$("[data-measurement]", list()).find((item) => item.data
 
 /** Take the list of a page that the server draws now: what people have typed elsewhere on this one stays. */
 async function redrawList() {
-  const response = await fetch(location.pathname, { credentials: "same-origin" });
+  const response = await fetch(location.pathname + location.search, { credentials: "same-origin" });
   const text = await response.text();
   if (!response.ok) throw errorOf(response.status, text);
   const fresh = new DOMParser().parseFromString(text, "text/html").getElementById("spans");
@@ -40,7 +40,7 @@ async function follow() {
   else toast(row.reason, row.state === "failed" ? "bad" : "good");
 }
 
-const followSoon = poll(follow, 1000);
+const followSoon = onLive(["checkpoint-jobs"], follow);
 
 list().addEventListener("click", async (event) => {
   const button = event.target.closest("button");

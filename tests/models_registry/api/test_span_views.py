@@ -162,7 +162,7 @@ def test_the_document_has_the_routes() -> None:
 
 def test_the_page_has_picture_and_table_without_scripts(browser: Client, client: Client, source: Checkpoint) -> None:
     row = done(source)
-    path = f"/models/{source.pk}/"
+    path = f"/models/{source.pk}/?tab=memory"
     page = browser.get(path).content.decode()
     for part in (
         f'src="/registry/span-measurements/{row.pk}/picture"', f'href="/registry/span-measurements/{row.pk}/figures"',
@@ -183,7 +183,7 @@ def test_the_page_shows_what_runs_and_what_failed(browser: Client, source: Check
     done(source)
     row_of(source, state="failed", reason="<b>too long</b>")
     row_of(source, progress=0.25, stage="layer 3")
-    page = browser.get(f"/models/{source.pk}/").content.decode()
+    page = browser.get(f"/models/{source.pk}/?tab=memory").content.decode()
     assert 'value="0.25"' in page and "25 %" in page and "layer 3" in page
     assert page.count("<details open>") == 1  # the newest result, though it isn't the newest row
     assert "&lt;b&gt;too long&lt;/b&gt;" in page
@@ -191,13 +191,13 @@ def test_the_page_shows_what_runs_and_what_failed(browser: Client, source: Check
 
 def test_a_damaged_row_does_not_take_the_page_away(browser: Client, source: Checkpoint) -> None:
     row_of(source, state="done", table={"no": "list"})
-    page = browser.get(f"/models/{source.pk}/")
+    page = browser.get(f"/models/{source.pk}/?tab=memory")
     assert page.status_code == 200
     assert "Nothing was measured yet" in page.content.decode()
 
 
 def test_a_model_without_a_tokenizer_has_no_field_for_a_text(browser: Client, hybrid: Path) -> None:
     bare = services.checkpoint_register(path=hybrid, served_model_name="bare")
-    page = browser.get(f"/models/{bare.pk}/").content.decode()
+    page = browser.get(f"/models/{bare.pk}/?tab=memory").content.decode()
     assert 'id="span-text"' not in page
     assert "random tokens are read" in page

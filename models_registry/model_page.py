@@ -1,0 +1,236 @@
+"""Serve the page of one model: a head with its live state, and tabs that each read what they show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+
+from inference.errors import BlazrError
+from inference.models.readable_rows import readable_rows
+from inference.values.memory_span import MAX_TOKENS
+from inference.values.tokenizer_spec import MAX_TEMPLATE_CHARS
+from models_registry import live, selectors
+from models_registry.aliases import alias_names
+from models_registry.api.passport_views import passport_context
+from models_registry.api.quantisation_views import quantisation_list
+from models_registry.api.serializers import CheckpointSerializer, OverrideSerializer
+from models_registry.api.span_views import measurement_rows
+from models_registry.api.views import checkpoint_inspection
+from models_registry.curves import read_curve
+from models_registry.default_text import DEFAULT_TEXT
+from models_registry.detection.describe import describe
+from models_registry.detection.facts import CHAT_TEMPLATE
+from models_registry.fit_words import fit_rows
+from models_registry.layer_words import layer_rows, legend
+from models_registry.models import Checkpoint
+from models_registry.quantisations import MAX_KL, default_name, is_quantisable
+from models_registry.settings_schema import MODEL_SETTINGS, shown
+from models_registry.span_measurements import (
+    DEFAULT_SECONDS,
+    DEFAULT_TOKENS,
+    MAX_SECONDS,
+    MAX_TEXT_BYTES,
+    MIN_TOKENS,
+    reads_text,
+)
+from models_registry.tensor_index import MAX_QUERY_CHARS, tensor_page
+from models_registry.views import StaffPage, with_tokenizer_sources
+
+TABS = {
+    "overview": "Overview",
+    "layers": "Layers",
+    "tensors": "Tensors",
+    "memory": "Memory",
+    "template": "Template",
+    "facts": "Facts",
+    "passport": "Passport",
+    "settings": "Settings",
+}
+SCRIPTS = {
+    "overview": ("registry/layers.js", "registry/quantise.js"),
+    "layers": ("registry/layers.js",),
+    "memory": ("registry/fit.js", "registry/spans.js"),
+    "template": ("registry/chat_template.js",),
+    "facts": ("registry/model_facts.js",),
+    "passport": ("registry/passport.js",),
+    "settings": ("registry/model_settings.js",),
+}
+TENSORS_SHOWN = 50
+TENSOR_REGION = "tensor-region"
+DEFAULT_SEQUENCES = 16
+DEFAULT_CONTEXT = 4096
+SPAN_LIMITS = {
+    "text": DEFAULT_TEXT,
+    "max_text_bytes": MAX_TEXT_BYTES,
+    "min_tokens": MIN_TOKENS,
+    "max_tokens": MAX_TOKENS,
+    "tokens": DEFAULT_TOKENS,
+    "max_seconds": MAX_SECONDS,
+    "seconds": DEFAULT_SECONDS,
+}
+
+
+class ModelPage(StaffPage):
+    """One checkpoint."""
+
+    template_name = "registry/model.html"
+    section = "models"
+    permission_required = "models_registry.view_checkpoint"
+
+    def get(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
+        """Serve the page, or the rows of tensors alone to the field that searches them."""
+        if request.headers.get("HX-Target") == TENSOR_REGION:
+            return render(request, "registry/model/_tensors.html", self._tensors(kwargs["checkpoint_id"]))
+        return super().get(request, **kwargs)
+
+    def page_context(self, **kwargs: Any) -> dict[str, Any]:
+        """Return the head's values, and those of the tab that the address names."""
+        checkpoint = selectors.checkpoint_get(kwargs["checkpoint_id"])
+        inspection = checkpoint_inspection(checkpoint)
+        tab = self.request.GET.get("tab", "overview")
+        tab = tab if tab in TABS else "overview"
+        (with_state,) = live.with_live([checkpoint], live.look())
+        row = CheckpointSerializer(with_state).data
+        is_available = checkpoint.state == "available"
+        values: dict[str, Any] = getattr(self, f"_{tab}_tab")(checkpoint)
+        return {
+            "checkpoint": checkpoint,
+            "row": row,
+            "held": row["live"]["status"] in ("ready", "loading"),
+            "percent": round(100 * row["live"]["progress"]),
+            "departure": _departure(row["live"]),
+            "warnings": inspection.warnings,
+            "can_quantise": is_available and is_quantisable(inspection),
+            "can_measure": is_available,
+            "tab": tab,
+            "tabs": TABS.items(),
+            "template_of_tab": f"registry/model/{tab}.html",
+            "scripts": SCRIPTS.get(tab, ()),
+            **values,
+            "page_data": {
+                **{name: row[name] for name in ("id", "served_model_name", "source", "size_bytes", "state")},
+                **values.get("page_data", {}),
+            },
+        }
+
+    def _overview_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        description = describe(checkpoint_inspection(checkpoint))
+        return {
+            **_layers(description),
+            "description": description,
+            "curve": read_curve(Path(checkpoint.directory)),
+            "quantisations": quantisation_list(checkpoint),
+            "quantised_name": default_name(checkpoint),
+            "max_kl": MAX_KL,
+        }
+
+    def _layers_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        return _layers(describe(checkpoint_inspection(checkpoint)))
+
+    def _passport_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        return {**passport_context(checkpoint), "alias_names": alias_names()}
+
+    def _tensors_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        return self._tensors(checkpoint.pk)
+
+    def _tensors(self, checkpoint_id: Any) -> dict[str, Any]:
+        query = self.request.GET.get("q", "")[:MAX_QUERY_CHARS]
+        offset = _number(self.request.GET.get("offset"), 0, 0, 1 << 31)
+        page = tensor_page(checkpoint_id, query, offset=offset, limit=TENSORS_SHOWN)
+        last = offset + len(page.rows)
+        return {
+            "q": query,
+            "page": page,
+            "first": offset + 1,
+            "last": last,
+            "back": max(0, offset - TENSORS_SHOWN) if offset else None,
+            "next": last if last < page.count else None,
+        }
+
+    def _memory_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        query = self.request.GET
+        most = checkpoint.max_position_embeddings
+        tokens = _number(query.get("tokens"), min(DEFAULT_CONTEXT, most), 1, max(most, 1))
+        sequences = _number(query.get("sequences"), DEFAULT_SEQUENCES, 1, 65536)
+        fits, problem = [], "The workers can't be asked now."
+        if checkpoint.state == "available":
+            try:
+                fits = live.fit(checkpoint)["workers"]
+            except BlazrError as error:
+                problem = error.message
+        measurements = measurement_rows(checkpoint)
+        return {
+            "tokens": tokens,
+            "sequences": sequences,
+            "fits": fit_rows(fits, tokens, sequences),
+            "fit_problem": problem,
+            "page_data": {"fits": fits},
+            "measurements": measurements,
+            "newest_result": next((row.pk for row in measurements if row.state == "done"), None),
+            "reads_text": reads_text(checkpoint_inspection(checkpoint)),
+            "span_limits": SPAN_LIMITS,
+        }
+
+    def _template_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Return the chat template in force, the model's own, and who set another one."""
+        tokenizer = checkpoint_inspection(checkpoint).tokenizer
+        in_force = checkpoint.overrides.filter(fact=CHAT_TEMPLATE, cleared_at__isnull=True)
+        set_by = next(iter(readable_rows(in_force, 1)), None)
+        return {
+            "max_template_chars": MAX_TEMPLATE_CHARS,
+            "template": {
+                "source": tokenizer.chat_template,
+                "origin": tokenizer.chat_template_origin,
+                "own": tokenizer.own_chat_template,
+                "set_by": set_by and OverrideSerializer(set_by).data,
+            },
+        }
+
+    def _facts_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        description = describe(checkpoint_inspection(checkpoint))
+        with_tokenizer_sources(description["overridable"], besides=checkpoint)
+        overrides = OverrideSerializer(readable_rows(selectors.override_history(checkpoint)), many=True).data
+        in_force = {row["fact"] for row in overrides if row["cleared_at"] is None}
+        return {
+            "description": description,
+            "overrides": overrides,
+            "facts": [{**fact, "overridden": fact["name"] in in_force} for fact in description["facts"]],
+            "page_data": {"overridable": description["overridable"], "facts": description["facts"]},
+        }
+
+    def _settings_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        return {
+            "model_settings": [
+                {"schema": setting, "value": shown(setting, checkpoint.settings.get(setting.name))}
+                for setting in MODEL_SETTINGS
+            ]
+        }
+
+
+def _layers(description: dict[str, Any]) -> dict[str, Any]:
+    rows = layer_rows(description["layers"])
+    names = ("number", "title", "pairs", "num_parameters")
+    return {
+        "layers": rows,
+        "legend": legend(rows),
+        "page_data": {"layers": [{name: row[name] for name in names} for row in rows]},
+    }
+
+
+def _departure(seen: dict[str, Any]) -> dict[str, Any] | None:
+    """Return why and when the model went the last time; None while it is there, or if no worker remembers."""
+    if not seen["departures"] or seen["status"] in ("ready", "loading"):
+        return None
+    last = seen["departures"][-1]
+    stayed = f" after {last['resident_s']:.0f} s in memory" if last["resident_s"] else ""
+    return {"words": f"Unloaded{stayed}: {last['reason']}", "at": last["at"]}
+
+
+def _number(text: str | None, default: int, low: int, high: int) -> int:
+    """Return a number of the address; ``default`` for anything that isn't one of the range."""
+    if text and text.isascii() and text.isdecimal() and len(text) < 17 and low <= int(text) <= high:
+        return int(text)
+    return default
