@@ -1,7 +1,7 @@
 """Route URLs of the pages at the root, and of the registry's JSON API below ``registry/``.
 
 There is no namespace, because LOGIN_URL is ``login``.
-Names: login, logout, models, upload, model (checkpoint_id), runs, run (run_id), playground; registry-… for the API.
+Names: login, logout, models, upload, model (checkpoint_id), runs, run (run_id); registry-… for the API.
 """
 
 from __future__ import annotations
@@ -18,6 +18,5 @@ urlpatterns = [
     path("models/<uuid:checkpoint_id>/", model_page.ModelPage.as_view(), name="model"),
     path("runs/", run_pages.RunsPage.as_view(), name="runs"),
     path("runs/<uuid:run_id>/", run_pages.RunPage.as_view(), name="run"),
-    path("playground/", views.PlaygroundPage.as_view(), name="playground"),
     path("registry/", include("models_registry.api.urls")),
 ]

@@ -158,14 +158,14 @@ def with_tokenizer_sources(rules: list[dict[str, Any]], besides: Checkpoint | No
     Args:
         besides: Leave out this checkpoint.
     """
-    rows = [row for row in _with_tokenizers() if row.tokenizer_kind != "none" and row != besides]
+    rows = [row for row in with_tokenizers() if row.tokenizer_kind != "none" and row != besides]
     for rule in rules:
         if rule["name"] == TOKENIZER_FROM:
             rule["choices"] = [row.served_model_name for row in rows]
     return rules
 
 
-def _with_tokenizers() -> list[Any]:
+def with_tokenizers() -> list[Any]:
     """Return all checkpoints with what the database reads out of their inspections, which are long."""
     names = {"tokenizer_kind": "kind", "chat_template_origin": "chat_template_origin"}
     parts = {name: F(f"inspection__tokenizer__{part}") for name, part in names.items()}
@@ -188,26 +188,4 @@ class UploadPage(StaffPage):
                 "max_files": upload_rules.MAX_FILES,
                 "facts": with_tokenizer_sources(facts_to_set()),
             }
-        }
-
-
-class PlaygroundPage(StaffPage):
-    """The page where people try a model."""
-
-    template_name = "registry/playground.html"
-    section = "playground"
-    permission_required = "inference.scope_generate"
-
-    def page_context(self, **kwargs: Any) -> dict[str, Any]:
-        """Return the models and their abilities."""
-        return {
-            "models": [
-                {
-                    "name": row.served_model_name,
-                    "has_text": row.tokenizer_kind != "none",
-                    "has_chat": row.chat_template_origin is not None,
-                }
-                for row in _with_tokenizers()
-            ],
-            "key_required": settings.BLAZR_API_KEY_REQUIRED,
         }

@@ -1,4 +1,4 @@
-"""Database rows: API keys, usage, jobs, stored responses, files, states and batches."""
+"""Database rows: API keys, usage, jobs, stored responses, files, states, chats and batches."""
 
 from inference.models.batches import (
     TERMINAL_BATCH_STATES,
@@ -10,6 +10,7 @@ from inference.models.batches import (
     LineState,
     WebhookDelivery,
 )
+from inference.models.chats import SavedChat
 from inference.models.files import StoredFile
 from inference.models.jobs import TERMINAL_JOB_STATES, GenerationJob, JobChunk, JobState
 from inference.models.keys import ApiKey, default_scopes
@@ -30,6 +31,7 @@ __all__ = [
     "JobChunk",
     "JobState",
     "LineState",
+    "SavedChat",
     "StoredFile",
     "StoredResponse",
     "StoredState",

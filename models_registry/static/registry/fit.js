@@ -66,9 +66,9 @@ function workerItem(fit, tokens, sequences) {
     h(
       "p.small.muted",
       {},
-      fit.bytes_per_token
-        ? `A load reserves states for ${full} sequences of ${fit.max_model_len.toLocaleString("en")} tokens, or more shorter ones; up to ${fit.max_num_seqs.toLocaleString("en")} are computed at once.`
-        : `A load reserves states for ${full} sequences of any length; up to ${fit.max_num_seqs.toLocaleString("en")} are computed at once.`,
+      `A load takes ${bytes(fit.weights_bytes)} weights + ${bytes(Math.max(0, fit.needed_bytes - fit.weights_bytes))} reserved states: room for ${full} sequences of ${
+        fit.bytes_per_token ? `${fit.max_model_len.toLocaleString("en")} tokens, or more shorter ones` : "any length"
+      }; up to ${fit.max_num_seqs.toLocaleString("en")} are computed at once.`,
     ),
     wish(fit, tokens, sequences),
   );

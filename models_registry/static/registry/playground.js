@@ -1,8 +1,11 @@
 // The playground: one WebSocket to /v1/stream, the same request bodies as over HTTP.
-import { $, $$, duration, h, pageData, toast } from "./kit.js";
+import { $, $$, call, duration, h, pageData, toast } from "./kit.js";
+import { drawMarkdown } from "./markdown.js";
 
 const models = pageData("models");
 const keyRequired = pageData("key-required");
+const saved = pageData("chat");
+let chatId = saved?.id ?? null; // under which the conversation is kept; null before its first turn has ended
 
 // name, label, default (not sent), range, step; "slider" ones are always in sight
 const PARAMETERS = [
@@ -37,8 +40,11 @@ function control(spec) {
     oninput: drawCurl,
   });
   inputs.set(spec.name, input);
-  const label = h("label", { for: input.id }, spec.label);
-  if (!spec.slider) return h("div.spread.flex-nowrap", {}, label, input);
+  const own = h("span.form-text.m-0", { id: `own-${spec.name}` });
+  input.setAttribute("aria-describedby", own.id);
+  input.classList.add("parameter");
+  const head = h("div.spread.flex-nowrap", {}, h("label", { for: input.id }, spec.label), input);
+  if (!spec.slider) return h("div", {}, head, own);
   const range = h("input", { type: "range", min: spec.low, max: spec.high, step: spec.step, value: spec.fallback, "aria-label": `${spec.label}, slider` });
   range.addEventListener("input", () => {
     input.value = range.value;
@@ -46,7 +52,28 @@ function control(spec) {
   });
   input.addEventListener("input", () => (range.value = input.value));
   input.addEventListener("blazr-set", () => (range.value = input.value));
-  return h("div", {}, h("div.spread.flex-nowrap", {}, label, input), range);
+  return h("div", {}, head, range, own);
+}
+
+/** What a parameter is without anybody's choice: the model's own recommendation, else the server's default. */
+const defaultOf = (spec, row = model()) => row.sampling[spec.name] ?? spec.fallback;
+
+function setInput(spec, value) {
+  inputs.get(spec.name).value = value ?? "";
+  inputs.get(spec.name).dispatchEvent(new Event("blazr-set"));
+}
+
+let before = null; // the model whose recommendations the inputs show
+
+/** Take over the recommendations of the chosen model where nobody chose otherwise, and say whose they are. */
+function drawDefaults() {
+  for (const spec of PARAMETERS) {
+    const shown = inputs.get(spec.name).value;
+    if (!before || shown === String(defaultOf(spec, before) ?? "")) setInput(spec, defaultOf(spec));
+    const own = model().sampling[spec.name];
+    $(`#own-${spec.name}`).textContent = own === undefined ? "" : `the model's own: ${own} (generation_config.json)`;
+  }
+  before = model();
 }
 
 const mode = () => $("input[name=mode]:checked").value;
@@ -88,6 +115,7 @@ function drawCurl() {
 }
 
 function drawMode() {
+  drawDefaults();
   const chat = $("input[name=mode][value=chat]");
   chat.disabled = !model().has_chat;
   if (chat.disabled && chat.checked) $("input[name=mode][value=completion]").checked = true;
@@ -106,20 +134,58 @@ function drawMode() {
 
 // --- conversation ----------------------------------------------------------------------------------
 
+const LOOKS = { user: "ms-auto.bg-body-tertiary.border.rounded.px-3.py-2", assistant: "w-100" };
+
 function addTurn(kind, who, text = "") {
-  const place = h("div.text", {}, text);
-  const turn = h(`article.turn.${kind}`, {}, h("div.who", {}, who), place);
+  const place = h("div.text", {});
+  const turn = h(`article.turn.${kind}.${LOOKS[kind.split(".")[0]]}`, {}, h("div.small.muted", {}, who), place);
   const log = $("#conversation");
   if (!log.querySelector(".turn")) log.replaceChildren();
   log.append(turn);
+  if (kind.startsWith("assistant") && mode() === "chat") drawMarkdown(place, text);
+  else place.append(text);
+  if (mode() === "completion") place.classList.add("font-monospace");
   log.scrollTop = log.scrollHeight;
   return { turn, place };
 }
 
 function clearConversation() {
   messages = [];
-  $("#conversation").replaceChildren(h("p.muted", {}, "What the model writes appears here, token by token."));
+  chatId = null;
+  history.replaceState(null, "", location.pathname);
+  $("#conversation").replaceChildren(h("p.muted", {}, "What the model writes appears here, token by token. Chats are kept."));
   $("#readout").replaceChildren();
+  drawCurl();
+}
+
+/** Keep the conversation for the account, so that it is there after a reload. */
+async function keepChat() {
+  const params = {};
+  for (const spec of PARAMETERS) {
+    const text = inputs.get(spec.name).value;
+    if (text !== "" && Number(text) !== defaultOf(spec)) params[spec.name] = Number(text);
+  }
+  const isNew = chatId === null;
+  chatId ??= crypto.randomUUID();
+  const body = { model: model().name, mode: mode(), system: $("#system").value, params, turns: messages };
+  try {
+    const { title } = await call("PUT", `/playground/chats/${chatId}`, body);
+    history.replaceState(null, "", `?chat=${chatId}`);
+    if (!isNew) return;
+    $("#chats .muted")?.remove();
+    $("#chats").prepend(h("li", {}, h("a.text-truncate", { href: `?chat=${chatId}`, "aria-current": "true" }, title)));
+  } catch (error) {
+    toast(`The chat isn't kept: ${error.message}`, "warn");
+  }
+}
+
+/** Show a chat that was kept. */
+function restore(chat) {
+  $("#system").value = chat.system ?? "";
+  for (const spec of PARAMETERS) if (spec.name in (chat.params ?? {})) setInput(spec, chat.params[spec.name]);
+  messages = chat.turns;
+  $("#conversation").replaceChildren();
+  for (const { role, content } of messages) addTurn(role, role === "user" ? (mode() === "chat" ? "You" : "Prompt") : chat.model, content);
   drawCurl();
 }
 
@@ -191,13 +257,17 @@ function onChunk(chunk) {
   if (!running.frame) running.frame = requestAnimationFrame(flushText);
 }
 
-/** Text goes into the page once per frame, however fast it comes. */
+/** Text goes into the page once per frame, however fast it comes; Markdown is drawn anew, at most ten times a second. */
 function flushText() {
   if (!running) return;
   running.frame = null;
   const log = $("#conversation");
   const follow = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
-  running.place.append(running.pending);
+  if (!running.isChat) running.place.append(running.pending);
+  else if (performance.now() - running.drawnAt > 100) {
+    running.drawnAt = performance.now();
+    drawMarkdown(running.place, running.text);
+  } else running.frame = requestAnimationFrame(flushText);
   running.pending = "";
   if (follow) log.scrollTop = log.scrollHeight;
   drawReadout(running);
@@ -206,17 +276,21 @@ function flushText() {
 function finish({ error = null, reason = null }) {
   const state = running;
   if (reason) state.reason = reason;
+  state.drawnAt = 0;
   flushText();
+  cancelAnimationFrame(state.frame);
   running = null;
   state.turn.classList.remove("live");
   if (error) {
     state.turn.append(h("p.note.bad", { role: "alert" }, error));
     $("#readout").replaceChildren();
   } else drawReadout({ ...state, ttft: state.ttft ?? 0 });
-  if (state.isChat) {
-    if (state.text) messages.push({ role: "user", content: state.prompt }, { role: "assistant", content: state.text });
-    else if (error) $("#prompt").value ||= state.prompt;
-  }
+  if (state.text) {
+    const turns = [{ role: "user", content: state.prompt }, { role: "assistant", content: state.text }];
+    if (state.isChat) messages.push(...turns);
+    else messages = turns;
+    keepChat();
+  } else if (state.isChat && error) $("#prompt").value ||= state.prompt;
   setBusy(false);
   drawCurl();
 }
@@ -243,7 +317,7 @@ $("#composer")?.addEventListener("submit", async (event) => {
   const { turn, place } = addTurn("assistant.live", body.model);
   running = {
     id: `play-${nextId++}`, prompt, isChat, turn, place, request: body, hasText: model().has_text,
-    text: "", pending: "", frame: null, accepted: false, ttft: null, firstAt: 0, chunks: 0, tokens: 0, rate: 0, reason: "",
+    text: "", pending: "", frame: null, drawnAt: 0, accepted: false, ttft: null, firstAt: 0, chunks: 0, tokens: 0, rate: 0, reason: "",
     promptTokens: 0, cachedTokens: 0, startedAt: performance.now(),
   };
   if (isChat) $("#prompt").value = "";
@@ -268,11 +342,12 @@ if (models.length) {
   for (const spec of PARAMETERS) $(spec.slider || spec.always ? "#sliders" : "#more").append(control(spec));
   stopField = h("textarea", { id: "p-stop", rows: 2, spellcheck: "false", oninput: drawCurl });
   $("#more").append(h("div.field", {}, h("label", { for: "p-stop" }, "Stop strings, one a line"), stopField, h("div.form-text", {}, "\\n stands for a line break")));
-  const wanted = new URLSearchParams(location.search).get("model");
+  const wanted = saved?.model ?? new URLSearchParams(location.search).get("model");
   if (models.some((item) => item.name === wanted)) $("#model").value = wanted;
-  $(`input[name=mode][value=${model().has_chat ? "chat" : "completion"}]`).checked = true;
+  $(`input[name=mode][value=${saved?.mode ?? (model().has_chat ? "chat" : "completion")}]`).checked = true;
   drawMode();
-  clearConversation();
+  if (saved) restore(saved);
+  else $("#conversation").replaceChildren(h("p.muted", {}, "What the model writes appears here, token by token. Chats are kept."));
   $("#model").addEventListener("change", drawMode);
   for (const radio of $$("input[name=mode]")) radio.addEventListener("change", () => (clearConversation(), drawMode()));
   for (const selector of ["#prompt", "#system"]) $(selector).addEventListener("input", drawCurl);
@@ -288,8 +363,7 @@ if (models.length) {
   $("#clear").addEventListener("click", clearConversation);
   $("#defaults").addEventListener("click", () => {
     for (const spec of PARAMETERS) {
-      inputs.get(spec.name).value = spec.fallback ?? "";
-      inputs.get(spec.name).dispatchEvent(new Event("blazr-set"));
+      setInput(spec, defaultOf(spec));
     }
     stopField.value = "";
     drawCurl();
