@@ -20,6 +20,8 @@ from tests.inference.modelling.harness import load_directory
 from tests.inference.modelling.huggingface import make_checkpoint
 from tests.inference.modelling.test_network_dense import tiny_config
 from tests.inference.modelling.test_network_large import CASES as LARGE_CASES
+from tests.inference.modelling.test_network_linear import CASES as LINEAR_CASES
+from tests.inference.modelling.test_network_recurrent import make_model
 from tests.inference.modelling.test_quantisation import CONFIGS
 
 
@@ -85,5 +87,17 @@ def test_layers_that_read_an_earlier_ones_cache_find_that_of_their_window(tmp_pa
     windows = [tokens, tokens[::-1]]
     with torch.inference_mode():
         measurement = Measurement(runner, choose_backend("cpu", torch.float32), windows)
+        for first in range(-1, measurement.num_layers + 1):
+            assert measurement.divergence(first).mean_kl == pytest.approx(0, abs=1e-6), first
+
+
+@pytest.mark.parametrize("name", ["qwen4_exp", "zaya"])
+def test_what_layers_hand_on_beside_the_stream_is_kept(name: str, tmp_path: Path) -> None:
+    """Several streams, the memory of routers."""
+    make_model(*LINEAR_CASES[name]).save_pretrained(tmp_path)
+    runner = WindowRunner(load_directory(tmp_path), 16, "float32", "cpu")
+    tokens = random_tokens(runner.network.spec.vocab_size, 16)
+    with torch.inference_mode():
+        measurement = Measurement(runner, choose_backend("cpu", torch.float32), [tokens, tokens[::-1]])
         for first in range(-1, measurement.num_layers + 1):
             assert measurement.divergence(first).mean_kl == pytest.approx(0, abs=1e-6), first
