@@ -12,7 +12,7 @@ from typing import Literal
 
 from inference.modelling.layer_parts import Shape
 
-Coding = Literal["gptq", "awq", "packed_int", "scaled", "fp4", "bnb4", "hqq", "blazr", "gguf"]
+Coding = Literal["gptq", "awq", "packed_int", "scaled", "fp4", "bnb4", "hqq", "bitnet", "blazr", "gguf"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class EncodedTensor:
     ``fp4``      blocks (…, i/2) bytes, scale (…, i/group_size), global_scale if there
     ``bnb4``     packed (bytes of pairs), absmax, quant_map; nested_absmax and nested_quant_map if absmax is in codes
     ``hqq``      packed, scale, zero
+    ``bitnet``   codes (o/4, i) bytes and scale (1), or weight (o, i) and scale, or weight alone, rounded by its mean
     ``blazr``    codes (…, o, bytes) and scales (…, o, g) in rows, as ``layers.coded.quantised_rows`` gives them
     ``gguf``     none: blocks of ``type``, which the file's header describes
     ===========  ==========================================================================================
@@ -41,7 +42,7 @@ class EncodedTensor:
         block: Outputs and inputs that share a scale (``scaled``).
         zero_offset: Added to each stored zero point (``gptq``).
         divisor: What every value is divided by (``scaled``).
-        divides: Whether the global scale divides; else it multiplies (``fp4``).
+        divides: Whether the scale of the whole divides; else it multiplies (``fp4``, ``bitnet``).
         axis: Along which values share a scale (``hqq``): 1 rows of the grouped values, 0 columns.
         offset: Added to each decoded absmax (``bnb4``).
         nested_size: Values of absmax that share a nested_absmax (``bnb4``).

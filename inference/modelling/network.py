@@ -309,6 +309,10 @@ class HybridForCausalLM(nn.Module):
         self._reads_embedding = bool(blocks)
         self.final_norm = _build_norm(spec.final_norm, spec.hidden_size)
         self.lm_head = None if spec.tie_word_embeddings else Linear(spec.hidden_size, spec.vocab_size, spec.head_bias)
+        for name in spec.rounding_matrices():
+            linear = self.get_submodule(name.rpartition(".")[0])
+            assert isinstance(linear, Linear), name
+            linear.rounds_inputs = True
 
     def forward(self, batch: ForwardBatch, states: Sequence[LayerState]) -> torch.Tensor:
         """Run one step.

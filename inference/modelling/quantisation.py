@@ -240,13 +240,13 @@ def _safetensors_form(item: EncodedTensor) -> Form | None:
         return None
     if item.coding in ("bnb4", "hqq") and inputs % group:
         return None  # groups run on from row to row
-    if group >= inputs:  # a scale per row
+    if group >= inputs or item.coding == "bitnet":  # a scale per row
         group = -(-inputs // ROW_GROUP) * ROW_GROUP
     if group % 16 or group % CHUNK_INPUTS[bits]:
         return None
     levels = FP4_CODES if item.coding == "fp4" else item.levels
     has_offset = not item.parts.keys().isdisjoint(("qzeros", "zero", "zero_point"))
-    zero = 0 if levels or item.is_float else 1 << (bits - 1)
+    zero = 0 if levels or item.is_float else 1 if item.coding == "bitnet" else 1 << (bits - 1)
     return Form(
         bits, group, zero=zero, levels=levels, has_offset=has_offset, scales=item.scales, is_float=item.is_float
     )

@@ -35,6 +35,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
+from inference.errors import UnsupportedFormat
 from inference.modelling.altup_specs import AltUpSpec, StreamsSpec
 from inference.modelling.attention_parts import DifferenceSpec, HeadExpertsSpec
 from inference.modelling.encoded_tensor import EncodedTensor
@@ -336,6 +337,26 @@ class ModelSpec:
             for layer in self.layers
         ]
         return tuple(number if source is None else source for number, source in enumerate(sources))
+
+    def rounding_matrices(self) -> tuple[str, ...]:
+        """Parameters of BitNet's linear layers, which round their inputs.
+
+        Raises:
+            UnsupportedFormat: Only some of the tensors of one parameter are in that form.
+        """
+        coded = {item.name for item in self.encoded if item.coding == "bitnet"}
+        found = []
+        for name, source in self.parameters.items() if coded else ():
+            stored = set(source.tensor_names())
+            if stored <= coded:
+                found.append(name)
+            elif not stored.isdisjoint(coded):
+                other = min(stored - coded)
+                raise UnsupportedFormat(
+                    f"{other} isn't in BitNet's form, but {min(stored & coded)} is, and one product has both.",
+                    param=other,
+                )
+        return tuple(found)
 
     def first_needed(self, first: int) -> int:
         """The layer to begin with so that those from ``first`` on read what is computed in the same run."""

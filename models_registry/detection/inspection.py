@@ -259,7 +259,9 @@ def _with_encoded(spec: ModelSpec, encoded: tuple[EncodedTensor, ...]) -> ModelS
     if head is not None and encoded:
         read = {name for source in head.parameters.values() for name in source.tensor_names()}
         head = replace(head, encoded=tuple(item for item in encoded if item.name in read))
-    return replace(spec, encoded=encoded, prediction_head=head)
+    spec = replace(spec, encoded=encoded, prediction_head=head)
+    spec.rounding_matrices()  # refuses products of which only a part rounds its inputs
+    return spec
 
 
 def _evidence(text: str, resolved: CheckpointDirectory) -> str:

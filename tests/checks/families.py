@@ -44,7 +44,6 @@ Text decoders that transformers 5.23 has and blazr doesn't, and what they need.
 |---|---|
 """
 NOT_READ: Mapping[str, str] = {
-    "bitnet": "norms inside the mixers, ternary weights, inputs rounded to 8 bits",
     "blt, ctrl, cpmant, doge, emu3, hrm_text, reformer, xlnet": "a layer of its own each; rarely served",
     "openai-gpt, biogpt, gpt_neox_japanese": "early layouts; rarely served",
     "cohere_compass_text": "the text model of one that sees pictures; layers that rotate differ by type",

@@ -14,7 +14,8 @@ from typing import Any
 from inference.errors import CorruptCheckpoint, UnsupportedFormat
 
 METHODS = (
-    "gptq", "awq", "fp8", "fbgemm_fp8", "mxfp4", "compressed-tensors", "bitsandbytes", "hqq", "modelopt", "blazr",
+    "gptq", "awq", "fp8", "fbgemm_fp8", "mxfp4", "compressed-tensors", "bitsandbytes", "hqq", "modelopt", "bitnet",
+    "blazr",
 )  # fmt: skip
 """Values of ``quant_method`` that are read."""
 
@@ -141,12 +142,23 @@ def _refuse_variants(config: QuantisationConfig) -> None:
         problem = f"version {str(values.get('version'))[:40]} of blazr's own form; {BLAZR_VERSION} is read"
     elif config.method == "fp8" and str(values.get("fmt", "e4m3")) != "e4m3":
         problem = f"fmt {str(values['fmt'])[:40]!r}; e4m3 is read"
+    elif config.method == "bitnet":
+        problem = _bitnet_variant(values)
     if problem is not None:
         raise UnsupportedFormat(
             f"{config.file}: the weights are quantised with {problem}. Use a file of that form, or the unquantised "
             "weights.",
             param="quantization_config",
         )
+
+
+def _bitnet_variant(values: Mapping[str, Any]) -> str | None:
+    """What of a BitNet config isn't read; None: nothing."""
+    known = {"linear_class": ("bitlinear", "autobitlinear"), "quantization_mode": ("offline", "online")}
+    for key, names in known.items():
+        if values.get(key, names[0]) not in names:
+            return f"BitNet's {key} {str(values[key])[:40]!r}; {' and '.join(names)} are read"
+    return "use_rms_norm, a norm in each linear layer" if values.get("use_rms_norm") else None
 
 
 COMPRESSED_FORMATS = (

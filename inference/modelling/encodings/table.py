@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from inference.errors import MissingTensor, UnsupportedFormat
 from inference.modelling.encoded_tensor import EncodedTensor
+from inference.modelling.encodings.bitnet import find_bitnet
 from inference.modelling.encodings.bitsandbytes import find_bitsandbytes
 from inference.modelling.encodings.blazr import METHOD, described_measurement, find_blazr, stored_dtype
 from inference.modelling.encodings.compressed import find_packed_integers
@@ -23,7 +24,16 @@ from inference.modelling.families.config import Confidence, Facts, TensorInfo
 DECODED_DTYPE = "F32"
 """What a decoded weight counts as in the table of tensors: its values are computed in float32."""
 
-_FINDERS = (find_blazr, find_gptq_and_awq, find_hqq, find_bitsandbytes, find_packed_integers, find_fp4, find_scaled)
+_FINDERS = (
+    find_blazr,
+    find_bitnet,
+    find_gptq_and_awq,
+    find_hqq,
+    find_bitsandbytes,
+    find_packed_integers,
+    find_fp4,
+    find_scaled,
+)
 
 _ACTIVATION_SCALES = re.compile(r"\.(input|activation|output|input_global)(_scale|_zero_point)(_inv)?$")
 _CACHE_SCALES = re.compile(r"\.([kvq]|kv)_(proj\.(output_|[kvq]_)?)?(scale|zero_point)$")
@@ -133,7 +143,7 @@ def _check_left(parts: Parts) -> None:
         if name not in parts.taken and _COMPANIONS.search(name):
             raise MissingTensor(
                 f"{name[:120]} belongs to a quantised weight, the rest of which is missing or has another form; read "
-                "are the files of GPTQ, AWQ, FP8, compressed-tensors, MXFP4, bitsandbytes, HQQ and ModelOpt.",
+                "are the files of GPTQ, AWQ, FP8, compressed-tensors, MXFP4, bitsandbytes, HQQ, ModelOpt and BitNet.",
                 param=name[:120],
             )
 
@@ -182,6 +192,8 @@ def _described(item: EncodedTensor) -> str:
         else:
             scales = f"blocks of {item.block[0]}x{item.block[1]}"
         return f"8 bits, {scales}"
+    if item.coding == "bitnet":
+        return "three values in " + ("2 bits" if "codes" in item.parts else "floats") + ", inputs rounded to 8 bits"
     if item.coding == "fp4":
         return f"4-bit floats in groups of {size}"
     if item.coding == "bnb4":

@@ -21,6 +21,7 @@ QUANTISATION_KEYS: Mapping[str, Rule] = {
             "backend", "dynamic", "is_marlin_format", "packing_format", "weight_block_size", "fmt", "config_groups",
             "sparsity_config", "transform_config", "bnb_4bit_quant_type", "quant_config", "quant_algo", "quantization",
             "load_in_4bit", "load_in_8bit", "tensors", "stored_dtype", "measured",
+            "linear_class", "quantization_mode", "use_rms_norm",
         ),
         USED,
     ),
@@ -56,6 +57,7 @@ QUANTISATION_KEYS: Mapping[str, Rule] = {
         "_load_in_8bit", "llm_int8_enable_fp32_cpu_offload", "llm_int8_has_fp16_weight", "dequantize", "offload_meta",
         "use_fast", "torch_dtype", "dtype", "parallelization", "gptq_layout",
     ),
+    "rms_norm_eps": Harmless("only use_rms_norm, which is refused, has such a norm"),
     "rotation": Only((), "a rotation of the activations isn't computed"),
     "compressed": Only((), "an unknown compression of the tensors isn't read"),
 }  # fmt: skip

@@ -137,6 +137,7 @@ FAMILIES: dict[str, Family] = {
     "diffllama": Family("diffllama", "DiffLlamaForCausalLM"),
     "jetmoe": Family("jetmoe", "JetMoeForCausalLM"),
     "xglm": Family("xglm", "XGLMForCausalLM"),
+    "bitnet": Family("bitnet", "BitNetForCausalLM"),
     "axk1": Family("axk", "AXK1ForCausalLM"),
     "axk2": Family("axk", "AXK2ForCausalLM"),
     "glm_moe_dsa": Family("glm_moe_dsa", "GlmMoeDsaForCausalLM"),

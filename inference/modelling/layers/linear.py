@@ -23,6 +23,9 @@ class Linear(Layer):
         in_features: Length of the input's last axis.
         out_features: Length of the output's.
         bias: Whether there is a b.
+
+    Attributes:
+        rounds_inputs: Each row of x is rounded to 8 bits by its greatest magnitude (BitNet).
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
@@ -31,9 +34,12 @@ class Linear(Layer):
         self.weight = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
         self.packed: Packed | None = None
+        self.rounds_inputs = False
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """(…, in_features) to (…, out_features)."""
+        if self.rounds_inputs:
+            hidden = rounded_to_bytes(hidden)
         if self.packed is None:
             return functional.linear(hidden, self.weight, self.bias)
         return self.packed.linear(hidden, self.bias)
@@ -64,6 +70,16 @@ class Linear(Layer):
     @property
     def packed_bytes(self) -> int:
         return 0 if self.packed is None else self.packed.nbytes
+
+
+def rounded_to_bytes(hidden: torch.Tensor) -> torch.Tensor:
+    """(…, K), each row in steps of its greatest magnitude / 127.
+
+    Source: https://arxiv.org/abs/2402.17764, and transformers' ``integrations/bitnet.py`` for what small rows do.
+    """
+    values = hidden.float()
+    scale = 127 / values.abs().amax(-1, keepdim=True).clamp_(min=1e-5)
+    return ((values * scale).round_().clamp_(-128, 127) / scale).to(hidden.dtype)
 
 
 class Embedding(Layer):

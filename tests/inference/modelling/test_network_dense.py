@@ -44,6 +44,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "xglm": ("xglm", XGLM),
     "xglm-unscaled-untied": ("xglm", {**XGLM, "scale_embedding": False, "tie_word_embeddings": False}),
+    "bitnet": ("bitnet", {}),
+    "bitnet-biases-tied-silu": ("bitnet", {"attention_bias": True, "hidden_act": "silu", **TIED}),
     "cwm": ("cwm", {**WINDOWS, "head_dim": 8, "layer_types": TYPES[::-1]}),
     "ernie4_5": ("ernie4_5", {"head_dim": 8}),
     "ernie4_5-biases-tied": ("ernie4_5", {"head_dim": 16, "use_bias": True, "tie_word_embeddings": True}),

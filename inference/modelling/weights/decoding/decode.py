@@ -17,6 +17,7 @@ from inference.modelling.weights.decoding.integers import (
     unpack_gptq_rows,
     unpack_packed_int_rows,
 )
+from inference.modelling.weights.decoding.ternary import decode_bitnet
 
 
 def _decode_own(item: EncodedTensor, parts: Mapping[str, torch.Tensor], begin: int, stop: int) -> torch.Tensor:
@@ -33,6 +34,7 @@ _DECODERS: Mapping[str, Callable[[EncodedTensor, Mapping[str, torch.Tensor], int
     "fp4": decode_fp4,
     "bnb4": decode_bnb4,
     "hqq": decode_hqq,
+    "bitnet": decode_bitnet,
     "blazr": _decode_own,
 }
 

@@ -32,6 +32,7 @@ from inference.modelling.weights.decoding.integers import (
     unpack_hqq_rows,
     unpack_packed_int_rows,
 )
+from inference.modelling.weights.decoding.ternary import ternary_codes, ternary_scale
 
 _MAX_ROUNDING = 1 / 64
 """Most that scales of some rows may change, as a share of their norm. float16 has fewer digits below 6e-5."""
@@ -131,6 +132,11 @@ def _bnb4(item: EncodedTensor, form: Form, parts: PartTensors, begin: int, stop:
     return Codes(codes, absmax * found[1], None, form)
 
 
+def _bitnet(item: EncodedTensor, form: Form, parts: PartTensors, begin: int, stop: int) -> Codes:
+    scales = torch.full((stop - begin, 1), ternary_scale(item, parts))
+    return Codes(ternary_codes(parts, begin, stop), scales, None, form)
+
+
 _Extraction = Callable[[EncodedTensor, Form, PartTensors, int, int], Codes]
 
 _EXTRACTIONS: Mapping[str, _Extraction] = {
@@ -138,6 +144,7 @@ _EXTRACTIONS: Mapping[str, _Extraction] = {
     "awq": _integers(unpack_awq_rows),
     "packed_int": _integers(unpack_packed_int_rows),
     "hqq": _integers(unpack_hqq_rows),
+    "bitnet": _bitnet,
     "scaled": _scaled,
     "fp4": _fp4,
     "bnb4": _bnb4,

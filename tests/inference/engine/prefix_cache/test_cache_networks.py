@@ -58,7 +58,7 @@ OXIDIZR = {
 }
 
 
-DENSE = ("diffllama", "jetmoe", "xglm")
+DENSE = ("bitnet", "diffllama", "jetmoe", "xglm")
 
 
 @pytest.fixture(scope="module", params=[*ATTENTION, *DENSE, *LARGE, *RECURRENT, *LINEAR, *OXIDIZR])

@@ -44,6 +44,11 @@ PUBLISHED_LARGE: dict[str, tuple[str, dict[str, Any]]] = {
         "ffn_dim": 4096, "init_std": 0.02, "layerdrop": 0.0, "max_position_embeddings": 2048, "num_layers": 24,
         "pad_token_id": 1, "scale_embedding": True, "transformers_version": "4.16.0.dev0", "use_cache": True,
         "vocab_size": 256008}),
+    "microsoft/bitnet-b1.58-2B-4T": ("bitnet", USUAL | {
+        "attention_bias": False, "attention_dropout": 0.0, "hidden_act": "relu2", "rope_scaling": None,
+        "rope_theta": 500000.0, "auto_map": {"AutoConfig": "configuration_bitnet.BitNetConfig"},
+        "quantization_config": {
+            "quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"}}),
     "skt/A.X-K1": ("axk1", DEEPSEEK | {
         "head_dim": 64, "n_group": 8, "norm_topk_prob": True, "num_local_experts": 192, "q_lora_rank": 1536,
         "qk_head_dim": 192, "rope_interleave": True, "scoring_func": "sigmoid", "topk_group": 4,

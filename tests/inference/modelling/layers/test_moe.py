@@ -196,5 +196,8 @@ def test_scaled_inputs_give_the_sum_over_the_chosen() -> None:
     hidden = torch.randn(7, H, generator=torch.Generator().manual_seed(3))
     weights, chosen = layer.router.choose(layer.router(hidden))
     for row, found in enumerate(layer(hidden)):
-        parts = [layer.experts.run(int(e), (hidden[row] * w)[None])[0] for w, e in zip(weights[row], chosen[row])]
+        parts = [
+            layer.experts.run(int(e), (hidden[row] * w)[None])[0]
+            for w, e in zip(weights[row], chosen[row], strict=True)
+        ]
         assert torch.allclose(found, sum(parts), atol=1e-5)
