@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_OPEN_UPLOADS = 16
-IDLE_LIMIT = timedelta(hours=1)
-"""An upload that receives nothing for so long is ended."""
+IDLE_LIMIT = timedelta(hours=24)
+"""An upload that receives nothing for so long is ended; until then it can be resumed."""
 KEEP_ROWS = timedelta(days=7)
 """How long the row of an ended upload is kept."""
 DISK_RESERVE_BYTES = 256 << 20
@@ -184,6 +184,11 @@ def upload_cancel(*, upload_id: uuid.UUID) -> Upload:
         raise Conflict(f"the upload is done; delete the model {upload.served_model_name} instead.")
     _end(upload, Upload.State.CANCELLED, "cancelled by the uploader")
     return upload_get(upload_id)
+
+
+def upload_refuse(upload: Upload, reason: str) -> None:
+    """End an upload whose model is refused, and remove its files."""
+    _end(upload, Upload.State.REFUSED, reason)
 
 
 def upload_get(upload_id: uuid.UUID) -> Upload:

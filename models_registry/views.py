@@ -23,6 +23,7 @@ from inference.models.readable_rows import readable_rows
 from models_registry import selectors, upload_rules
 from models_registry.api.views import overview
 from models_registry.detection.facts import TOKENIZER_FROM, facts_to_set
+from models_registry.models import Upload
 from models_registry.sign_in import SignInForm, is_staff
 
 if TYPE_CHECKING:
@@ -187,5 +188,17 @@ class UploadPage(StaffPage):
                 "max_bytes": settings.BLAZR_MAX_UPLOAD_BYTES,
                 "max_files": upload_rules.MAX_FILES,
                 "facts": with_tokenizer_sources(facts_to_set()),
-            }
+            },
+            "unfinished": [
+                {
+                    "id": row.pk,
+                    "name": row.served_model_name,
+                    "state": row.state,
+                    "size": row.size_bytes,
+                    "active_at": row.active_at,
+                    "received": sum(file.received_bytes for file in row.files.all()),
+                    "files": ", ".join(file.name for file in list(row.files.all())[:8]),
+                }
+                for row in readable_rows(Upload.objects.filter(state__in=Upload.OPEN).prefetch_related("files"))
+            ],
         }

@@ -1,4 +1,7 @@
-"""Route URLs of the pages; names: dashboard, jobs, job and job-retry (job_id), playground, playground-chat (chat_id)."""
+"""Route URLs of the pages.
+
+Names: dashboard, jobs, job and job-retry (job_id), playground, playground-chat (chat_id).
+"""
 
 from __future__ import annotations
 

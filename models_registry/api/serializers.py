@@ -56,6 +56,22 @@ class UploadCreateSerializer(serializers.Serializer[Any]):
     )
 
 
+class UploadPreviewSerializer(serializers.Serializer[Any]):
+    """What an upload's model is, as far as its heads say."""
+
+    is_conclusive = serializers.BooleanField(help_text="false: send more of the weights, and ask again or finish.")
+    model_type = serializers.CharField(required=False)
+    format = serializers.CharField(required=False)
+    dtype = serializers.CharField(required=False)
+    num_layers = serializers.IntegerField(required=False)
+    num_parameters = serializers.IntegerField(required=False)
+    max_position_embeddings = serializers.IntegerField(required=False)
+    vocab_size = serializers.IntegerField(required=False)
+    layers = serializers.ListField(child=serializers.DictField(), required=False)
+    tokenizer = serializers.CharField(required=False)
+    warnings = serializers.ListField(child=serializers.CharField(), required=False)
+
+
 class UploadFileSerializer(serializers.ModelSerializer[UploadFile]):
     """Progress of one file."""
 

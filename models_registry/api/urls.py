@@ -51,5 +51,6 @@ urlpatterns = [
     path("uploads", views.UploadListView.as_view(), name="registry-uploads"),
     path("uploads/<uuid:upload_id>", views.UploadView.as_view(), name="registry-upload"),
     path("uploads/<uuid:upload_id>/files/<int:number>", views.UploadPieceView.as_view(), name="registry-upload-piece"),
+    path("uploads/<uuid:upload_id>/preview", views.UploadPreviewView.as_view(), name="registry-upload-preview"),
     path("uploads/<uuid:upload_id>/finish", views.UploadFinishView.as_view(), name="registry-upload-finish"),
 ]

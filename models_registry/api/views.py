@@ -33,6 +33,7 @@ from models_registry.detection.inspection import Inspection
 from models_registry.models import Checkpoint
 from models_registry.names import suggest_name
 from models_registry.tensor_index import tensor_page
+from models_registry.upload_preview import upload_compare, upload_preview
 from models_registry.upload_rules import DeclaredFile
 
 MAX_PAGE = 500
@@ -356,17 +357,33 @@ class UploadPieceView(UploadAccess):
 
     @_upload_schema(
         operation_id="upload_receive",
-        parameters=[OpenApiParameter("offset", int, required=True, description="What the server has of the file.")],
+        parameters=[
+            OpenApiParameter("offset", int, required=True, description="What the server has of the file."),
+            OpenApiParameter("compare", int, description="1: compare with what was received; nothing is stored."),
+        ],
         request={"application/octet-stream": OpenApiTypes.BINARY},
         responses=shapes.UploadFileSerializer,
     )
     def put(self, request: Request, upload_id: uuid.UUID, number: int) -> Response:
         """Append the next piece, at most ``chunk_bytes``."""
         offset = _page_number(request, "offset", 0, 0, 1 << 50)
-        file = uploads.upload_receive(
+        is_compared = _page_number(request, "compare", 0, 0, 1) == 1
+        file = (upload_compare if is_compared else uploads.upload_receive)(
             upload_id=upload_id, number=number, offset=offset, body=cast("IO[bytes]", request._request)
         )
         return Response(shapes.UploadFileSerializer(file).data)
+
+
+class UploadPreviewView(StaffView):
+    """What an upload is, from its small files and the heads of its weights."""
+
+    permissions = {"POST": UPLOAD}
+    parser_classes = (JSONParser,)
+
+    @_upload_schema(operation_id="upload_preview", request=None, responses=shapes.UploadPreviewSerializer)
+    def post(self, request: Request, upload_id: uuid.UUID) -> Response:
+        """Inspect what has arrived; a model that would be refused at the end is refused now."""
+        return Response(shapes.UploadPreviewSerializer(upload_preview(upload_id=upload_id)).data)
 
 
 class UploadFinishView(UploadAccess):

@@ -1,4 +1,5 @@
 // What every page of the console has: the command palette, and lists that the keyboard moves in.
+import "./transfers.js";
 import { $, $$, act, ago, bytes, call, confirmDialog, h, modelUrl, setNotice, toast } from "./kit.js";
 
 const isTyping = (element) => element.matches("input, textarea, select, [contenteditable]") || element.closest("dialog");

@@ -1,14 +1,15 @@
-// Uploads in pieces: each goes to the offset that the server names, so that a broken connection costs one piece.
+// Bringing a model: choose files, follow how they are sent (see uploader.js), go on with unfinished uploads.
 import { factField, factValue } from "./facts.js";
-import { $, $$, bytes, call, csrfToken, duration, errorOf, h, pageData } from "./kit.js";
+import { $, $$, act, bytes, call, count, duration, h, pageData } from "./kit.js";
+import { currentUploads, isRunning, onUploads, sendToUploads } from "./transfers.js";
 
 const rules = pageData("rules");
-const RETRIES = 6;
-const LANES = 2; // files sent beside each other; one alone rarely fills a fast line
 
 let chosen = []; // {file, name, bar, amount, sent}
 let skipped = []; // {name, reason}
-let run = null; // {id, cancelled, requests}
+let mine = null; // key of the run that this page shows
+let run = null; // that run, while it goes on
+let resuming = null; // the unfinished upload that chosen files go on with
 
 $("#limit").textContent = bytes(rules.max_bytes);
 
@@ -31,6 +32,7 @@ function whySkipped(path, file) {
 /** Take {path, file} pairs; a folder's name is the first part of each path. */
 function take(entries) {
   if (run) return;
+  mine = null;
   chosen = [];
   skipped = [];
   for (const { path, file } of entries) {
@@ -45,6 +47,7 @@ function take(entries) {
   showOutcome(null);
   drawFiles();
   let problem = null;
+  if (resuming) return goOn();
   if (!weights.length) problem = "There is no .safetensors, .gguf or .ggml file among them. Weights are taken in these formats only.";
   else if (totalBytes() > rules.max_bytes) problem = `They have ${bytes(totalBytes())} together; the limit is ${bytes(rules.max_bytes)}.`;
   else if (chosen.length > rules.max_files) problem = `They are ${chosen.length} files; the limit is ${rules.max_files}.`;
@@ -156,140 +159,107 @@ drawFact();
 
 // --- sending ---------------------------------------------------------------------------------
 
-const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
-
-/** PUT one piece; resolves to the server's view of the file. */
-function sendPiece(item, number, piece) {
-  return new Promise((resolve, reject) => {
-    const request = new XMLHttpRequest();
-    run.requests.add(request);
-    request.open("PUT", `/registry/uploads/${run.id}/files/${number}?offset=${item.sent}`);
-    request.setRequestHeader("X-CSRFToken", csrfToken());
-    request.setRequestHeader("Content-Type", "application/octet-stream");
-    request.upload.addEventListener("progress", (event) => drawProgress(item, item.sent + event.loaded));
-    request.addEventListener("loadend", () => {
-      run?.requests.delete(request);
-      if (request.status >= 200 && request.status < 300) resolve(JSON.parse(request.responseText));
-      else reject(errorOf(request.status, request.responseText));
-    });
-    request.send(piece);
-  });
-}
-
-async function sendFile(item, number, chunkBytes) {
-  let failures = 0;
-  while (item.sent < item.file.size && !run.cancelled) {
-    try {
-      const answer = await sendPiece(item, number, item.file.slice(item.sent, item.sent + chunkBytes));
-      item.sent = answer.received_bytes;
-      failures = 0;
-      drawProgress(item, item.sent);
-    } catch (error) {
-      if (run.cancelled) return;
-      // A refusal is final; a lost connection, a busy server or an unexpected offset is worth another look.
-      const transient = error.status === 0 || error.status >= 502 || error.status === 409;
-      if (!transient || ++failures > RETRIES) throw error;
-      $("#total-text").textContent = "Connection trouble, trying again …";
-      await pause(Math.min(500 * 2 ** failures, 15000));
-      const upload = await call("GET", `/registry/uploads/${run.id}`).catch(() => null);
-      if (upload && upload.state !== "receiving") throw new Error(upload.reason || `The upload is ${upload.state}.`);
-      if (upload) item.sent = upload.files[number].received_bytes;
-    }
-  }
-}
-
-async function sendAll(chunkBytes) {
-  const waiting = chosen.map((item, number) => [item, number]);
-  const lane = async () => {
-    for (let next = waiting.shift(); next && !run.cancelled; next = waiting.shift()) await sendFile(next[0], next[1], chunkBytes);
-  };
-  await Promise.all(Array.from({ length: LANES }, lane));
-}
-
-let lastDraw = 0;
-function drawProgress(item, sent) {
-  item.bar.value = Math.min(sent, item.file.size);
-  item.amount.textContent = `${bytes(Math.min(sent, item.file.size))} of ${bytes(item.file.size)}`;
-  const now = performance.now();
-  if (now - lastDraw < 150) return;
-  lastDraw = now;
-  const done = chosen.reduce((sum, each) => sum + (each.bar?.value ?? 0), 0);
-  const seconds = (now - run.startedAt) / 1000;
-  const rate = (done - run.startedWith) / Math.max(seconds, 0.1);
-  $("#total-bar").value = done / totalBytes();
-  $("#total-text").textContent = `${bytes(done)} of ${bytes(totalBytes())}`;
-  if (seconds > 1 && rate > 0) $("#total-rate").textContent = `${bytes(rate)}/s, ${duration(Math.ceil((totalBytes() - done) / rate))} left`;
-}
-
-async function waitForCheck() {
-  $("#total-bar").removeAttribute("value");
-  $("#total-rate").textContent = "";
-  let upload = await call("POST", `/registry/uploads/${run.id}/finish`);
-  while (["receiving", "checking"].includes(upload.state)) {
-    $("#total-text").textContent = `Verifying: ${upload.stage || "waiting"} …`;
-    await pause(400);
-    if (run.cancelled) return null;
-    upload = await call("GET", `/registry/uploads/${run.id}`);
-  }
-  return upload;
-}
-
-$("#form").addEventListener("submit", async (event) => {
-  event.preventDefault();
-  if (run) return;
-  run = { id: null, cancelled: false, requests: new Set(), startedAt: performance.now(), startedWith: 0 };
+function begin(values) {
+  mine = `${Date.now()}-${Math.random()}`;
   showOutcome(null);
   setBusy(true);
-  try {
-    const upload = await call("POST", "/registry/uploads", {
-      served_model_name: $("#name").value.trim(),
-      files: chosen.map(({ name, file }) => ({ name, size_bytes: file.size })),
-      overrides,
-    });
-    run.id = upload.id;
-    for (const item of chosen) item.sent = 0;
-    await sendAll(upload.chunk_bytes);
-    const outcome = run.cancelled ? null : await waitForCheck();
-    if (!outcome) showOutcome("warn", "Cancelled", "What had been sent was removed from the server.");
-    else if (outcome.state === "done") succeed(outcome);
-    else showOutcome("bad", "Refused", outcome.reason);
-  } catch (error) {
-    if (run.cancelled) showOutcome("warn", "Cancelled", "What had been sent was removed from the server.");
-    else {
-      showOutcome("bad", "Refused", error.message);
-      if (run.id) await call("DELETE", `/registry/uploads/${run.id}`).catch(() => null);
-    }
-  } finally {
-    run = null;
-    setBusy(false);
-  }
+  sendToUploads({ type: "start", key: mine, files: chosen.map(({ name, file }) => ({ name, file })), overrides, ...values });
+}
+
+/** Go on with an unfinished upload; its files were chosen again. */
+function goOn() {
+  const { id, name } = resuming;
+  resuming = null;
+  $("#name").value = name;
+  begin({ id, name });
+}
+
+$("#form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (!run) begin({ name: $("#name").value.trim() });
 });
 
-$("#cancel").addEventListener("click", async () => {
-  if (!run) {
-    chosen = [];
-    $("#work").hidden = true;
-    showOutcome(null);
-    $("#pick-folder").focus();
-    return;
-  }
-  run.cancelled = true;
-  for (const request of run.requests) request.abort();
-  if (run.id) await call("DELETE", `/registry/uploads/${run.id}`).catch(() => null);
+$("#cancel").addEventListener("click", () => {
+  if (run) return sendToUploads({ type: "cancel", key: mine });
+  chosen = [];
+  $("#work").hidden = true;
+  showOutcome(null);
+  $("#pick-folder").focus();
 });
 
-addEventListener("beforeunload", (event) => {
-  if (run) event.preventDefault();
-});
+function drawProgress(state) {
+  for (const { name, size, sent } of state.files) {
+    const item = chosen.find((each) => each.name === name);
+    if (!item?.bar) continue;
+    item.bar.value = sent;
+    item.amount.textContent = sent ? `${bytes(sent)} of ${bytes(size)}` : bytes(size);
+  }
+  const sent = state.files.reduce((sum, file) => sum + file.sent, 0);
+  const seconds = (Date.now() - state.startedAt) / 1000;
+  const rate = (sent - state.startedWith) / Math.max(seconds, 0.1);
+  const words = { starting: "Starting …", checking: `Verifying: ${state.stage || "waiting"} …` };
+  $("#total-text").textContent = words[state.state] ?? `${bytes(sent)} of ${bytes(state.total)}${state.stage ? `, ${state.stage}` : ""}`;
+  if (state.state === "checking") $("#total-bar").removeAttribute("value");
+  else $("#total-bar").value = state.total ? sent / state.total : 0;
+  $("#total-rate").textContent = state.state === "sending" && seconds > 1 && rate > 0 ? `${bytes(rate)}/s, ${duration(Math.ceil((state.total - sent) / rate))} left` : "";
+  drawReport(state.report);
+}
+
+/** What the server has found in the heads, while the weights are sent. */
+function drawReport(report) {
+  const place = $("#report");
+  place.hidden = !report;
+  if (!report) return;
+  const kinds = new Map();
+  for (const { kind } of report.layers) kinds.set(kind, (kinds.get(kind) ?? 0) + 1);
+  place.replaceChildren(
+    h("p.mb-1", {}, h("b", {}, "It can be served: "), `${report.model_type}, ${count(report.num_parameters)} parameters, ${report.dtype}, context of ${report.max_position_embeddings.toLocaleString("en")} tokens${report.tokenizer === "none" ? ", no tokenizer: token ids only" : ""}.`),
+    h("div.ribbon", { "aria-hidden": "true" }, report.layers.flatMap((layer) => [layer.token_mixer && h(`i.k-${layer.token_mixer}`), layer.channel_mixer && h(`i.k-${layer.channel_mixer}`)])),
+    h("span.small.muted.ms-2", {}, [...kinds].map(([kind, number]) => `${number} × ${kind}`).join(", ")),
+    ...report.warnings.map((text) => h("p.small.warn.mb-0", {}, text)),
+  );
+}
+
+/** What is being sent from here isn't unfinished. */
+function hideRunning(runs) {
+  const going = new Set(runs.filter(isRunning).map(({ id }) => id));
+  for (const button of $$("[data-resume]")) button.closest("li").hidden = going.has(button.dataset.resume);
+}
+document.body.addEventListener("htmx:afterSettle", () => hideRunning(currentUploads()));
+
+/** Follow the run that this page began, or the one that was going on when it was opened. */
+function follow(runs) {
+  if (mine === null) {
+    const going = runs.find(isRunning);
+    if (!going) return;
+    mine = going.key;
+    chosen = going.files.map(({ name, size }) => ({ name, file: { size } }));
+    skipped = [];
+    $("#name").value = going.name;
+    drawFiles();
+  }
+  const state = runs.find(({ key }) => key === mine);
+  if (!state) return;
+  if (isRunning(state)) {
+    run = state;
+    setBusy(true);
+    return drawProgress(state);
+  }
+  if (!run && state.state !== "refused") return; // said already
+  run = null;
+  setBusy(false);
+  drawReport(state.state === "refused" ? null : state.report);
+  if (state.state === "done") succeed(state);
+  else if (state.state === "cancelled") showOutcome("warn", "Cancelled", state.reason);
+  else if (state.state === "interrupted") showOutcome("warn", "Interrupted", state.reason);
+  else showOutcome("bad", "Refused", state.reason);
+  sendToUploads({ type: "forget", key: mine });
+  drawUnfinished();
+}
 
 function setBusy(busy) {
   for (const item of $$("#start, #name, #pick-folder, #pick-files, #facts button, #facts select, #facts input")) item.disabled = busy;
   $("#total").hidden = !busy;
-  if (busy) {
-    $("#total-bar").value = 0;
-    $("#total-text").textContent = "Starting …";
-    $("#total-rate").textContent = "";
-  }
 }
 
 function succeed(upload) {
@@ -298,9 +268,9 @@ function succeed(upload) {
   $("#work").hidden = true;
   showOutcome(
     "good",
-    `${upload.served_model_name} is registered`,
+    `${upload.name} is registered`,
     "It was verified and inspected, and loads on its first request.",
-    h("p.hstack.gap-2.flex-wrap", {}, h("a.btn.btn-primary", { href: `/models/${upload.checkpoint}/` }, "Look at it"), h("a.btn.btn-outline-secondary", { href: `/playground/?model=${encodeURIComponent(upload.served_model_name)}` }, "Try it")),
+    h("p.hstack.gap-2", {}, h("a.btn.btn-primary", { href: `/models/${upload.checkpoint}/` }, "Look at it"), h("a.btn.btn-outline-secondary", { href: `/playground/?model=${encodeURIComponent(upload.name)}` }, "Try it")),
   );
 }
 
@@ -310,5 +280,23 @@ function showOutcome(kind, title, text, ...more) {
   if (kind === null) return place.replaceChildren();
   place.className = `note ${kind}`;
   place.replaceChildren(h("h2", {}, title), h("p", {}, text), ...more);
-  if (run || kind === "good") place.focus();
+  place.focus();
 }
+
+// --- unfinished uploads ------------------------------------------------------------------------
+
+const drawUnfinished = () => document.body.dispatchEvent(new CustomEvent("live:uploads"));
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-resume], [data-discard]");
+  if (!button) return;
+  const { resume, discard, name } = button.dataset;
+  if (resume) {
+    resuming = { id: resume, name };
+    $("#folder-input").click();
+  } else act(button, async () => (await call("DELETE", `/registry/uploads/${discard}`), drawUnfinished()));
+});
+for (const input of $$("#folder-input, #files-input")) input.addEventListener("cancel", () => (resuming = null));
+
+onUploads(follow);
+onUploads(hideRunning);

@@ -1,0 +1,14 @@
+// The shared worker that sends uploads; every page of the console is connected to it.
+import { Uploader } from "./uploader.js";
+
+const ports = new Set();
+const uploader = new Uploader((runs) => ports.forEach((port) => port.postMessage({ runs })));
+
+self.onconnect = ({ ports: [port] }) => {
+  ports.add(port);
+  port.onmessage = ({ data }) => {
+    if (data.type === "bye") ports.delete(port);
+    else uploader.receive(data);
+  };
+  port.postMessage({ runs: uploader.list() });
+};
