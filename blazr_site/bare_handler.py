@@ -25,6 +25,7 @@ from django.urls import ResolverMatch, set_script_prefix
 from blazr_site.request_thread import has_connections
 from inference.api.event_stream import EventStream
 from inference.api.exception_handler import error_response
+from inference.host.disk import full_disk_as_error
 
 _WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
 
@@ -90,6 +91,7 @@ class BareHandler(ASGIHandler):
 
         Raises:
             RequestAborted: The client disconnected before the end of the body.
+            StorageFull: Django keeps a large body on disk, which is full.
         """
         message: Message | None = await receive()
         if message is not None and message["type"] == "http.request" and not message.get("more_body", False):
@@ -100,7 +102,8 @@ class BareHandler(ASGIHandler):
             taken, message = message, None
             return await receive() if taken is None else taken
 
-        return await super().read_body(from_the_first)
+        with full_disk_as_error("the server's disk has no room for this body; send it again later, or a smaller one."):
+            return await super().read_body(from_the_first)
 
     async def _send_until_cancelled(self, response: HttpResponseBase, send: Send) -> None:
         """Send a response; close the connection if the client stalls or disconnects, or the server ends."""

@@ -20,7 +20,7 @@ from blazr_site.callers import body_caller
 from blazr_site.request_thread import request_thread
 from blazr_site.routes import FILE_ROUTES, LARGE_ROUTES, PIECE_ROUTE, SMALL_BODY_BYTES, api_view
 from inference.api.exception_handler import RequestTimeout, error_response
-from inference.errors import BlazrError, InvalidRequest, RequestTooLarge, Unavailable
+from inference.errors import BlazrError, InvalidRequest, RequestTooLarge, StorageFull, Unavailable
 from models_registry.upload_rules import CHUNK_BYTES
 
 Message = MutableMapping[str, Any]
@@ -118,6 +118,8 @@ class BodyLimit:
         except _Refused as refused:
             # Django reads the whole body before its view runs, so nothing has been sent yet.
             await _refuse(route, refused.error, receive, send)
+        except StorageFull as error:  # raised while the body is read, likewise
+            await _refuse(route, error, receive, send)
         finally:
             body.release()
 

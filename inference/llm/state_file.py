@@ -9,7 +9,9 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +25,7 @@ from inference.engine.saved_state import SavedState
 from inference.errors import InvalidRequest, RequestTooLarge, StorageFull
 from inference.host.cache_folder import cache_folder
 from inference.host.client_json import parse_json
+from inference.host.disk import try_lock
 from inference.host.units import format_bytes
 from inference.llm.options import LLMOptions
 from inference.llm.state_header import (
@@ -41,6 +44,10 @@ from inference.modelling.spec import ModelSpec
 from inference.values.messages import PromptMessage
 
 _READ_BYTES = 16 << 20
+_WORK_PREFIX, _WORK_FILE = ".state-", "state"
+"""The directory beside a state in which it is written, and its name there."""
+UNLOCKED_S = 60.0
+"""Age in seconds of such a directory that is removed when nobody locks it; a new one is locked sooner."""
 MIN_MEMO_BYTES = 256 << 20
 """Digests of more weights than this are kept in the user's cache folder; fewer are read within a second."""
 
@@ -115,10 +122,14 @@ def write_state_file(path: Path, prompt: PromptState, model: str = "") -> int:
         StorageFull: The disk has no room.
     """
     check_target(path)
+    sweep_abandoned(path.parent)
     work: Path | None = None
+    lock: int | None = None
     try:
-        work = Path(tempfile.mkdtemp(prefix=".state-", dir=path.parent))  # only its owner can enter it
-        partial = work / "state"
+        work = Path(tempfile.mkdtemp(prefix=_WORK_PREFIX, dir=path.parent))  # only its owner can enter it
+        lock = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try_lock(lock)  # until this process has ended, however it does
+        partial = work / _WORK_FILE
         with partial.open("xb") as file:
             partial.chmod(0o600)  # the file has the prompt in it
             for piece in state_content(prompt, model):
@@ -143,6 +154,31 @@ def write_state_file(path: Path, prompt: PromptState, model: str = "") -> int:
     finally:
         if work is not None:
             shutil.rmtree(work, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def sweep_abandoned(directory: Path) -> None:
+    """Remove what killed processes of this user left in a directory when they wrote a state: nobody locks it."""
+    with suppress(OSError):
+        for path in list(directory.glob(f"{_WORK_PREFIX}*")):
+            with suppress(OSError):
+                _remove_abandoned(path)
+
+
+def _remove_abandoned(path: Path) -> None:
+    found = path.lstat()
+    is_old = found.st_mtime < time.time() - UNLOCKED_S
+    if not (stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and is_old):
+        return
+    if {entry.name for entry in path.iterdir()} - {_WORK_FILE}:
+        return  # it isn't ours, whatever its name
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if try_lock(descriptor):
+            shutil.rmtree(path)
+    finally:
+        os.close(descriptor)
 
 
 def state_content(prompt: PromptState, model: str = "") -> list[memoryview]:

@@ -4,6 +4,8 @@ arrive."""
 from __future__ import annotations
 
 import asyncio
+import errno
+import tempfile
 from typing import Any
 
 import orjson
@@ -11,6 +13,7 @@ import pytest
 from asgiref.sync import sync_to_async
 
 from blazr_site import body_limit
+from blazr_site.bare_handler import BareHandler
 from blazr_site.body_budget import ANONYMOUS_BYTES, MAX_ANONYMOUS_BODY_BYTES, BodyBudget
 from blazr_site.body_limit import BodyLimit
 from blazr_site.routes import SMALL_BODY_BYTES, route_or_none
@@ -254,6 +257,19 @@ async def test_a_file_counts_what_django_keeps_in_memory(settings):
     app.may_respond.set()
     await task
     assert held.held_bytes == 0
+
+
+async def test_a_disk_that_is_full_under_a_body_is_an_error_in_the_api_s_shape(settings, monkeypatch):
+    """Django keeps large bodies in a temporary file; the reply used to be a text without a reason."""
+    settings.FILE_UPLOAD_MAX_MEMORY_SIZE = 4
+
+    class Full(tempfile.SpooledTemporaryFile):
+        def write(self, piece):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "SpooledTemporaryFile", Full)
+    sent = await Client(b"x" * 4, b"x" * 4).call(limited(BareHandler()), "/v1/files")
+    assert "has no room for this body" in assert_refused(sent, 507)["error"]["message"]
 
 
 async def test_open_requests_have_a_limit(monkeypatch):

@@ -108,6 +108,10 @@ TITLES = {
     "F66": "one tenant's prefix asked for by another",
     "F67": "the checks of a deployment; listening sockets",
     "F68": "probes and metrics during F13, F19 and F33",
+    "F69": "large states beside other requests",
+    "F70": "a full disk under a state",
+    "F71": "`kill -9` under a save and an upload of a state",
+    "F72": "a state whose model or row changes",
 }
 """The rows; those with a test say more in the test's marker."""
 

@@ -40,6 +40,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _CELERY = (sys.executable, "-m", "celery", "-q", "-A", "blazr_site.celery")
 
 _TABLES = (
+    "storedstate",
     "batchresult",
     "batchline",
     "batch",

@@ -107,12 +107,10 @@ class DraftingPolicy:
         self._num_tokens = num_tokens
         self._costs = costs
         self._is_adaptive = is_adaptive
-        probe = costs.of_step(1, num_tokens) + costs.of_replay(0.0, num_tokens) - 1.0
-        self._min_probe_steps = math.ceil(PROBE_STEPS * max(1.0, probe))
         self._engine_rate = _Average(INITIAL_RATE)
         self._rates: dict[Request, _Average] = {}
-        # The first step that can draft is a probe; without a speedup the next one comes after the least number.
-        self._probe_steps = self._num_plain_steps = (self._min_probe_steps + 1) // 2
+        # So the first step that can draft is a probe.
+        self._probe_steps = self._num_plain_steps = 1
 
     @property
     def is_probing(self) -> bool:
@@ -138,6 +136,11 @@ class DraftingPolicy:
         rates = [self.acceptance_rate(request) for request in requests]
         return self._speedup(rates, num_decoding) >= MIN_SPEEDUP
 
+    def _least_probe_steps(self, num_decoding: int) -> int:
+        """Return the plain steps after a probe of ``num_decoding`` requests, more the more it costs."""
+        cost = self._costs.of_step(num_decoding, self._num_tokens) + self._costs.of_replay(0.0, self._num_tokens)
+        return math.ceil(PROBE_STEPS * max(1.0, cost - 1.0))
+
     def _speedup(self, rates: Sequence[float], num_decoding: int) -> float:
         return expected_speedup(rates, num_decoding, self._num_tokens, self._costs)
 
@@ -158,8 +161,9 @@ class DraftingPolicy:
             rates = [average.value for average in self._rates.values()]
             good = [rate for rate in rates if self._speedup([rate], 1) >= MIN_SPEEDUP]
             is_faster = bool(good) and self._speedup(good, max(num_decoding, len(good))) >= MIN_SPEEDUP
-            longest = MAX_PROBE_FACTOR * self._min_probe_steps
-            self._probe_steps = self._min_probe_steps if is_faster else min(longest, 2 * self._probe_steps)
+            least = self._least_probe_steps(num_decoding)
+            longest = MAX_PROBE_FACTOR * least
+            self._probe_steps = least if is_faster else min(longest, max(least, 2 * self._probe_steps))
         self._num_plain_steps = 0
 
     def forget(self, request: Request) -> None:

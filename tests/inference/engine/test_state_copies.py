@@ -72,6 +72,11 @@ def tokens_beside(engine, gate):
     return found["other"].tokens
 
 
+@pytest.mark.fault(
+    "F69",
+    provoked="a state is read out of the engine while another request generates, and the copy takes as long as twelve steps",
+    holds="the other request gets all its tokens meanwhile; the state is the same as without it",
+)
 def test_others_go_on_while_a_state_is_read_out(engine, monkeypatch):
     wanted = saved(engine)
     gate = Gate(monkeypatch, "read_state")
@@ -87,6 +92,11 @@ def test_others_go_on_while_a_state_is_read_out(engine, monkeypatch):
     assert_all_free(engine)
 
 
+@pytest.mark.fault(
+    "F69",
+    provoked="the same while a state is put in its place",
+    holds="the other request gets all its tokens meanwhile; the text behind the state is right",
+)
 def test_others_go_on_while_a_state_is_put_in_its_place(engine, monkeypatch):
     state = saved(engine)
     gate = Gate(monkeypatch, "write_state")
