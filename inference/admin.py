@@ -7,16 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 from django import forms
 from django.contrib import admin, messages
-from django.http import StreamingHttpResponse
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, StreamingHttpResponse
+from django.shortcuts import get_object_or_404
+from django.urls import path, reverse
+from django.utils.html import format_html
 
 from inference.access.api_keys import api_key_create, api_key_revoke, key_rules_check
 from inference.errors import BlazrError
+from inference.files.services import files_remove
+from inference.files.store import file_pieces, open_file
+from inference.host.units import format_bytes
 from inference.models import (
     ApiKey,
     Batch,
     BatchSchedule,
     GenerationJob,
     StoredFile,
+    StoredState,
     UsageDay,
     UsageRecord,
     WebhookDelivery,
@@ -27,9 +35,12 @@ from inference.values.principal import DEFAULT_SCOPES, SCOPES
 from models_registry.admin import ReadOnlyRows
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from django.db.models import QuerySet
     from django.forms import ModelForm
     from django.http import HttpRequest
+    from django.urls import URLPattern
 
     _ApiKeyAdmin = admin.ModelAdmin[ApiKey]
     _ApiKeyForm = forms.ModelForm[ApiKey]
@@ -37,12 +48,13 @@ if TYPE_CHECKING:
     _UsageDayAdmin = admin.ModelAdmin[UsageDay]
     _JobAdmin = admin.ModelAdmin[GenerationJob]
     _FileAdmin = admin.ModelAdmin[StoredFile]
+    _StateAdmin = admin.ModelAdmin[StoredState]
     _BatchAdmin = admin.ModelAdmin[Batch]
     _ScheduleAdmin = admin.ModelAdmin[BatchSchedule]
     _DeliveryAdmin = admin.ModelAdmin[WebhookDelivery]
 else:
     _ApiKeyAdmin = _UsageAdmin = _UsageDayAdmin = _JobAdmin = admin.ModelAdmin
-    _FileAdmin = _BatchAdmin = _ScheduleAdmin = _DeliveryAdmin = admin.ModelAdmin
+    _FileAdmin = _StateAdmin = _BatchAdmin = _ScheduleAdmin = _DeliveryAdmin = admin.ModelAdmin
     _ApiKeyForm = forms.ModelForm
 
 
@@ -217,6 +229,99 @@ class StoredFileAdmin(ReadOnlyRows, _FileAdmin):
 
     list_display = ("file_id", "created_at", "filename", "purpose", "size_bytes", "tenant", "expires_at")
     list_filter = ("purpose",)
+
+
+@admin.register(StoredState)
+class StoredStateAdmin(ReadOnlyRows, _StateAdmin):
+    """Saved states of all callers, to look at, delete and download; a file has its prompt in it."""
+
+    list_display = (
+        "name",
+        "model",
+        "weights_digest",
+        "num_tokens",
+        "size",
+        "last_used_at",
+        "is_pinned",
+        "expires_at",
+        "tenant",
+        "content",
+    )
+    list_filter = ("is_pinned", "model")
+    search_fields = ("=name", "=tenant", "=model")
+    list_select_related = ("file",)
+
+    @admin.display(description="weights", ordering="weights")
+    def weights_digest(self, obj: StoredState) -> str:
+        """The revision of the model, as 'blazr state show' begins it."""
+        return f"{obj.weights[:16]}…"
+
+    @admin.display(description="size", ordering="file__size_bytes")
+    def size(self, obj: StoredState) -> str:
+        """Of the file."""
+        return format_bytes(obj.file.size_bytes)
+
+    @admin.display(description="expires", ordering="file__expires_at")
+    def expires_at(self, obj: StoredState) -> datetime | None:
+        """As its file does."""
+        return obj.file.expires_at
+
+    @admin.display(description="file")
+    def content(self, obj: StoredState) -> str:
+        """A link to the file."""
+        return format_html('<a href="{}">download</a>', reverse("admin:inference_storedstate_content", args=[obj.pk]))
+
+    def get_list_display(self, request: HttpRequest) -> list[str]:
+        """The link is for those who may follow it."""
+        return [name for name in self.list_display if name != "content" or _sees_content(request)]
+
+    def get_exclude(self, request: HttpRequest, obj: StoredState | None = None) -> tuple[str, ...]:
+        """The same on a state's own page, whose fields are those of the row."""
+        return ("request_id",)
+
+    def get_urls(self) -> list[URLPattern]:
+        """Add the download."""
+        view = self.admin_site.admin_view(self.download)
+        return [path("<int:key>/content/", view, name="inference_storedstate_content"), *super().get_urls()]
+
+    def download(self, request: HttpRequest, key: int) -> StreamingHttpResponse:
+        """Stream a state's file."""
+        if not _sees_content(request):
+            raise PermissionDenied
+        row = get_object_or_404(StoredState.objects.select_related("file"), pk=key)
+        try:
+            file = open_file(row.file.sha256)
+        except FileNotFoundError:
+            raise Http404("The content of the state is gone.") from None
+        # Piece by piece: Django would read a whole file into memory before it sends any of it.
+        response = StreamingHttpResponse(file_pieces(file), content_type="application/octet-stream")
+        response["Content-Length"] = str(row.file.size_bytes)
+        response["Content-Disposition"] = f'attachment; filename="{row.name}.state"'
+        return response
+
+    def has_delete_permission(self, request: HttpRequest, obj: StoredState | None = None) -> bool:
+        """Requests that have read a state go on."""
+        return request.user.has_perm("inference.delete_storedstate")
+
+    def get_deleted_objects(
+        self, objs: Any, request: HttpRequest
+    ) -> tuple[list[str], dict[str, int], set[str], list[str]]:
+        """Say what goes: the states; their files are theirs alone."""
+        names = [str(row) for row in objs]
+        return names, {"saved states": len(names)}, set(), []
+
+    def delete_model(self, request: HttpRequest, obj: StoredState) -> None:
+        """Remove the file, too."""
+        files_remove(StoredFile.objects.filter(pk=obj.file_id))
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[StoredState]) -> None:
+        """Remove the files, too."""
+        files_remove(StoredFile.objects.filter(pk__in=list(queryset.values_list("file_id", flat=True))))
+
+
+def _sees_content(request: HttpRequest) -> bool:
+    """Whether the account may read what other callers wrote, as with the API."""
+    return request.user.has_perms(["inference.view_storedstate", "inference.scope_admin"])
 
 
 @admin.register(Batch)

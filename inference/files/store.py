@@ -17,11 +17,12 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import IO
 
+from asgiref.sync import sync_to_async
 from django.conf import settings
 
 from inference.errors import RequestTooLarge, StorageFull
@@ -147,6 +148,15 @@ def open_file(sha256: str) -> IO[bytes]:
         FileNotFoundError: The bytes were removed.
     """
     return os.fdopen(os.open(file_path(sha256), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
+
+
+async def file_pieces(file: IO[bytes]) -> AsyncIterator[bytes]:
+    """Read a file piece by piece, off the event loop, and close it."""
+    try:
+        while piece := await sync_to_async(file.read)(READ_BYTES):
+            yield piece
+    finally:
+        file.close()
 
 
 def remove(sha256: str) -> None:

@@ -108,8 +108,8 @@ def test_f70_a_full_disk_under_a_state(database_site, tmp_path):
     "F71",
     provoked="`kill -9` of both workers before and behind the naming of a state's file, and of a web process in the "
     "middle of an upload of 24 MiB",
-    holds="the request that saves goes on in the next worker and its state is stored once; an upload that was cut leaves "
-    "no row and no named file; the same upload then succeeds",
+    holds="the request that saves goes on in the next worker and its state is stored once; an upload that was cut "
+    "leaves no row and no named file; the same upload then succeeds",
 )
 @pytest.mark.parametrize("point", ["file.publish", "file.published"])
 def test_f71_kills_under_a_state(site, tmp_path, point):

@@ -7,13 +7,18 @@ import uuid
 from datetime import timedelta
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.contrib import admin
+from django.contrib.auth.models import Group, Permission
 from django.contrib.messages import get_messages
 from django.test import Client
 from django.utils import timezone
 
 from inference.access.api_keys import api_key_create, key_prefix
-from inference.models import ApiKey, BatchSchedule, GenerationJob, JobState, UsageDay
+from inference.files.store import FileWriter
+from inference.models import ApiKey, BatchSchedule, GenerationJob, JobState, StoredFile, StoredState, UsageDay
+from inference.states.services import StateFacts, state_create
+from inference.values.messages import StateOrder
 from tests.inference.rows import damage, make_checkpoint
 
 pytestmark = pytest.mark.django_db
@@ -84,6 +89,69 @@ def test_keys_are_revoked_not_deleted(admin_client: Client):
 def test_rows_of_services_can_be_listed_but_not_made(admin_client: Client, name):
     assert admin_client.get(f"/admin/inference/{name}/").status_code == 200
     assert admin_client.get(f"/admin/inference/{name}/add/").status_code == 403
+
+
+@pytest.fixture
+def saved_state(settings, tmp_path):
+    settings.BLAZR_FILES_DIR = tmp_path / "files"
+    writer = FileWriter()
+    writer.write(b"content")
+    order = StateOrder(name="manual", tenant="key:1", model="tiny", is_pinned=True, expires_s=None, replaces=False)
+    return state_create(writer=writer, facts=StateFacts("tiny", "a" * 64, 7, has_conversation=False), order=order)
+
+
+STATES = "/admin/inference/storedstate/"
+
+
+def test_states_are_listed_and_downloaded_by_those_who_may(saved_state, client: Client, django_user_model):
+    async def whole(response) -> bytes:
+        return b"".join([piece async for piece in response.streaming_content])
+
+    def account(name: str, *codenames: str) -> django_user_model:
+        made = django_user_model.objects.create_user(name, is_staff=True)
+        made.user_permissions.set(Permission.objects.filter(codename__in=codenames))
+        return made
+
+    url = f"{STATES}{saved_state.pk}/content/"
+    for codenames, listed, link, content in (
+        ((), 403, False, 403),
+        (("view_storedstate",), 200, False, 403),
+        (("view_storedstate", "scope_admin"), 200, True, 200),
+    ):
+        client.force_login(account(str(len(codenames)), *codenames))
+        page = client.get(STATES)
+        assert page.status_code == listed
+        text = page.content.decode()
+        assert (url in text) is link
+        if listed == 200:
+            assert all(word in text for word in ("manual", "tiny", "aaaaaaaaaaaaaaaa…", "7 B", "key:1"))
+        response = client.get(url)
+        assert response.status_code == content
+        if content == 200:
+            assert async_to_sync(whole)(response) == b"content"
+            assert response["Content-Disposition"] == 'attachment; filename="manual.state"'
+            assert client.get(f"{STATES}{saved_state.pk + 1}/content/").status_code == 404
+
+
+def test_states_are_deleted_with_their_files(saved_state, client: Client, django_user_model, settings):
+    viewer = django_user_model.objects.create_user("viewer", is_staff=True)
+    viewer.user_permissions.set(Permission.objects.filter(codename="view_storedstate"))
+    client.force_login(viewer)
+    assert client.post(f"{STATES}{saved_state.pk}/delete/", {"post": "yes"}).status_code == 403
+    operator = django_user_model.objects.create_user("operator", is_staff=True)
+    operator.user_permissions.set(Permission.objects.filter(codename__in=("view_storedstate", "delete_storedstate")))
+    client.force_login(operator)
+    action = {"action": "delete_selected", "_selected_action": [saved_state.pk], "post": "yes"}
+    assert client.post(STATES, action).status_code == 302
+    assert not StoredState.objects.exists() and not StoredFile.objects.exists()
+    assert not (settings.BLAZR_FILES_DIR / saved_state.file.sha256).exists()
+
+
+def test_operators_may_look_at_states_and_delete_them():
+    codenames = {"view_storedstate", "delete_storedstate"}
+    for role, has in (("operator", codenames), ("member", set()), ("viewer", set())):
+        found = Group.objects.get(name=role).permissions.filter(codename__in=codenames)
+        assert set(found.values_list("codename", flat=True)) == has
 
 
 def test_a_jobs_prompt_and_result_stay_out(admin_client: Client):

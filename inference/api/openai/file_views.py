@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import IO, Any
 
 from asgiref.sync import sync_to_async
@@ -32,7 +31,7 @@ from inference.files.services import (
     file_list,
     file_object,
 )
-from inference.files.store import READ_BYTES, open_file
+from inference.files.store import file_pieces, open_file
 
 MAX_PAGE = 10_000
 
@@ -161,15 +160,6 @@ class FileContentView(ApiView):
         response["X-Content-Type-Options"] = "nosniff"
         response["Content-Disposition"] = f'attachment; filename="{file_id}.jsonl"'
         return response
-
-
-async def file_pieces(file: IO[bytes]) -> AsyncIterator[bytes]:
-    """Read a file piece by piece, off the event loop, and close it."""
-    try:
-        while piece := await sync_to_async(file.read)(READ_BYTES):
-            yield piece
-    finally:
-        file.close()
 
 
 def page_of(objects: list[dict[str, Any]], limit: int) -> dict[str, Any]:

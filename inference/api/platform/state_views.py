@@ -15,7 +15,7 @@ from drf_spectacular.utils import OpenApiParameter
 
 from inference.api.base import ApiView, generation_body, json_body, json_response
 from inference.api.openai.file_upload import receive_file
-from inference.api.openai.file_views import file_pieces, page_of
+from inference.api.openai.file_views import page_of
 from inference.api.paging import check_parameters, page_size
 from inference.api.platform.state_serializers import (
     StateChangeSerializer,
@@ -29,7 +29,7 @@ from inference.api.schemas import GENERATION_ERRORS, documented
 from inference.dialects.openai.requests import plan_from_body
 from inference.errors import InvalidRequest, NotFound
 from inference.files.services import expiry_seconds
-from inference.files.store import open_file
+from inference.files.store import file_pieces, open_file
 from inference.llm.state_header import read_state_header
 from inference.serving.generation import ApiName, generation_start
 from inference.states.services import (

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -221,3 +226,46 @@ def test_messages_that_nobody_can_read(tmp_path, state, identity, monkeypatch, c
     write_state_file(tmp_path / "a.state", replace(state, conversation={}))
     with pytest.raises(InvalidRequest, match=r"^a\.state holds messages that can't be read; save the state again\.$"):
         read_state_file(tmp_path / "a.state", identity, SIZES)
+
+
+def abandoned(directory: Path, name: str, *, age_s: float = 100.0, content: str = "state") -> Path:
+    path = directory / name
+    path.mkdir()
+    (path / content).write_bytes(b"half a state")
+    os.utime(path, (time.time() - age_s,) * 2)
+    return path
+
+
+def test_what_killed_writers_left_is_removed(tmp_path, state):
+    """At the next write into the directory; what is new, locked, linked or somebody else's stays."""
+    gone = abandoned(tmp_path, ".state-killed")
+    kept = [
+        abandoned(tmp_path, ".state-new", age_s=1.0),
+        abandoned(tmp_path, ".state-other", content="notes.txt"),
+        abandoned(tmp_path, ".states"),
+        abandoned(tmp_path, ".state-writing"),
+    ]
+    (tmp_path / ".state-link").symlink_to(abandoned(tmp_path, "elsewhere"))
+    lock = os.open(kept[-1], os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    write_state_file(tmp_path / "a.state", state)
+    assert not gone.exists()
+    assert all(list(path.iterdir()) for path in kept) and list((tmp_path / "elsewhere").iterdir())
+    os.close(lock)
+    write_state_file(tmp_path / "a.state", state)
+    assert not kept[-1].exists()
+
+
+def test_a_killed_writer_s_directory_is_not_locked(tmp_path, state):
+    """Its lock ends with the process, however that ends."""
+    code = (
+        "import os, signal, sys; from pathlib import Path; from inference.llm import state_file\n"
+        "state_file.state_content = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "state_file.write_state_file(Path(sys.argv[1]), None)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "b.state")], timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    (left,) = tmp_path.glob(".state-*")
+    os.utime(left, (time.time() - 100,) * 2)
+    write_state_file(tmp_path / "a.state", state)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.state"]
