@@ -162,8 +162,8 @@ def cut_upload(site: Site, path: Path) -> None:
     "F72",
     provoked="a state whose model is registered again, whose row expires and is swept while a stream goes on from it, "
     "and which is replaced under another stream",
-    holds="the same weights under another registration go on from it; streams end with the tokens that they had without "
-    "the change; later requests get 404",
+    holds="the same weights under another registration go on from it; streams end with the tokens that they had "
+    "without the change; later requests get 404",
 )
 def test_f72_states_whose_model_or_row_changes(site, tmp_path):
     copied = shutil.copytree(PREBUILT_DIRECTORY, tmp_path / "again")

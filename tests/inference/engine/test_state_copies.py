@@ -74,7 +74,7 @@ def tokens_beside(engine, gate):
 
 @pytest.mark.fault(
     "F69",
-    provoked="a state is read out of the engine while another request generates, and the copy takes as long as twelve steps",
+    provoked="a state is read out of the engine while another request generates, for as long as twelve steps take",
     holds="the other request gets all its tokens meanwhile; the state is the same as without it",
 )
 def test_others_go_on_while_a_state_is_read_out(engine, monkeypatch):

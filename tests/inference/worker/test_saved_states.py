@@ -160,7 +160,8 @@ def test_a_large_model_s_identity_keeps_no_other_model_waiting(llm):
 
 @pytest.mark.fault(
     "F69",
-    provoked="a worker reads the file of a state, however long that takes, while an engine hands over another to store and a request comes with a third",
+    provoked="a worker reads the file of a state, however long that takes, while an engine hands over another to store "
+    "and a request comes with a third",
     holds="neither waits; requests with the same state share one reading",
 )
 def test_nobody_waits_while_a_large_state_is_read(llm):
