@@ -183,7 +183,8 @@ def _image(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
         return {"type": "image_file", "image_file": {"file_id": file_id}, **_mark(block)}
     if kind == "url":
         raise UnsupportedFeature(
-            f"{where} is a URL, which isn't fetched; send the image itself (base64), or upload it and give its file_id.",
+            f"{where} is a URL, which isn't fetched; send the image itself (base64), or upload it and name its "
+            "file_id.",
             param=f"{where}.type",
         )
     raise _unknown(where, kind, ("base64", "file"))
