@@ -43,9 +43,9 @@ def _filled(prompt: PromptMessage, model: ServedModel, tenant: str) -> PromptMes
     for number, message in enumerate(prompt["messages"]):
         content = message.get("content")
         if isinstance(content, list):
-            where = f"messages[{number}].content"
+            where = f"messages.{number}.content"
             parts = [
-                _part(part, f"{where}[{place}]", model, tenant) if is_image(part) else part
+                _part(part, f"{where}.{place}", model, tenant) if is_image(part) else part
                 for place, part in enumerate(content)
             ]
             message = {**message, "content": parts}

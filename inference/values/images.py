@@ -184,7 +184,7 @@ def placed_images(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, 
         content = message.get("content")
         for place, part in enumerate(content if isinstance(content, list) else ()):
             if is_image(part):
-                yield f"messages[{number}].content[{place}]", part
+                yield f"messages.{number}.content.{place}", part
 
 
 def check_images(messages: Sequence[Mapping[str, Any]]) -> None:

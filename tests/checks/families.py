@@ -35,6 +35,12 @@ with `--speculative mtp`, and drafts tokens then
 several heads the first one is read. A head that is not whole is left out with a warning of the inspection.
 Heads of other families are left out.
 """
+IMAGES = """
+## Images
+
+The part that sees is read for `phi3_v` and `gemma3`; [images](vision.md) says how they are sent. Of other
+families that see or hear the text model is read, and the rest stays in the files.
+"""
 LEFT = """
 ## Not read
 
@@ -81,7 +87,7 @@ def page() -> str:
     left = [
         f"| {', '.join(f'`{name}`' for name in names.split(', '))} | {need} |\n" for names, need in NOT_READ.items()
     ]
-    return HEAD + "".join(rows) + HEADS + LEFT + "".join(left)
+    return HEAD + "".join(rows) + HEADS + IMAGES + LEFT + "".join(left)
 
 
 if __name__ == "__main__":

@@ -177,7 +177,7 @@ class MessagesField(RequestField):
                     raise serializers.ValidationError(f"{where}: images belong to the role user.")
                 if part.get("cache_control") is not None:
                     checked_mark(where, part["cache_control"])
-                parts.append(dict(read_client_image(part, f"messages[{images_of}].content[{place}]")))
+                parts.append(dict(read_client_image(part, f"messages.{images_of}.content.{place}")))
                 continue
             kind = part.get("type") if isinstance(part, Mapping) else None
             if kind != "text":

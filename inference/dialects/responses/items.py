@@ -13,6 +13,7 @@ from typing import Any
 from inference.dialects.members import check_members, string_member, text_content, unsupported
 from inference.dialects.openai.message_fields import MAX_CONTENT_PARTS, MAX_MESSAGES
 from inference.errors import InvalidRequest, UnsupportedFeature, shown
+from inference.text.images.parts import read_client_image
 
 Item = dict[str, Any]
 
@@ -64,10 +65,15 @@ def _message(where: str, item: Item) -> Item:
     if isinstance(content, str):
         parts = [_text_part(part_type, content)]
     elif isinstance(content, list) and len(content) <= MAX_CONTENT_PARTS:
-        parts = [_part(f"{where}.content.{number}", part_type, part) for number, part in enumerate(content)]
+        parts = [
+            _image_part(f"{where}.content.{number}", part)
+            if role == "user" and isinstance(part, dict) and part.get("type") == "input_image"
+            else _part(f"{where}.content.{number}", part_type, part)
+            for number, part in enumerate(content)
+        ]
     else:
         raise InvalidRequest(
-            f"{where}.content must be a string or a list of at most {MAX_CONTENT_PARTS} text parts.",
+            f"{where}.content must be a string or a list of at most {MAX_CONTENT_PARTS} parts.",
             param=f"{where}.content",
         )
     return _message_item(role, parts, _id(where, item, "msg"))
@@ -79,7 +85,9 @@ def _part(where: str, part_type: str, part: Any) -> Item:
         raise UnsupportedFeature(f"{where} is a refusal, which models here don't make; remove it.", param=where)
     if kind not in ("input_text", "output_text", "text"):
         raise UnsupportedFeature(
-            f"{where} has the type {shown(kind)}; only texts are supported, as {part_type!r}.", param=f"{where}.type"
+            f"{where} has the type {shown(kind)}; texts are supported, as {part_type!r}, and in messages of the user "
+            "images, as 'input_image'.",
+            param=f"{where}.type",
         )
     _only(where, part, {"type", "text", "annotations", "logprobs"})
     if part.get("annotations"):
@@ -87,6 +95,24 @@ def _part(where: str, part_type: str, part: Any) -> Item:
             f"{where}.annotations is not supported: texts here have no citations.", param=f"{where}.annotations"
         )
     return _text_part(part_type, string_member(where, part, "text"))
+
+
+def _image_part(where: str, part: Item) -> Item:
+    """A picture, which is read here so that errors name the part; it is kept as the client wrote it."""
+    given = {name: value for name, value in part.items() if value is not None}
+    _only(where, given, {"type", "image_url", "file_id", "detail"})
+    kept: Item = {"type": "input_image", "detail": given.get("detail", "auto")}
+    for name in ("image_url", "file_id"):
+        if name in given:
+            kept[name] = string_member(where, given, name)
+    read_client_image(_image_in_chat(kept), where)
+    return kept
+
+
+def _image_in_chat(part: Item) -> dict[str, Any]:
+    """A kept picture as a part of a chat message."""
+    names = {"image_url": "url", "file_id": "file_id", "detail": "detail"}
+    return {"type": "image_url", "image_url": {names[name]: part[name] for name in names if name in part}}
 
 
 def _reasoning(where: str, item: Item) -> Item:
@@ -222,5 +248,10 @@ def chat_messages(instructions: str | None, items: Iterable[Item]) -> list[dict[
     return messages
 
 
-def _content(parts: Iterable[Item]) -> str | list[dict[str, str]]:
-    return text_content([part["text"] for part in parts])
+def _content(parts: list[Item]) -> str | list[dict[str, Any]]:
+    if not any(part["type"] == "input_image" for part in parts):
+        return text_content([part["text"] for part in parts])
+    return [
+        _image_in_chat(part) if part["type"] == "input_image" else {"type": "text", "text": part["text"]}
+        for part in parts
+    ]

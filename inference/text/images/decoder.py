@@ -91,7 +91,7 @@ class ImageDecoder:
                     "resample": self.layout.resample,
                 },
                 cpu_s=DECODE_CPU_S,
-                max_reply_bytes=1024 + 4 * fit.canvas_width * fit.canvas_height * 3 // 3 + 8,
+                max_reply_bytes=1024 + 4 * fit.canvas_width * fit.canvas_height,  # four characters for three bytes
             )
         except SandboxFailure as failure:
             raise InvalidRequest(

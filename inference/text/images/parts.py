@@ -112,7 +112,7 @@ def with_read_images(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
         content = message.get("content")
         if isinstance(content, list):
             parts = [
-                read_client_image(part, f"messages[{number}].content[{place}]") if is_client_image(part) else part
+                read_client_image(part, f"messages.{number}.content.{place}") if is_client_image(part) else part
                 for place, part in enumerate(content)
             ]
             found.append({**message, "content": parts})

@@ -195,7 +195,7 @@ def test_a_user_writes_no_placeholder(model, llm):
 
 def test_one_line_for_each_refusal(model, llm):
     bad = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}}
-    with pytest.raises(InvalidRequest, match=r"messages\[0\]\.content\[0\]: this is no image"):
+    with pytest.raises(InvalidRequest, match=r"messages\.0\.content\.0: this is no image"):
         list(llm.events(asking(bad), GREEDY))
     with pytest.raises(UnsupportedFeature, match=r"the URL 'http://x/y.png' isn't fetched"):
         list(llm.events(asking({"type": "image_url", "image_url": {"url": "http://x/y.png"}}), GREEDY))

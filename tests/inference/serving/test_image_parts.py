@@ -62,12 +62,12 @@ def test_a_plan_without_pictures_is_the_same():
 def test_files_of_others_are_not_found():
     file_id = stored(b"secret", tenant="b")
     for other in (file_id, "file-none", "file-\0"):
-        with pytest.raises(NotFound, match=r"messages\[1\]\.content\[0\]: there is no file with the id"):
+        with pytest.raises(NotFound, match=r"messages\.1\.content\.0: there is no file with the id"):
             plan_with_images(plan({"type": "image", "file_id": other}), MODEL, "a")
 
 
 def test_a_file_that_is_no_picture_or_too_large():
-    with pytest.raises(InvalidRequest, match=r"messages\[1\]\.content\[0\]: this is no image"):
+    with pytest.raises(InvalidRequest, match=r"messages\.1\.content\.0: this is no image"):
         plan_with_images(plan({"type": "image", "file_id": stored(b"hello")}), MODEL, "a")
     large = stored(b"\x89PNG\r\n\x1a\n" + bytes(11 << 20))
     with pytest.raises(InvalidRequest, match="images may have 10,485,760; scale it down"):

@@ -74,7 +74,7 @@ def test_a_request_has_limits_of_its_own():
     image = {"type": "image", "data": "A" * 400}
     messages = [{"role": "user", "content": [{"type": "text", "text": "hi"}, image]}]
     check_images(messages)
-    assert list(placed_images(messages)) == [("messages[0].content[1]", image)]
+    assert list(placed_images(messages)) == [("messages.0.content.1", image)]
     with pytest.raises(InvalidRequest, match=f"has {MAX_IMAGES + 1} images, at most {MAX_IMAGES}"):
         check_images([{"role": "user", "content": [image] * (MAX_IMAGES + 1)}])
     large = {"type": "image", "data": "A" * math.ceil(MAX_IMAGES_BYTES * 4 / 3 / 2 + 8)}

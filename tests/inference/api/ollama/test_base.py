@@ -21,7 +21,7 @@ def test_errors_have_ollama_s_shape(ollama, http, worker):
     refused(http.post("/api/chat", content=b"{", headers={"content-type": "application/json"}), 400, "JSON")
     refused(http.get("/api/chat"), 405)
     bad = [{"role": "user", "content": "Hi", "images": ["aa"]}]
-    refused(http.post("/api/chat", json={"model": "tiny", "messages": bad}), 400, "images")
+    refused(http.post("/api/chat", json={"model": "tiny", "messages": bad}), 400, "messages.0.content.0: the image")
     refused(http.post("/api/chat", json={"model": "tiny", "messages": [{"role": "god"}]}), 400, "god")
 
     def broken(reply: Reply):

@@ -79,8 +79,8 @@ def test_bad_images_are_one_line(http, worker, seeing, part, message):
     before = len(worker.messages)
     response = http.post("/v1/chat/completions", json=body(part))
     error = response.json()["error"]
-    assert response.status_code == 400 and error["param"] == "messages[0].content[1]"
-    assert message in error["message"] and error["message"].startswith("messages[0].content[1]: ")
+    assert response.status_code == 400 and error["param"] == "messages.0.content.1"
+    assert message in error["message"] and error["message"].startswith("messages.0.content.1: ")
     assert "\n" not in error["message"] and len(worker.messages) == before
 
 
@@ -126,3 +126,23 @@ def test_chats_of_ollama(http, worker, seeing):
     asked["messages"][0]["images"] = ["aGVsbG8="]
     response = http.post("/api/chat", json=asked)
     assert response.status_code == 400 and "this is no image" in response.json()["error"]
+
+
+def test_responses(http, worker, seeing):
+    part = {"type": "input_image", "image_url": f"data:image/png;base64,{DATA}", "detail": "auto"}
+    asked = {"model": "seeing", "input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}, part]}]}
+    first = http.post("/v1/responses", json=asked)
+    assert first.status_code == 200, first.text
+    assert worker.messages[-1]["prompt"]["messages"][0]["content"][1]["tokens"] == 2353
+    # The next turn has the picture of the stored one.
+    following = {"model": "seeing", "input": "and?", "previous_response_id": first.json()["id"]}
+    assert http.post("/v1/responses", json=following).status_code == 200
+    assert worker.messages[-1]["prompt"]["messages"][0]["content"][1]["data"] == DATA
+    for bad, message in (
+        ({"type": "input_image", "image_url": "data:image/png;base64,aGVsbG8="}, "this is no image"),
+        ({"type": "input_image", "image_url": "https://example.com/x.png"}, "isn't fetched"),
+        ({"type": "input_image"}, "names its image by url or file_id"),
+        ({"type": "input_image", "file_id": "file-none"}, "there is no file with the id"),
+    ):
+        response = http.post("/v1/responses", json={**asked, "input": [{"role": "user", "content": [bad]}]})
+        assert response.status_code in (400, 404) and message in response.json()["error"]["message"], response.text

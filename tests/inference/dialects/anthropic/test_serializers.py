@@ -19,7 +19,7 @@ from tests.inference.api.anthropic.test_views import BODY, MESSAGES
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "user", "content": 7}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": "x", "name": "y"}]}, "messages.0.name"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0.type"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0.source"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "b"}]}]},
          "messages.0.content.0.input"),
         ({"messages": [{"role": "user", "content": [

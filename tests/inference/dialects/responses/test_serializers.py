@@ -20,7 +20,7 @@ from inference.errors import InvalidRequest
         ({"input": [{"role": "user"}]}, "input.0.content"),
         ({"input": [{"role": "user", "content": "x", "mood": "good"}]}, "input.0.mood"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-         "input.0.content.0.type"),
+         "input.0.content.0"),
         ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input.0.call_id"),
         ({"temperature": 3}, "temperature"),
         ({"max_output_tokens": 0}, "max_output_tokens"),

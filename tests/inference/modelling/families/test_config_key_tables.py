@@ -191,7 +191,7 @@ def others(value: Any) -> Iterator[Any]:
 
 def test_every_family_has_a_table() -> None:
     assert all(config_keys(model_type) for model_type in FAMILIES)
-    assert set(TYPES) | set(AROUND) == set(FAMILIES) - {"oxidizr"}
+    assert set(TYPES) | set(AROUND) == set(FAMILIES) - {"oxidizr", "phi3_v"}  # transformers has neither
 
 
 @pytest.mark.parametrize("model_type", TYPES)

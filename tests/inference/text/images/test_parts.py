@@ -69,8 +69,8 @@ def test_nothing_is_fetched(url, monkeypatch):
 )
 def test_forms_that_are_refused(part, message):
     with pytest.raises(InvalidRequest) as caught:
-        read_client_image(part, "messages[0].content[1]")
-    assert message in caught.value.message and caught.value.param == "messages[0].content[1]"
+        read_client_image(part, "messages.0.content.1")
+    assert message in caught.value.message and caught.value.param == "messages.0.content.1"
 
 
 def test_messages_keep_everything_else():
