@@ -43,14 +43,16 @@ def reference_logits(directory: Path, texts: Sequence[Sequence[int]], dtype: tor
     os.environ["HF_HUB_OFFLINE"] = "1"
     from transformers import AutoModelForCausalLM  # it imports torch's compilers and takes seconds
 
-    model: Any = AutoModelForCausalLM.from_pretrained(
+    transformers_class: Any = AutoModelForCausalLM
+    model = transformers_class.from_pretrained(
         str(directory),
         local_files_only=True,
         trust_remote_code=False,
         use_safetensors=True,
         dtype=dtype,
         attn_implementation="eager",
-    ).eval()
+    )
+    model.eval()
     found = []
     with torch.inference_mode():
         for text in texts:

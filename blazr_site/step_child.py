@@ -12,7 +12,7 @@ import torch
 
 from blazr_site.commands.arguments import QUANTISE_WINDOW
 from blazr_site.commands.quality import tokens_to_read
-from blazr_site.job_child import device_and_dtype, run
+from blazr_site.job_child import DTYPES, device_and_dtype, run
 from inference.engine.model_runner import TORCH_DTYPES
 from inference.errors import BlazrError, GenerationFailed, InvalidRequest
 from inference.llm.llm import LLM
@@ -119,8 +119,8 @@ def _load(inspection: Inspection, device: str, progress: Progress) -> LLM:
     options = LLMOptions(max_num_seqs=1, prefix_cache=False, max_model_len=min(4096, spec.max_position_embeddings))
 
     def needed(dtype: torch.dtype) -> int:
-        (name,) = (name for name, known in TORCH_DTYPES.items() if known == dtype)
-        return needed_bytes(spec, replace(options, dtype=name, cache_bytes=None))
+        name = next(name for name in DTYPES if TORCH_DTYPES[name] == dtype)
+        return needed_bytes(spec, replace(options, dtype=name))
 
     where, dtype = device_and_dtype(device, needed, "unload models, or run blazr watch on a larger machine")
     return LLM.load(

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from inference.values.memory_span import MAX_TOKENS
 from models_registry.aliases import alias_names
 from models_registry.api.run_views import run_detail
 from models_registry.models import ModelAlias, RunStep, TrainingRun
 from models_registry.runs import services
 from models_registry.runs.allowed import allowed_directories, is_allowed
 from models_registry.runs.loss_curve import draw_losses
+from models_registry.span_measurements import MAX_SECONDS
 from models_registry.views import StaffPage
 
 MAX_SHOWN_SAMPLES = 60
@@ -47,8 +49,8 @@ class RunsPage(StaffPage):
             "limits": {
                 "prompts": services.MAX_PROMPTS,
                 "max_tokens": services.MAX_SAMPLE_TOKENS,
-                "loss_tokens": services.MAX_LOSS_TOKENS,
-                "max_seconds": services.MAX_SECONDS,
+                "loss_tokens": MAX_TOKENS,
+                "max_seconds": MAX_SECONDS,
             },
         }
 

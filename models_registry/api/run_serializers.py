@@ -63,7 +63,7 @@ class RunStepSerializer(serializers.ModelSerializer[RunStep]):
     """A checkpoint of a run."""
 
     state = serializers.CharField(read_only=True, help_text=f"{', '.join(RunStep.State.values)}.")
-    label = serializers.CharField(read_only=True)
+    label = serializers.CharField(read_only=True)  # type: ignore[assignment]
     samples = SampleSerializer(many=True, read_only=True)
 
     class Meta:

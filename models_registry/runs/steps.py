@@ -164,7 +164,7 @@ def _listed(path: Path) -> list[Path]:
 
 
 def _digest(files: Iterable[Path]) -> str:
-    stamps = []
+    stamps: list[tuple[str | int, ...]] = []
     for file in sorted(files):
         try:
             status = file.stat()

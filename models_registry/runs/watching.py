@@ -17,8 +17,7 @@ from inference.errors import BlazrError, Conflict, InvalidRequest, Unavailable
 from inference.models.readable_rows import readable_rows
 from models_registry.aliases import alias_promote
 from models_registry.detection.child import inspect_in_child
-from models_registry.models import AliasRevision, Checkpoint, RunStep, TrainingRun
-from models_registry.names import MAX_NAME_CHARS
+from models_registry.models import MAX_NAME_CHARS, AliasRevision, Checkpoint, RunStep, TrainingRun
 from models_registry.runs.steps import Look, StepFiles, list_steps, look_at, read_digest
 from models_registry.selectors import overrides_in_force
 from models_registry.services import checkpoint_register, free_name
