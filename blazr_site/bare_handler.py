@@ -9,6 +9,7 @@ request that uses the database gets a thread.
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from io import SEEK_END, BytesIO
@@ -23,9 +24,12 @@ from django.http.response import HttpResponseBase
 from django.urls import ResolverMatch, set_script_prefix
 
 from blazr_site.request_thread import has_connections
+from blazr_site.routes import BLOB_ROUTE
 from inference.api.event_stream import EventStream
 from inference.api.exception_handler import error_response
+from inference.errors import StorageFull
 from inference.host.disk import full_disk_as_error
+from models_registry.storage import uploads_dir
 
 _WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
 
@@ -60,8 +64,12 @@ class BareHandler(ASGIHandler):
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Serve one request."""
         try:
-            body = await self.read_body(receive)
+            is_blob = scope["route"] is not None and scope["route"].view_name == BLOB_ROUTE
+            body = await (read_to_disk(receive) if is_blob else self.read_body(receive))
         except RequestAborted:
+            return
+        except StorageFull as error:
+            await self.send_response(error_response(error), send)
             return
         set_script_prefix(get_script_prefix(scope))
         request, refusal = self.create_request(scope, body)
@@ -127,6 +135,30 @@ class BareHandler(ASGIHandler):
 
         await response.write_to(send_part)
         await send({"type": "http.response.body"})
+
+
+async def read_to_disk(receive: Receive) -> Any:
+    """Return a body as a file without a name on the disk of the uploads; it goes with its process.
+
+    Raises:
+        RequestAborted: The client disconnected before the end of the body.
+        StorageFull: The disk is full.
+    """
+    file = tempfile.TemporaryFile(dir=uploads_dir())  # noqa: SIM115 - the request closes it
+    is_complete = False
+    try:
+        with full_disk_as_error():
+            while not is_complete:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise RequestAborted
+                await asyncio.to_thread(file.write, message.get("body", b""))
+                is_complete = not message.get("more_body", False)
+            file.seek(0)
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 class _UntilDisconnect:

@@ -18,7 +18,7 @@ from django.urls import ResolverMatch
 from blazr_site.body_budget import ANONYMOUS, MAX_ANONYMOUS_BODY_BYTES, RETRY_AFTER_S, BodyBudget
 from blazr_site.callers import body_caller
 from blazr_site.request_thread import request_thread
-from blazr_site.routes import FILE_ROUTES, LARGE_ROUTES, PIECE_ROUTE, SMALL_BODY_BYTES, api_view
+from blazr_site.routes import BLOB_ROUTE, FILE_ROUTES, LARGE_ROUTES, PIECE_ROUTE, SMALL_BODY_BYTES, api_view
 from inference.api.exception_handler import RequestTimeout, error_response
 from inference.errors import BlazrError, InvalidRequest, RequestTooLarge, StorageFull, Unavailable
 from models_registry.upload_rules import CHUNK_BYTES
@@ -54,6 +54,7 @@ class BodyLimit:
             **dict.fromkeys(LARGE_ROUTES, max_bytes),
             **dict.fromkeys(FILE_ROUTES, settings.BLAZR_MAX_FILE_BYTES + _FORM_BYTES),
             PIECE_ROUTE: CHUNK_BYTES + _FORM_BYTES,
+            BLOB_ROUTE: settings.BLAZR_MAX_UPLOAD_BYTES,
         }
         self._small_bytes = min(max_bytes, SMALL_BODY_BYTES)
 
@@ -99,7 +100,8 @@ class BodyLimit:
             if caller is None:
                 caller, max_bytes = ANONYMOUS, min(max_bytes, MAX_ANONYMOUS_BODY_BYTES)
             # Django keeps a file on disk, but for its first bytes.
-            most_held = min(max_bytes, settings.FILE_UPLOAD_MAX_MEMORY_SIZE) if name in FILE_ROUTES else max_bytes
+            is_on_disk = name in FILE_ROUTES or name == BLOB_ROUTE
+            most_held = min(max_bytes, settings.FILE_UPLOAD_MAX_MEMORY_SIZE) if is_on_disk else max_bytes
             declared = headers.get(b"content-length", b"0")
             if not declared.isdigit() or len(declared) > 18 or int(declared) > max_bytes:
                 raise _too_large(max_bytes)

@@ -13,7 +13,7 @@ from django.contrib.auth import aget_user
 from django.http import HttpRequest, parse_cookie
 from django.urls import ResolverMatch
 
-from blazr_site.routes import api_view
+from blazr_site.routes import BLOB_ROUTE, api_view
 from inference.access.accounts import principal_of_user
 from inference.access.authentication import principal_of_connection
 from inference.errors import NotAuthenticated
@@ -31,6 +31,7 @@ async def body_caller(scope: MutableMapping[str, Any], route: ResolverMatch | No
 
     Raises:
         NotAuthenticated: The route needs a key or a session, and there is none that is valid.
+        PermissionRefused: The key may not send blobs.
     """
     view = api_view(route)
     needs_caller = view is not None and not view.public and hasattr(view, scope["method"].lower())
@@ -42,6 +43,8 @@ async def body_caller(scope: MutableMapping[str, Any], route: ResolverMatch | No
             raise
         principal = None
     if principal is not None:
+        if route is not None and route.view_name == BLOB_ROUTE:
+            principal.check_scope(scope["method"], scope["path"])  # before gigabytes are read
         return principal.tenant
     if view is None or view.session_allowed:
         found = await _account(scope)

@@ -120,6 +120,9 @@ MODEL_SETTINGS: tuple[Setting, ...] = (
         unit="s",
     ),
 )
+PARAMETERS = "parameters"
+"""A setting beside the table: options of Ollama's requests that don't give them, as ``/api/create`` has set them."""
+MAX_PARAMETERS = 64
 _BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in MODEL_SETTINGS}
 
 
@@ -135,6 +138,10 @@ def validate_settings(values: Mapping[str, Any], *, max_position_embeddings: int
     """
     checked: dict[str, Any] = {}
     for name, value in values.items():
+        if name == PARAMETERS:
+            if value:
+                checked[name] = _parameters(value)
+            continue
         setting = _BY_NAME.get(name)
         if setting is None:
             raise InvalidRequest(
@@ -192,3 +199,10 @@ def _quoted(value: Any) -> str:
 def _plain(number: float) -> str:
     """Return a limit without an exponent: 16777216, not 1.67772e+07."""
     return str(int(number)) if number == int(number) else str(number)
+
+
+def _parameters(value: Any) -> dict[str, Any]:
+    """Check the form of parameters; the API that takes them checks their values."""
+    if not isinstance(value, Mapping) or len(value) > MAX_PARAMETERS:
+        raise InvalidRequest(f"{PARAMETERS} must be an object of at most {MAX_PARAMETERS} values.", param=PARAMETERS)
+    return dict(value)

@@ -3,6 +3,7 @@
     <data>/uploads/<upload id>/<number>.part   being received; ``lock`` is held by the process that checks them
     <data>/uploads/<job id>/                   the same for a job; a quantisation's child writes ``checkpoint``
     <data>/blobs/<sha256>                      whole files, read-only
+    <data>/blobs/received/                     links of those that no checkpoint has yet (``received_blobs``)
     <data>/checkpoints/<checkpoint id>/<name>  hard links to blobs: what gets served
 
 A blob with one link left belongs to no checkpoint and may be removed. Blobs are moved and removed under one file
@@ -93,7 +94,7 @@ def publish_file(part: Path, sha256: str, target: Path) -> None:
         os.fsync(file.fileno())
     part.chmod(0o444)
     blob = blobs_dir() / sha256
-    with _blobs_lock():
+    with blobs_lock():
         try:
             if blob.exists():
                 os.link(blob, target)
@@ -111,7 +112,7 @@ def publish_file(part: Path, sha256: str, target: Path) -> None:
 def prune_blobs() -> int:
     """Remove the blobs that no checkpoint links to; returns their number."""
     removed = 0
-    with _blobs_lock():
+    with blobs_lock():
         for blob in blobs_dir().iterdir():
             if len(blob.name) == 64 and blob.stat().st_nlink == 1:
                 blob.unlink()
@@ -153,7 +154,8 @@ def part_lock(upload_id: uuid.UUID, number: int) -> Iterator[int | None]:
         os.close(descriptor)
 
 
-def _blobs_lock() -> AbstractContextManager[None]:
+def blobs_lock() -> AbstractContextManager[None]:
+    """Lock the blobs against sweeps and other writers."""
     return kernel_lock(blobs_dir() / ".lock")
 
 

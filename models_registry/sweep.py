@@ -12,6 +12,7 @@ from models_registry.checkpoint_jobs import CheckpointJobs, State
 from models_registry.models import Checkpoint, Upload
 from models_registry.passports import PASSPORTS
 from models_registry.quantisations import QUANTISATIONS
+from models_registry.received_blobs import received_sweep
 from models_registry.runs.measuring import STEP_MEASUREMENTS
 from models_registry.span_measurements import SPAN_MEASUREMENTS
 from models_registry.uploads import uploads_sweep
@@ -32,6 +33,7 @@ class SweepReport:
 def storage_sweep() -> SweepReport:
     """End dead uploads and jobs, and remove stray files. Safe at any time, in any process."""
     ended_uploads, ended_jobs = uploads_sweep(), sum(jobs.sweep() for jobs in JOBS)
+    received_sweep()
     return SweepReport(ended_uploads, ended_jobs, _remove_strays(), storage.prune_blobs())
 
 

@@ -149,6 +149,7 @@ def served_model(checkpoint: Checkpoint) -> ServedModel:
         tool_format=checkpoint.settings.get("tool_format", "auto"),
         reasoning_format=checkpoint.settings.get("reasoning_format", "auto"),
         images=image_input(checkpoint.inspection.get("spec", {}).get("vision")),
+        parameters=tuple(checkpoint.settings.get("parameters", {}).items()),
     )
 
 

@@ -59,6 +59,7 @@ _RULES: tuple[tuple[str, str, Scope | None], ...] = (
     ("DELETE", "/api/delete", "admin"),
     ("POST", "/api/copy", "admin"),
     ("POST", "/api/create", "admin"),
+    ("*", "/api/blobs", "admin"),
     ("POST", "/api/push", "admin"),
 )
 _FURTHER: dict[tuple[str, str], Scope] = {("POST", "/v1/states"): "generate"}

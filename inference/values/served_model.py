@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from inference.errors import InvalidRequest, InvalidTokenIds, PromptTooLong, UnsupportedFeature
 from inference.values.images import ImageInput, images_of, no_images
@@ -24,6 +25,7 @@ class ServedModel:
         hidden_size: Numbers in an embedding; 0: not known.
         tool_format, reasoning_format: As the operator set them; auto: what the template says.
         images: How it sees pictures; None: it reads text only.
+        parameters: Options of Ollama's requests that don't give them, as pairs.
     """
 
     checkpoint_id: str
@@ -37,6 +39,7 @@ class ServedModel:
     tool_format: str = "auto"
     reasoning_format: str = "auto"
     images: ImageInput | None = None
+    parameters: tuple[tuple[str, Any], ...] = ()
 
     def check(self, plan: GenerationPlan) -> None:
         """Refuse what this model can't do, as far as it shows without a tokenizer.

@@ -58,11 +58,11 @@ class UploadKeyAuthentication(BaseAuthentication):
 
 
 class UploadKeyScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
-    """Describes the key in the OpenAPI document, as the API's own."""
+    """Describes the key in the OpenAPI document."""
 
     target_class = "models_registry.api.keys.UploadKeyAuthentication"
-    name = "ApiKey"
+    name = "UploadKey"
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, str]:
         """Return OpenAPI's security scheme."""
-        return {"type": "http", "scheme": "bearer", "description": "Not needed on a server bound to loopback."}
+        return {"type": "http", "scheme": "bearer", "description": "A key with the scope admin."}

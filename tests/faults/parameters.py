@@ -99,6 +99,7 @@ TARGETS = (
     Target("/api/embeddings", ollama.OllamaLegacyEmbeddingRequestSerializer, PROMPT),
     Target("/api/show", ollama.OllamaModelNameSerializer, MODEL),
     Target("/api/copy", ollama.OllamaCopyRequestSerializer, {"source": "tiny", "destination": "copy"}),
+    Target("/api/create", ollama.OllamaCreateRequestSerializer, {"model": "new", "from": "nothing"}),
     Target("/v1/keys", KeyRequestSerializer, {"name": "a"}),
     Target("/v1/models/alias/promote", PromoteRequestSerializer, MODEL),
     Target("/v1/models/alias/rollback", RollbackRequestSerializer, {}),

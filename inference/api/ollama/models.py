@@ -15,6 +15,7 @@ from inference.values.states import WorkerState
 from models_registry.aliases import aliases_of
 from models_registry.models import Checkpoint
 from models_registry.selectors import checkpoint_get
+from models_registry.settings_schema import PARAMETERS
 
 _FOR_EVER = datetime(2318, 1, 1, tzinfo=UTC)
 """Ollama reports a far year for models without an expiry."""
@@ -87,13 +88,19 @@ def shown(checkpoint_id: str) -> dict[str, Any]:
         info[f"{family}.embedding_length"] = spec["hidden_size"]
     return {
         "modelfile": f"FROM {row.served_model_name}\n",
-        "parameters": "\n".join(f"{name} {json.dumps(value)}" for name, value in sorted(row.settings.items())),
+        "parameters": "\n".join(f"{name} {json.dumps(value)}" for name, value in _parameters_of(row)),
         "template": template,
         "details": _details(row),
         "model_info": info,
         "capabilities": capabilities,
         "modified_at": _time(row.updated_at),
     }
+
+
+def _parameters_of(row: Checkpoint) -> list[tuple[str, Any]]:
+    """Return the settings, and the parameters of /api/create in their own names."""
+    settings = {name: value for name, value in row.settings.items() if name != PARAMETERS}
+    return sorted((settings | row.settings.get(PARAMETERS, {})).items())
 
 
 def _rows() -> list[Checkpoint]:
@@ -123,12 +130,12 @@ def _details(row: Checkpoint) -> dict[str, Any]:
         "format": "safetensors",
         "family": row.model_type,
         "families": [row.model_type],
-        "parameter_size": _parameters(row.num_parameters),
+        "parameter_size": _parameter_count(row.num_parameters),
         "quantization_level": str(row.settings.get("quant") or row.dtype),
     }
 
 
-def _parameters(count: int) -> str:
+def _parameter_count(count: int) -> str:
     for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
         if count >= size:
             return f"{count / size:.3g}{unit}"

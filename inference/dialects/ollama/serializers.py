@@ -180,7 +180,8 @@ class OllamaRequestSerializer(StrictSerializer):
     state = optional_state()
 
     def _common(self, values: Mapping[str, Any], served: ServedModel) -> dict[str, Any]:
-        body = OptionsSerializer.shared().sampling(values.get("options", {}), served)
+        given = values.get("options", {})
+        body = OptionsSerializer.shared().sampling({**dict(served.parameters), **given}, served)
         body["model"] = served.name
         if values.get("format") is not None:
             body["response_format"] = values["format"]
@@ -363,6 +364,42 @@ class OllamaCopyRequestSerializer(StrictSerializer):
 
     source = StrictCharField(max_length=256, help_text="A name from GET /api/tags.")  # type: ignore[assignment]
     destination = StrictCharField(max_length=256, help_text="The new name; an alias, no files are copied.")
+
+
+class OllamaCreateRequestSerializer(StrictSerializer):
+    """Body of POST /api/create."""
+
+    refused: ClassVar[Mapping[str, Refused]] = {
+        "adapters": Refused("adapters aren't merged into a model here"),
+        "messages": Refused("send the conversation with each request"),
+        "license": Refused("it isn't kept; the model's files have theirs"),
+        "modelfile": Refused("send its lines as members: files, from, template, system, parameters"),
+    }
+
+    model = StrictCharField(required=False, max_length=256, help_text="Name of the new model; :latest is dropped.")
+    name = StrictCharField(required=False, max_length=256, help_text="The older name of model.")
+    files = optional(JSONObjectField, "Names of files with their digests, sha256:…, which /api/blobs has received.")
+    template = optional(StrictCharField, "Chat template in Jinja.", max_length=1 << 16)
+    system = optional(StrictCharField, "System prompt of conversations without one.", max_length=1 << 16)
+    parameters = optional(JSONObjectField, "Options of Ollama's requests that don't give them.")
+    quantize = optional(StrictCharField, "q8_0 (int8), q4_K_M, q4_K_S or q4_0 (int4).", max_length=20)
+    stream = optional_boolean("Progress as JSON lines; default true.")
+
+    def get_fields(self) -> dict[str, Any]:
+        """Return the fields; ``from`` is a word of Python's own."""
+        field = optional(StrictCharField, "A model whose files are used, in place of files.", max_length=256)
+        return {**super().get_fields(), "from": field}
+
+    def model_name(self, values: Mapping[str, Any]) -> str:
+        """Return the new model's name.
+
+        Raises:
+            InvalidRequest: The body has none.
+        """
+        found = values.get("model") or values.get("name")
+        if not found:
+            raise InvalidRequest("model is required.", param="model")
+        return str(found)
 
 
 def _thinking(think: bool | str, served: ServedModel) -> dict[str, Any]:

@@ -63,6 +63,7 @@ NEEDED: dict[str, str] = {
         DELETE /v1/models/<path:model_id>
         GET /v1/keys                POST /v1/keys             DELETE /v1/keys/<str:key_id>
         DELETE /api/delete          POST /api/copy            POST /api/pull
+        POST /api/create            POST /api/blobs/<str:digest>
     """,
     "any": """
         GET /v1/usage               GET /api/version

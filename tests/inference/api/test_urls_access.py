@@ -110,6 +110,7 @@ def objects(db, data_dir, tmp_path, settings) -> dict[str, Any]:
         "rest": "nowhere", "path": "registry/app.css", "object_id": 1, "content_type_id": 1, "id": 1, "url": "nowhere",
         "app_label": "inference", "owner": key, "quantisation_id": quantisation.pk,
         "measurement_id": measurement.pk, "run_id": run.pk, "passport_id": passport.pk, "alias": "alias",
+        "digest": "sha256:" + "0" * 64,
     }  # fmt: skip
 
 
