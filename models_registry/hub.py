@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from inference.errors import (
+    BlazrError,
     CheckpointError,
     InvalidRequest,
     NotFound,
@@ -107,22 +108,10 @@ def hub_pull(
         CheckpointError: The repository has no .safetensors weights.
         Unavailable: The hub can't be reached, and the cache doesn't have the repository.
     """
-    from huggingface_hub import HfApi, errors
-
-    if not _REPO_ID.match(repo_id):
-        raise InvalidRequest(f"{repo_id[:80]!r} is not a hub id; they look like ORG/NAME.", param="model")
     try:
-        info = HfApi(endpoint=endpoint).model_info(repo_id, revision=revision, files_metadata=True, timeout=20)
-    except errors.GatedRepoError:
-        raise PermissionRefused(
-            f"{repo_id} is gated; accept its terms on the hub and set HF_TOKEN to a token of that account."
-        ) from None
-    except errors.RevisionNotFoundError:
-        raise NotFound(f"{repo_id} has no revision {str(revision)[:60]!r}.", param="revision") from None
-    except errors.RepositoryNotFoundError:
-        raise NotFound(
-            f"the hub has no model {repo_id} (or it is private and HF_TOKEN isn't set).", param="model"
-        ) from None
+        info = hub_model(repo_id, revision, endpoint)
+    except BlazrError:
+        raise
     except Exception as error:
         return _from_cache(repo_id, revision, cache_dir, error)
     sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
@@ -138,6 +127,30 @@ def hub_pull(
     digests = {sibling.rfilename: sibling.lfs.sha256 for sibling in info.siblings or () if sibling.lfs is not None}
     remote = [_RemoteFile(name, sizes[name], digests.get(name) or "") for name in files]
     return _download(repo_id, info.sha or revision or "main", remote, progress, endpoint, cache_dir)
+
+
+def hub_model(repo_id: str, revision: str | None, endpoint: str | None) -> Any:
+    """Return what the hub says of a repository, with its files' sizes.
+
+    Raises:
+        InvalidRequest, NotFound, PermissionRefused: As ``hub_pull``. Other errors are the library's own.
+    """
+    from huggingface_hub import HfApi, errors
+
+    if not _REPO_ID.match(repo_id):
+        raise InvalidRequest(f"{repo_id[:80]!r} is not a hub id; they look like ORG/NAME.", param="model")
+    try:
+        return HfApi(endpoint=endpoint).model_info(repo_id, revision=revision, files_metadata=True, timeout=20)
+    except errors.GatedRepoError:
+        raise PermissionRefused(
+            f"{repo_id} is gated; accept its terms on the hub and set HF_TOKEN to a token of that account."
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise NotFound(f"{repo_id} has no revision {str(revision)[:60]!r}.", param="revision") from None
+    except errors.RepositoryNotFoundError:
+        raise NotFound(
+            f"the hub has no model {repo_id} (or it is private and HF_TOKEN isn't set).", param="model"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +198,7 @@ def _download(
         except LocalEntryNotFoundError as error:
             raise _unreachable(repo_id, error) from error
         except OSError as error:
-            raise Unavailable(f"{item.name} of {repo_id} could not be fetched: {_first_line(error)}") from error
+            raise Unavailable(f"{item.name} of {repo_id} could not be fetched: {offline_error(error)}") from error
         report(item.size_bytes)  # also for a file from the cache
         place = Path(file).parent
     if progress is not None:
@@ -208,12 +221,13 @@ def _from_cache(repo_id: str, revision: str | None, cache_dir: Path | None, erro
 
 def _unreachable(repo_id: str, error: Exception) -> Unavailable:
     return Unavailable(
-        f"{repo_id} is not in the local cache and the hub can't be reached ({_first_line(error)}); "
+        f"{repo_id} is not in the local cache and the hub can't be reached ({offline_error(error)}); "
         "connect to the network once, or give a path to a checkpoint."
     )
 
 
-def _first_line(error: Exception) -> str:
+def offline_error(error: Exception) -> str:
+    """Return the first line of an error of the hub's library, for a message."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:160]}" if text else type(error).__name__
 

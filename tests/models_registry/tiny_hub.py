@@ -20,11 +20,13 @@ class Hub(BaseHTTPRequestHandler):
     Attributes:
         files: What the repository has, by name.
         asked: Names of files that were fetched.
+        resumed: First bytes of the ranges that were fetched.
         gate: While it is closed, only the first half of the weights comes.
     """
 
     files: dict[str, bytes]
     asked: list[str]
+    resumed: list[int]
     gate: Event
 
     def log_message(self, *args: object) -> None:
@@ -38,6 +40,8 @@ class Hub(BaseHTTPRequestHandler):
         if path in ("/api/models/org/tiny", "/api/models/org/tiny/revision/main"):
             siblings = [sibling(name, data) for name, data in self.files.items()]
             return self.answer(json.dumps({"id": "org/tiny", "sha": COMMIT, "siblings": siblings}).encode())
+        if path == "/api/models":
+            return self.answer(json.dumps(self.found()).encode())
         name = path.removeprefix(f"/org/tiny/resolve/{COMMIT}/")
         if name in self.files:
             if self.command == "GET":
@@ -49,8 +53,26 @@ class Hub(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
+    def found(self) -> list[dict[str, Any]]:
+        """What a search finds."""
+        from urllib.parse import parse_qs, urlsplit
+
+        query = parse_qs(urlsplit(self.path).query)
+        rows = [
+            {"id": "org/tiny", "downloads": 1234, "likes": 5, "tags": ["safetensors", "gguf"], "gated": False,
+             "lastModified": "2026-01-02T03:04:05.000Z"},
+            {"id": "org/tiny-pickle", "downloads": 7, "likes": 0, "tags": ["pytorch"], "gated": "auto"},
+        ]  # fmt: skip
+        return [row for row in rows if query["search"][0] in str(row["id"])][: int(query["limit"][0])]
+
     def answer(self, data: bytes) -> None:
-        self.send_response(200)
+        wanted = self.headers.get("Range", "")
+        first = int(wanted.removeprefix("bytes=").partition("-")[0] or 0) if wanted else 0
+        self.send_response(206 if first else 200)
+        if first:
+            self.send_header("Content-Range", f"bytes {first}-{len(data) - 1}/{len(data)}")
+            self.resumed.append(first)
+            data = data[first:]
         self.send_header("Content-Length", str(len(data)))
         self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
         self.send_header("X-Repo-Commit", COMMIT)
@@ -79,7 +101,7 @@ def tiny_hub(checkpoint: Path) -> Iterator[tuple[str, type[Hub]]]:
     files |= {"pytorch_model.bin": b"no", "README.md": b"no", "onnx/model.safetensors": b"no", "run.py": b"no"}
     gate = Event()
     gate.set()
-    handler = type("TinyHub", (Hub,), {"files": files, "asked": [], "gate": gate})
+    handler = type("TinyHub", (Hub,), {"files": files, "asked": [], "resumed": [], "gate": gate})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = Thread(target=server.serve_forever, daemon=True)
     thread.start()

@@ -1,0 +1,55 @@
+"""``blazr pull --preview`` and ``blazr search`` on a hub on loopback."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import pytest
+
+from blazr_site.cli import main
+from blazr_site.commands import pull
+from inference.errors import InvalidRequest
+from models_registry.hub_preview import hub_preview, hub_search
+from tests.models_registry.detection.builders import small_hybrid, write_checkpoint
+from tests.models_registry.tiny_hub import tiny_hub
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    shapes, config = small_hybrid()
+    with tiny_hub(write_checkpoint(tmp_path / "tiny", shapes, config)) as (endpoint, handler):
+        monkeypatch.setattr(
+            "blazr_site.commands.search.hub_search", lambda text, limit: hub_search(text, limit, endpoint=endpoint)
+        )
+        monkeypatch.setattr(
+            "blazr_site.commands.pull.hub_preview",
+            lambda repo, revision: hub_preview(repo, revision, endpoint=endpoint, cache_dir=tmp_path / "cache"),
+        )
+        yield handler
+
+
+def test_a_search_prints_a_table_or_json(hub, capsys):
+    assert main(["search", "tiny"]) == 0
+    out = capsys.readouterr().out
+    assert "org/tiny " in out and "(gated)" in out
+    assert main(["search", "tiny", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["repo_id"] == "org/tiny"
+    assert main(["search", "nothing"]) == 1
+
+
+def arguments(**values):
+    return argparse.Namespace(**{"repo": "org/tiny", "revision": None, "json": False, "preview": True, **values})
+
+
+def test_a_preview_prints_files_and_what_would_fit(hub, capsys):
+    assert pull.run(arguments()) in (0, 1)
+    out = capsys.readouterr().out
+    assert "model.safetensors" in out and "left out: 8 B of other files" in out and "fits into" in out
+    pull.run(arguments(json=True))
+    assert json.loads(capsys.readouterr().out)["weights_bytes"] > 0
+    del hub.files["model.safetensors"]
+    assert pull.run(arguments()) == 1
+    assert "no .safetensors" in capsys.readouterr().out
+    with pytest.raises(InvalidRequest, match="repositories of the hub"):
+        pull.run(arguments(repo="pypi:tiny"))
