@@ -88,17 +88,7 @@ class BatchBuilder:
             slot_mapping=upload(slot_mapping, device),
             state_slots=upload_ids(slots, device),
             num_decodes=step.num_decodes,
-            prefills=tuple(
-                PrefillChunk(
-                    int(first_rows[at]),
-                    int(first_rows[at + 1]),
-                    item.num_computed_tokens,
-                    at,
-                    slots[at],
-                    whole_spans(item) if item.request.source.images else (),
-                )
-                for at, item in enumerate(items[step.num_decodes :], step.num_decodes)
-            ),
+            prefills=_prefill_chunks(items, slots, first_rows, step.num_decodes),
             attention=attention,
             rope_lengths=rope_lengths,
             adapters=self._adapter_rows(items, counts, device),
@@ -118,3 +108,19 @@ class BatchBuilder:
 
 def _depends_on_length(mixer: object) -> bool:
     return isinstance(mixer, AttentionSpec | MLASpec) and mixer.rope is not None and mixer.rope.depends_on_length
+
+
+def _prefill_chunks(
+    items: Sequence[ScheduledRequest], slots: Sequence[int], first_rows: np.ndarray, num_decodes: int
+) -> tuple[PrefillChunk, ...]:
+    return tuple(
+        PrefillChunk(
+            int(first_rows[at]),
+            int(first_rows[at + 1]),
+            item.num_computed_tokens,
+            at,
+            slots[at],
+            whole_spans(item) if item.request.source.images else (),
+        )
+        for at, item in enumerate(items[num_decodes:], num_decodes)
+    )

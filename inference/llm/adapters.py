@@ -190,12 +190,19 @@ def make_registry(
     tokenizer: TokenizerSpec,
     adapters: NetworkAdapters | None,
     engine: Engine,
+    paths: Mapping[str, Path],
 ) -> AdapterRegistry | None:
-    """The registry of a model that was just loaded; None: it has no room for adapters."""
+    """The registry of a model that was just loaded, with the adapters at ``paths``; None: it has no room for any.
+
+    Raises:
+        CheckpointError, InvalidRequest: As ``AdapterRegistry.add``.
+    """
     if adapters is None:
+        if paths:
+            require_adapters(None)
         return None
     path = None if tokenizer.path is None or not tokenizer.path.endswith(TOKENIZER_FILE) else Path(tokenizer.path)
-    return AdapterRegistry(
+    registry = AdapterRegistry(
         spec,
         weight_files,
         size_of=adapters.size_of,
@@ -203,6 +210,9 @@ def make_registry(
         users=engine.adapter_users,
         budget_bytes=engine.config.adapter_bytes,
     )
+    for name, adapter in paths.items():
+        registry.add(name, adapter)
+    return registry
 
 
 def require_adapters(registry: AdapterRegistry | None) -> AdapterRegistry:

@@ -183,14 +183,9 @@ class LLM(OfflineRequests):
                     progress(share, name)
 
             network = load_network(
-                spec,
-                weight_files,
-                dtype=TORCH_DTYPES[dtype],
-                device=options.device,
-                quant=options.quant,
-                pack=True,
+                spec, weight_files, dtype=TORCH_DTYPES[dtype], device=options.device, quant=options.quant, pack=True,
                 progress=report,
-            )
+            )  # fmt: skip
             loaded, template = text.result()
             speculation = load_speculation(options, draft, loaded, plan, spec, weight_files, dtype)
             disk = open_disk(spec, weight_files, dtype, options)
@@ -201,9 +196,7 @@ class LLM(OfflineRequests):
             vision = load_vision_part(spec, weight_files, dtype, options)
             engine = Engine(network, spec, config, disk=disk, speculation=speculation, adapters=resident, vision=vision)
             undo.callback(engine.close)
-            known = make_registry(spec, weight_files, tokenizer, resident, engine)
-            for name, path in (adapters or {}).items():
-                require_adapters(known).add(name, path)
+            known = make_registry(spec, weight_files, tokenizer, resident, engine, adapters or {})
             pack_weights(network)
             release_compute_threads()  # the steps run in another thread
             return_freed_memory()

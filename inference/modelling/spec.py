@@ -32,7 +32,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from inference.errors import UnsupportedFormat
@@ -67,6 +67,7 @@ from inference.modelling.parallel_specs import BranchSpec, MixerSpec, ParallelSp
 from inference.modelling.position_specs import SinusoidsSpec
 from inference.modelling.rwkv_specs import ChannelMixSpec, TimeMixSpec
 from inference.modelling.shared_specs import SharedBlockSpec
+from inference.modelling.spec_json import decode, encode
 from inference.modelling.vision.specs import PooledProjectorSpec, TileProjectorSpec, TowerSpec, VisionSpec
 from inference.modelling.zaya_specs import ConvolvedAttentionSpec, MemoryMoESpec
 from inference.values.images import ImageLayout, ImagePrompt
@@ -406,12 +407,12 @@ class ModelSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON form (infinities spelled as strings); ``from_dict`` reads it back to an equal value."""
-        result: dict[str, Any] = _encode(self)
+        result: dict[str, Any] = encode(self)
         return result
 
     @classmethod
     def from_dict(cls, payload: Mapping[str, Any]) -> ModelSpec:
-        spec = _decode(payload)
+        spec = decode(payload, _CLASSES)
         if not isinstance(spec, cls):
             raise TypeError(f"not a stored ModelSpec: {type(spec).__name__}")
         return spec
@@ -476,34 +477,3 @@ _CLASSES: dict[str, type] = {
         VisionSpec, TowerSpec, TileProjectorSpec, PooledProjectorSpec, ImageLayout, ImagePrompt,
     )
 }  # fmt: skip
-
-
-def _encode(value: Any) -> Any:
-    """Dataclasses become objects with a ``_`` member for the class; defaults are left out."""
-    if is_dataclass(value) and not isinstance(value, type):
-        encoded: dict[str, Any] = {"_": type(value).__name__}
-        for item in fields(value):
-            member = getattr(value, item.name)
-            if member != item.default:
-                encoded[item.name] = _encode(member)
-        return encoded
-    if isinstance(value, Mapping):
-        return {str(key): _encode(member) for key, member in value.items()}
-    if isinstance(value, tuple | list):
-        return [_encode(member) for member in value]
-    if isinstance(value, float) and math.isinf(value):
-        return {"_": "Infinity", "negative": value < 0}
-    return value
-
-
-def _decode(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(_decode(member) for member in value)
-    if not isinstance(value, Mapping):
-        return value
-    name = value.get("_")
-    if name is None:
-        return {key: _decode(member) for key, member in value.items()}
-    if name == "Infinity":
-        return -math.inf if value.get("negative") else math.inf
-    return _CLASSES[name](**{key: _decode(member) for key, member in value.items() if key != "_"})

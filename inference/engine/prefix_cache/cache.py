@@ -4,9 +4,8 @@ This module runs in the engine's thread; only ``disk`` has threads of its own. F
 ``find`` (and before it ``fetch``, if the disk may have more state). ``begin`` puts the found state into the sequence's
 blocks and slot. ``advance`` after each step and ``end`` add the computed tokens to the tree.
 
-Paged state is shared block by block, and a partial block is copied, so that reuse is exact to the token. Recurrent
-state exists only at snapshots: a sequence of a model with both kinds of state resumes at the last snapshot with all
-blocks before it.
+Paged state is shared block by block, a partial block is copied, and so reuse is exact to the token. Recurrent state
+exists only at snapshots: a sequence with both kinds of state resumes at the last snapshot with all blocks before it.
 """
 
 from __future__ import annotations

@@ -157,9 +157,8 @@ def decoder_spec(
     Args:
         embedding_norm: Norm of the embedding, with its name in the files.
         can_have_head_bias: The head has a bias where its tensor is there.
-        layer_inputs, streams, scales_embedding, sinusoids: As in ``ModelSpec``; ``layer_sources`` has their sources.
         positions: Learned positions; the context is as long as their table.
-        prediction_head: The head for multi-token prediction, if the files have one.
+        layer_inputs, streams, scales_embedding, sinusoids, prediction_head: As in ``ModelSpec``.
     """
     table, position_rows = (None, 0) if positions is None else _position_table(view, positions)
     head_bias = _head_bias(view, layout) if can_have_head_bias else None

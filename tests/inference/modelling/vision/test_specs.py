@@ -29,9 +29,9 @@ def test_shapes_and_numbers():
 
 
 def test_what_is_stored_is_read_without_the_whole_spec():
-    from inference.modelling.spec import _encode
+    from inference.modelling.spec_json import encode
 
-    stored = json.loads(json.dumps(_encode(make(TileProjectorSpec()))))
+    stored = json.loads(json.dumps(encode(make(TileProjectorSpec()))))
     found = image_input(stored)
     assert (found.layout, found.prompt) == (LAYOUT, PROMPT)
     assert image_input(None) is None
