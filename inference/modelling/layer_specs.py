@@ -375,6 +375,8 @@ class MoESpec:
         num_identity_experts: The router chooses among so many more, which give back what they read (LongCat-Flash).
         scales_input: The weights multiply the experts' inputs, not their outputs (Llama 4).
         expert_scale: Each expert's weight is multiplied by a learned number of it.
+        activation_limit: The gate is cut from above and up on both sides at this, before the activation (HY 4); None:
+            they aren't.
         output_bias: A bias is added to the experts' sum (JetMoE).
     """
 
@@ -409,6 +411,7 @@ class MoESpec:
     scales_input: bool = False
     num_identity_experts: int = 0
     output_bias: bool = False
+    activation_limit: float | None = None
 
     @property
     def num_choices(self) -> int:

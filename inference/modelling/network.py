@@ -10,10 +10,12 @@ import torch
 from torch import nn
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState
+from inference.modelling.gated_stream_specs import GatedStreamsSpec
 from inference.modelling.hyper_specs import HyperStreamsSpec
 from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layer_specs import ChannelMixerSpec
 from inference.modelling.layers.altup import AltUp, Streams
+from inference.modelling.layers.gated_streams import GatedStreams, StreamGate
 from inference.modelling.layers.hyper import HyperConnections, HyperStreams
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.layer_inputs import LayerInput, LayerInputs
@@ -69,9 +71,12 @@ def _normed(norm: Norm | None, stream: torch.Tensor) -> torch.Tensor:
     return norm.normalise(stream.to(norm.weight.dtype))
 
 
-def _build_streams(spec: ModelSpec) -> Streams | HyperStreams | None:
+def _build_streams(spec: ModelSpec) -> Streams | HyperStreams | StreamGate | None:
+    """The begin and end of several streams; None: there is one."""
     if isinstance(spec.streams, HyperStreamsSpec):
         return HyperStreams(spec.streams, spec.hidden_size)
+    if isinstance(spec.streams, GatedStreamsSpec):
+        return StreamGate(spec.streams, spec.hidden_size, 1)
     return None if spec.streams is None else Streams(spec.streams, spec.hidden_size)
 
 
@@ -177,6 +182,7 @@ class HybridLayer(Layer):
         self.channel_residual = ScaledResidual(hidden_size) if spec.scales_residual else None
         self.layer_input = None if spec.layer_input is None else LayerInput(spec.layer_input, hidden_size)
         self.stream_scale = nn.Parameter(torch.empty(1), requires_grad=False) if spec.has_stream_scale else None
+        self.gated_streams = None if spec.gated_streams is None else GatedStreams(spec.gated_streams, hidden_size)
         self.token_gate = NormGate(spec.token_gate_rank, hidden_size) if spec.token_gate_rank else None
         self.channel_gate = NormGate(spec.channel_gate_rank, hidden_size) if spec.channel_gate_rank else None
 
@@ -190,6 +196,9 @@ class HybridLayer(Layer):
             return
         if self.hyper is not None:
             stream.replace(self._forward_hyper(self.hyper, stream.enter(None), batch, state))
+            return
+        if self.gated_streams is not None:
+            stream.replace(self._forward_gated(self.gated_streams, stream.enter(None), batch, state))
             return
         if self.token_residual is not None:
             stream.replace(self._forward_scaled(self.token_residual, stream, batch, state))
@@ -275,6 +284,20 @@ class HybridLayer(Layer):
         else:
             mixed = self.channel_mixer(entering)
         after: torch.Tensor = self.channel_residual(mixed, hidden)
+        return after
+
+    def _forward_gated(
+        self, gates: GatedStreams, streams: torch.Tensor, batch: ForwardBatch, state: LayerState
+    ) -> torch.Tensor:
+        """The streams (T, P, h) after the layer; see ``GatedStreamsSpec``."""
+        assert self.token_mixer is not None and self.channel_mixer is not None
+        assert self.token_norm is not None and self.channel_norm is not None
+        entering, weights = gates.token.enter(streams)
+        mixed = self.token_mixer(self.token_norm(entering), batch, state)
+        streams = (streams + weights * mixed.unsqueeze(1)).to(streams.dtype)
+        entering, weights = gates.channel.enter(streams)
+        mixed = self.channel_mixer(self.channel_norm(entering))
+        after: torch.Tensor = (streams + weights * mixed.unsqueeze(1)).to(streams.dtype)
         return after
 
     def _leave(self, stream: ResidualStream, mixed: torch.Tensor, post_norm: Norm | None) -> None:

@@ -39,6 +39,7 @@ from inference.errors import UnsupportedFormat
 from inference.modelling.altup_specs import AltUpSpec, StreamsSpec
 from inference.modelling.attention_parts import DifferenceSpec, HeadExpertsSpec
 from inference.modelling.encoded_tensor import EncodedTensor
+from inference.modelling.gated_stream_specs import GatedStreamsSpec
 from inference.modelling.hyper_specs import HyperConnectionSpec, HyperStreamsSpec
 from inference.modelling.indexer_specs import BlockIndexerSpec, IndexerSpec, PooledIndexerSpec
 from inference.modelling.latent_specs import MLASpec
@@ -99,6 +100,7 @@ class LayerSpec:
         scales_residual: The stream is float32, and becomes (y + b) · s + (x + b') · s' of a mixer's result y and
             itself, with learned vectors (ZAYA).
         ngram: What the layer first adds to those streams from the last tokens.
+        gated_streams: There are several streams, of which each mixer's norm reads a sum (HY 4); None: one stream.
         token_gate_rank, channel_gate_rank: What a norm before a mixer gives is multiplied by sigmoid of a low-rank MLP
             of itself, of this rank (A.X-K2); 0: it isn't.
         prologue: Runs first; its result is added to what the token mixer's norm reads, not to the stream (Zamba 2).
@@ -121,6 +123,7 @@ class LayerSpec:
     altup: AltUpSpec | None = None
     hyper: HyperConnectionSpec | None = None
     ngram: NGramSpec | None = None
+    gated_streams: GatedStreamsSpec | None = None
     token_gate_rank: int = 0
     channel_gate_rank: int = 0
     scales_residual: bool = False
@@ -165,6 +168,8 @@ class LayerSpec:
         if self.scales_residual:
             for name in ("token_residual", "channel_residual"):
                 shapes |= {f"{name}.{part}": (hidden_size,) for part in RESIDUAL_VECTORS}
+        if self.gated_streams is not None:
+            shapes |= prefixed("gated_streams", self.gated_streams.layer_shapes(hidden_size))
         if self.has_stream_scale:
             shapes["stream_scale"] = (1,)
         for name, rank in (("token_gate", self.token_gate_rank), ("channel_gate", self.channel_gate_rank)):
@@ -288,7 +293,7 @@ class ModelSpec:
     encoded: tuple[EncodedTensor, ...] = ()
     prediction_head: PredictionHeadSpec | None = None
     layer_inputs: LayerInputsSpec | None = None
-    streams: StreamsSpec | HyperStreamsSpec | None = None
+    streams: StreamsSpec | HyperStreamsSpec | GatedStreamsSpec | None = None
     vision: VisionSpec | None = None
     scales_embedding: bool = False
     sinusoids: SinusoidsSpec | None = None
@@ -471,9 +476,9 @@ _CLASSES: dict[str, type] = {
         KimiDeltaSpec, LightningSpec, MLSTMSpec, RGLRUSpec, ShortConvSpec, BranchSpec, ParallelSpec, SharedBlockSpec,
         TimeMixSpec, ChannelMixSpec, MLPSpec, MoESpec, AltUpSpec, StreamsSpec, LayerInputSpec, LayerInputsSpec,
         LayerSpec, Piece, Source,
-        SinusoidsSpec, EncodedTensor, DifferenceSpec, HeadExpertsSpec, BlockIndexerSpec, PooledIndexerSpec,
-        IndexerSpec, HyperConnectionSpec, HyperStreamsSpec, NGramSpec, ConvolvedAttentionSpec, MemoryMoESpec,
-        ModelSpec, PredictionHeadSpec,
+        GatedStreamsSpec, SinusoidsSpec, EncodedTensor, DifferenceSpec, HeadExpertsSpec, BlockIndexerSpec,
+        PooledIndexerSpec, IndexerSpec, HyperConnectionSpec, HyperStreamsSpec, NGramSpec, ConvolvedAttentionSpec,
+        MemoryMoESpec, ModelSpec, PredictionHeadSpec,
         VisionSpec, TowerSpec, TileProjectorSpec, PooledProjectorSpec, ImageLayout, ImagePrompt,
     )
 }  # fmt: skip

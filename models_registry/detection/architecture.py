@@ -52,6 +52,7 @@ _SIGNATURES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("jetmoe", (r"\.self_attention\.experts\.input_linear\.",), ()),
     ("diffllama", (r"\.self_attn\.lambda_q1$",), ()),
     ("bitnet", (r"\.self_attn\.attn_sub_norm\.", r"\.mlp\.ffn_sub_norm\."), ()),
+    ("hy_v4", (r"\.self_attn\.(learnable_sink_param|sinks)$", r"\.self_attn\.indexer\.wq_b\."), ()),
     ("axk2", (r"\.input_layernorm\.(W_down|mlp\.fc1)\.", r"\.self_attn\.indexer\.wq_b\."), ()),
     ("axk1", (r"\.post_mlp_layernorm\.", r"\.self_attn\.kv_a_proj_with_mqa\."), ()),
     ("deepseek_v32", (r"\.self_attn\.indexer\.wq_b\.",), ()),

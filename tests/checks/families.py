@@ -53,7 +53,7 @@ NOT_READ: Mapping[str, str] = {
     "blt, ctrl, cpmant, doge, emu3, hrm_text, reformer, xlnet": "a layer of its own each; rarely served",
     "openai-gpt, biogpt, gpt_neox_japanese": "early layouts; rarely served",
     "cohere_compass_text": "the text model of one that sees pictures; layers that rotate differ by type",
-    "deepseek_v4, dots3_note, dots3_note_text, hy_v4, inkling_text, inkling2_text":
+    "deepseek_v4, dots3_note, dots3_note_text, inkling_text, inkling2_text":
         "new layers: hyper-connections with more matrices, compressed attention",
     "gemma4_assistant, gemma4_unified_assistant": "models that only draft for another one",
     "gpt-sw3": "nothing: its published files say `gpt2`, which is read",

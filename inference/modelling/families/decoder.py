@@ -12,6 +12,7 @@ from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import check_size
 from inference.modelling.families.decoder_layout import CONTEXT_KEYS, DecoderLayout
 from inference.modelling.families.headers import matrix_shape
+from inference.modelling.gated_stream_specs import GatedStreamsSpec
 from inference.modelling.hyper_specs import HyperStreamsSpec
 from inference.modelling.layer_input_specs import LayerInputsSpec
 from inference.modelling.layer_parts import NormSpec, prefixed
@@ -148,7 +149,7 @@ def decoder_spec(
     positions: Positions | None = None,
     prediction_head: PredictionHeadSpec | None = None,
     layer_inputs: LayerInputsSpec | None = None,
-    streams: StreamsSpec | HyperStreamsSpec | None = None,
+    streams: StreamsSpec | HyperStreamsSpec | GatedStreamsSpec | None = None,
     scales_embedding: bool = False,
     sinusoids: SinusoidsSpec | None = None,
 ) -> ModelSpec:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from inference.errors import UnsupportedArchitecture
@@ -36,6 +36,7 @@ from inference.modelling.families.moe_config import (
     moe_sources,
 )
 from inference.modelling.families.prediction_head import HeadLayer, names_behind_layers, prediction_head
+from inference.modelling.gated_stream_specs import GatedStreamsSpec
 from inference.modelling.latent_specs import MLASpec
 from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layer_specs import ChannelMixerSpec, MoESpec
@@ -81,16 +82,17 @@ CONFIG_KEYS: Mapping[str, Table] = {
     "minicpm3": {**DENSE, **used("scale_emb", "scale_depth", "dim_model_base")},
 }  # fmt: skip
 
-INDEXED = ("deepseek_v32", "axk2", "glm_moe_dsa")
+INDEXED = ("deepseek_v32", "axk2", "glm_moe_dsa", "hy_v4")
 """Types whose layers choose the keys that they see."""
 
 DRAFTING = ("deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa")
 """Types whose files have a layer for drafting, unless config.json says otherwise."""
-LARGE_EPS = ("minicpm3", "glm4_moe_lite", "glm_moe_dsa")
+LARGE_EPS = ("minicpm3", "glm4_moe_lite", "glm_moe_dsa", "hy_v4")
 ROUTING: Mapping[str, Mapping[str, Any]] = {
     "glm4_moe_lite": {"top_k": 4, "factor": 1.8},
     "axk2": {"factor": 2.5},
     "glm_moe_dsa": {"factor": 2.5},
+    "hy_v4": {"factor": 2.827},
 }
 GROUPS: Mapping[str, Any] = {"groups": 8, "top_k_groups": 4, "factor": 2.5}
 """What config.json may leave out of the experts' routing, by type; of types that aren't in ``ROUTING``: ``GROUPS``."""
@@ -108,11 +110,14 @@ class Variant:
         attention: The attention of a layer, by its number, from the one that the sizes of layer 0 give.
         layer: A layer and its sources, from DeepSeek's and the start of its tensor names.
         ignored: Tensors that are left out.
+        streams, outer: Several residual streams, and the sources of their end; None: there is one.
     """
 
     attention: Callable[[int, MLASpec], MLASpec] = lambda number, spec: spec
     layer: Callable[[str, HeadLayer], HeadLayer] = lambda base, layer: layer
     ignored: tuple[IgnoredTensors, ...] = ()
+    streams: GatedStreamsSpec | None = None
+    outer: Mapping[str, Source] = field(default_factory=dict)
 
 
 PLAIN = Variant()
@@ -162,9 +167,10 @@ def latent_decoder(
         layout,
         model_type,
         layers,
-        sources,
+        {**sources, **variant.outer},
         norm,
         ignored=ignored,
+        streams=variant.streams,
         embedding_multiplier=multipliers["embedding"],
         logits_multiplier=multipliers["logits"],
         prediction_head=head,
@@ -173,7 +179,7 @@ def latent_decoder(
 
 def _attention(view: CheckpointView, model_type: str, layout: DecoderLayout) -> MLASpec:
     """The attention of layer 0."""
-    interleaved = model_type != "minicpm3" and (
+    interleaved = model_type not in ("minicpm3", "hy_v4") and (
         model_type == "deepseek_v2" or view.config.boolean("rope_interleave", default=True)
     )
     base = f"{layout.layer(0)}self_attn."

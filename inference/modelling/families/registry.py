@@ -138,6 +138,7 @@ FAMILIES: dict[str, Family] = {
     "jetmoe": Family("jetmoe", "JetMoeForCausalLM"),
     "xglm": Family("xglm", "XGLMForCausalLM"),
     "bitnet": Family("bitnet", "BitNetForCausalLM"),
+    "hy_v4": Family("hy_v4", "HYV4ForCausalLM"),
     "axk1": Family("axk", "AXK1ForCausalLM"),
     "axk2": Family("axk", "AXK2ForCausalLM"),
     "glm_moe_dsa": Family("glm_moe_dsa", "GlmMoeDsaForCausalLM"),

@@ -186,6 +186,10 @@ class Experts(Layer):
     def activate(self, values: torch.Tensor) -> torch.Tensor:
         """(n, 2f) gate and up, or (n, f), to (n, f)."""
         spec = self.spec
+        if spec.activation_limit is not None:
+            gate, up = values.chunk(2, -1)
+            gate, up = gate.clamp(max=spec.activation_limit), up.clamp(-spec.activation_limit, spec.activation_limit)
+            return activate(gate, spec.activation, gated=False) * up
         if spec.gate_clamp is None and not spec.is_interleaved:
             return activate(values, spec.activation, gated=spec.gated)
         gate, up = (values[..., ::2], values[..., 1::2]) if spec.is_interleaved else values.chunk(2, -1)
@@ -196,7 +200,9 @@ class Experts(Layer):
     @property
     def is_plain(self) -> bool:
         """Whether an expert is down(act(gate x) · up x), gate before up, without biases."""
-        return not self.spec.expert_bias and not self.spec.is_interleaved and self.spec.gate_clamp is None
+        spec = self.spec
+        is_cut = spec.gate_clamp is not None or spec.activation_limit is not None
+        return not spec.expert_bias and not spec.is_interleaved and not is_cut
 
     def product(self, leaf: str, expert: int, hidden: torch.Tensor) -> torch.Tensor:
         """One expert's matrix of the stack ``leaf`` times rows (n, K)."""

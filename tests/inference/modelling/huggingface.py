@@ -54,7 +54,7 @@ def make_checkpoint(
                 value.copy_(0.2 * noise + 1.0)
             elif value.dim() == 1 and name.endswith("bias"):
                 value.copy_(0.2 * noise)
-            elif name.endswith((".alpha_p", ".alpha_n", ".sinks")):
+            elif name.endswith(("_hc.base", "_hc.scale", "hc_base", "hc_scale", ".alpha_p", ".alpha_n", ".sinks")):
                 value.copy_(noise)
             elif value.dim() >= 2:
                 value.copy_(noise * (1.0 if "embed" in name else 1.5 * value.shape[-1] ** -0.5))

@@ -28,6 +28,7 @@ STRETCHED = {
 INDEXED = {"q_lora_rank": 20, "index_topk": 12, "index_head_dim": 12, "index_n_heads": 24}
 """So many heads that hardly any two keys have a score of 0, the order of which is nobody's promise."""
 SHARING = ["full", "shared", "full", "shared"]
+HY4 = {**MLA, **INDEXED, "swiglu_limit": 0.7}
 MSCALED = YARN | {"mscale": 1.0, "mscale_all_dim": 0.5}
 GEMMA3N: dict[str, Any] = {
     "head_dim": 8, "sliding_window": 6, "tie_word_embeddings": True, "num_hidden_layers": 4,
@@ -86,6 +87,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**MLA, **INDEXED, "gated_norm_rank": 5, "n_group": 4, "topk_group": 2, "attention_bias": True},
     ),
     "glm_moe_dsa": ("glm_moe_dsa", {**MLA, **INDEXED, "num_hidden_layers": 4, "indexer_types": SHARING}),
+    "hy_v4": ("hy_v4", {**HY4, "indexer_types": SHARING, "num_hidden_layers": 4}),
+    "hy_v4-two-streams-biases": (
+        "hy_v4",
+        {
+            **HY4, "hc_mult": 2, "hc_magnitude": 1.3, "hc_eps": 0.01, "attention_bias": True, "rms_norm_eps": 1e-3,
+            "rope_parameters": MSCALED,
+        },
+    ),
     "glm_moe_dsa-each-its-own": (
         "glm_moe_dsa",
         {**MLA, **INDEXED, "n_group": 4, "topk_group": 2, "attention_bias": True, "rope_parameters": MSCALED},

@@ -58,6 +58,13 @@ PUBLISHED_LARGE: dict[str, tuple[str, dict[str, Any]]] = {
         "layer_types": ["indexed_attention"], "mlp_layer_types": ["dense", "sparse"], "n_group": None,
         "norm_topk_prob": True, "q_lora_rank": 384, "scoring_func": "sigmoid", "topk_group": None,
         "topk_method": "noaux_tc"}),
+    "tencent/Hy4-preview": ("hy_v4", {
+        key: value for key, value in DEEPSEEK.items()
+        if key not in ("moe_layer_freq", "first_k_dense_replace", "scoring_func", "topk_method")} | {
+        "hc_eps": 1e-06, "hc_magnitude": 2.0, "hc_mult": 4, "head_dim": 64, "index_head_dim": 128, "index_n_heads": 16,
+        "index_topk": 2048, "indexer_types": ["full", "shared"], "learnable_sink_init": 0.0,
+        "mlp_layer_types": ["dense", "sparse"], "norm_topk_prob": True, "q_lora_rank": 1536, "qk_head_dim": 256,
+        "swiglu_limit": 10.0}),
     "zai-org/GLM-5": ("glm_moe_dsa", DEEPSEEK | {
         "head_dim": 64, "index_head_dim": 128, "index_n_heads": 32, "index_topk": 2048, "indexer_rope_interleave": True,
         "norm_topk_prob": True, "num_nextn_predict_layers": 1, "q_lora_rank": 2048, "qk_head_dim": 256,
