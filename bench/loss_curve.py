@@ -18,10 +18,10 @@ from pathlib import Path
 
 from bench.environments import Environments
 from blazr_site.commands.quality import text_tokens
+from inference.llm.checkpoint_writing import SourceFiles
 from inference.llm.options import LLMOptions
 from inference.llm.quality import Quality, measure_quality
 from inference.llm.quantising.quantise import Limit, quantise_checkpoint
-from inference.llm.quantising.writing import SourceFiles
 from inference.modelling.gguf.container import read_gguf
 from inference.modelling.quantisation import Quant
 from models_registry.detection.inspection import Inspection, inspect_checkpoint

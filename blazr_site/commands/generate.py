@@ -5,11 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from blazr_site.commands.loading import inspect_to_run, load_to_run
 from blazr_site.commands.models import stderr
 from inference.errors import BlazrError, InvalidRequest
+from inference.llm.llm import LLM
+from inference.llm.merging import Merge
 from inference.values.sampling_params import SamplingParams
+
+ADAPTER = "adapter"
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -24,11 +29,11 @@ def run(arguments: argparse.Namespace) -> int:
         top_k=arguments.top_k,
         seed=arguments.seed,
     )
-    llm = load_to_run(arguments, inspect_to_run(arguments))
+    llm, options = _load(arguments)
     try:
-        state = None if arguments.state is None else llm.read_state(Path(arguments.state))
+        state = None if arguments.state is None else llm.read_state(Path(arguments.state), **options)
         sys.stdout.write(prompt)
-        for event in llm.events(prompt, params, state=state):
+        for event in llm.events(prompt, params, state=state, **options):
             if event["type"] == "delta":
                 sys.stdout.write(event.get("text", ""))
                 sys.stdout.flush()
@@ -50,3 +55,15 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         llm.close()
     return 0
+
+
+def _load(arguments: argparse.Namespace) -> tuple[LLM, dict[str, Any]]:
+    """Load the model with the adapter, and return it with the options of a request."""
+    if arguments.adapter is None:
+        if arguments.merged:
+            raise InvalidRequest("--merged merges an adapter; name one with --adapter.", param="merged")
+        return load_to_run(arguments, inspect_to_run(arguments)), {}
+    path = Path(arguments.adapter).expanduser()
+    if arguments.merged:
+        return load_to_run(arguments, inspect_to_run(arguments), merge=Merge(((path, 1.0),))), {}
+    return load_to_run(arguments, inspect_to_run(arguments), adapters={ADAPTER: path}), {"adapter": ADAPTER}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from inference.errors import InvalidRequest
 from inference.llm.draft_loading import DraftCheckpoint
 from inference.llm.llm import LLM
 from inference.llm.loading import choose_device
+from inference.llm.merging import Merge
 from inference.llm.options import LLMOptions
 from inference.values.speculative_options import SpeculativeOptions
 from inference.values.tokenizer_spec import MAX_TEMPLATE_CHARS
@@ -59,8 +61,20 @@ def inspect_to_run(arguments: argparse.Namespace) -> Inspection:
     return inspection
 
 
-def load_to_run(arguments: argparse.Namespace, inspection: Inspection, *, max_num_seqs: int = 64) -> LLM:
-    """Load the model with ``--cpu``, ``--dtype``, ``--quant`` and ``--speculative``, with a progress bar."""
+def load_to_run(
+    arguments: argparse.Namespace,
+    inspection: Inspection,
+    *,
+    max_num_seqs: int = 64,
+    adapters: Mapping[str, Path] | None = None,
+    merge: Merge | None = None,
+) -> LLM:
+    """Load the model with ``--cpu``, ``--dtype``, ``--quant`` and ``--speculative``, with a progress bar.
+
+    Args:
+        adapters: LoRA adapters that requests may name.
+        merge: LoRA adapters that become part of the weights.
+    """
     options = LLMOptions(
         device=choose_device(force_cpu=arguments.cpu),
         dtype=arguments.dtype,
@@ -76,6 +90,8 @@ def load_to_run(arguments: argparse.Namespace, inspection: Inspection, *, max_nu
             options,
             progress=report,
             draft=_draft(options.speculative),
+            adapters=adapters,
+            merge=merge,
         )
 
 

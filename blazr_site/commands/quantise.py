@@ -18,9 +18,9 @@ from blazr_site.commands.quality import check_windows, text_tokens
 from blazr_site.commands.tables import output_console, table
 from inference.errors import InvalidRequest
 from inference.host.units import format_bytes
+from inference.llm.checkpoint_writing import SourceFiles
 from inference.llm.loading import choose_device
 from inference.llm.quantising.quantise import Limit, Quantised, quantise_checkpoint
-from inference.llm.quantising.writing import SourceFiles
 
 _OVERRIDES_NOT_WRITTEN = (
     "--override, --vocab and --chat-template aren't written to the output; give them again when you load it."

@@ -39,7 +39,7 @@ class Adapter:
             is_same = False
         if not is_same:
             raise Conflict(
-                f"{self.weights.parent.name}/{self.weights.name} has changed or is gone since the adapter was added; add "
-                "it again.",
+                f"{self.weights.parent.name}/{self.weights.name} has changed or is gone since the adapter was added; "
+                "add it again.",
                 param="adapter",
             )

@@ -12,12 +12,11 @@ from inference.engine.adapter import Adapter
 from inference.engine.engine import Engine
 from inference.engine.prefix_cache.model_key import file_digest
 from inference.errors import InvalidRequest, UnknownModel, UnsupportedFormat
+from inference.llm.merging import stored_shapes
 from inference.modelling.adapters.network import NetworkAdapters
-from inference.modelling.lora.config import CONFIG_FILE
 from inference.modelling.lora.modules import BaseModules
 from inference.modelling.lora.plan import AdapterPlan, plan_adapter
 from inference.modelling.spec import ModelSpec
-from inference.modelling.weights.files import TensorFiles
 from inference.values.tokenizer_spec import TokenizerSpec
 from models_registry.detection.adapter_files import TOKENIZER_FILE, AdapterFiles, read_adapter
 from models_registry.detection.json_file import read_object
@@ -162,11 +161,7 @@ class AdapterRegistry:
     def _base_modules(self) -> BaseModules:
         with self._lock:
             if self._base is None:
-                shapes: dict[str, tuple[int, ...]] = {}
-                with TensorFiles(self._weight_files, encoded=self._spec.encoded) as files:
-                    for source in self._spec.parameters.values():
-                        shapes |= {stored: files.shape_of(stored) for stored in source.tensor_names()}
-                self._base = BaseModules(self._spec, shapes.__getitem__)
+                self._base = BaseModules(self._spec, stored_shapes(self._spec, self._weight_files).__getitem__)
             return self._base
 
     def _check_tokenizer(self, files: AdapterFiles) -> None:
@@ -244,5 +239,5 @@ def _token_ids(path: Path) -> dict[str, int]:
 
 
 def _digest_of(files: AdapterFiles) -> str:
-    parts = (files.weights, files.weights.parent / CONFIG_FILE)
+    parts = (files.weights, files.config_path)
     return hashlib.sha256("\n".join(file_digest(path, None) for path in parts).encode()).hexdigest()

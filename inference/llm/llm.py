@@ -31,6 +31,7 @@ from inference.llm.adapters import AdapterFacts, AdapterRegistry, make_registry,
 from inference.llm.checkpoint import checkpoint_to_load
 from inference.llm.draft_loading import DraftCheckpoint, draft_bytes, load_speculation
 from inference.llm.loading import TextLoading, engine_config, load_vision_part, open_disk, prepare_process
+from inference.llm.merging import Merge, prepare_merge
 from inference.llm.offline import OfflineRequests
 from inference.llm.options import LLMOptions
 from inference.llm.pooled_output import PooledOutput
@@ -154,6 +155,7 @@ class LLM(OfflineRequests):
         *,
         draft: DraftCheckpoint | None = None,
         adapters: Mapping[str, Path] | None = None,
+        merge: Merge | None = None,
     ) -> LLM:
         """Load a checkpoint.
 
@@ -163,6 +165,7 @@ class LLM(OfflineRequests):
             progress: Gets the share done (0 to 1) and what is being read.
             draft: The draft model, if ``options.speculative`` names one.
             adapters: LoRA adapters that requests may name, by name: directories or files that PEFT has saved.
+            merge: LoRA adapters that become part of the weights.
 
         Raises:
             CheckpointError: A file is broken, or doesn't fit the spec.
@@ -173,6 +176,8 @@ class LLM(OfflineRequests):
         options = options or LLMOptions()
         dtype = prepare_process(spec, options)
         plan = plan_states(spec, options)  # before the weights: too little memory shows at once
+        merged = None if merge is None else prepare_merge(spec, weight_files, merge)
+        digest = "" if merged is None else merged.digest
         with on_device(torch.device(options.device)), contextlib.ExitStack() as undo:
             text = TextLoading(tokenizer, plan.max_model_len)
             undo.callback(text.close)
@@ -185,10 +190,11 @@ class LLM(OfflineRequests):
             network = load_network(
                 spec, weight_files, dtype=TORCH_DTYPES[dtype], device=options.device, quant=options.quant, pack=True,
                 progress=report,
+                changes=None if merged is None else merged.tensors,
             )  # fmt: skip
             loaded, template = text.result()
             speculation = load_speculation(options, draft, loaded, plan, spec, weight_files, dtype)
-            disk = open_disk(spec, weight_files, dtype, options)
+            disk = open_disk(spec, weight_files, dtype, options, merge=digest)
             if disk is not None:
                 undo.callback(disk.close)
             config = engine_config(spec, plan, options, dtype, loaded.invalid_token_ids)
@@ -201,7 +207,7 @@ class LLM(OfflineRequests):
             release_compute_threads()  # the steps run in another thread
             return_freed_memory()
             undo.pop_all()
-        identify = partial(identity_of, spec, tuple(weight_files), dtype, options)
+        identify = partial(identity_of, spec, tuple(weight_files), dtype, options, digest)
         num_bytes = network_bytes(network) + draft_bytes(speculation) + vision_bytes(spec, dtype)
         return cls(engine, loaded, template, options, plan, num_bytes, identify, tokenizer, known, spec.vision)
 

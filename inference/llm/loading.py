@@ -126,15 +126,20 @@ def engine_config(
     )
 
 
-def open_disk(spec: ModelSpec, weight_files: Sequence[Path], dtype: Dtype, options: LLMOptions) -> DiskTier | None:
+def open_disk(
+    spec: ModelSpec, weight_files: Sequence[Path], dtype: Dtype, options: LLMOptions, *, merge: str = ""
+) -> DiskTier | None:
     """The prefix cache's files of a checkpoint that is run so; None without a directory for them.
+
+    Args:
+        merge: Digest of what is merged into the weights.
 
     Raises:
         InvalidRequest: The directory can't be used.
     """
     if options.cache_dir is None or not options.prefix_cache or not options.cache_dir_bytes:
         return None
-    numbers = f"{dtype} {options.quant} {REVISION} {options.device_kind} {options.block_size}"
+    numbers = f"{dtype} {options.quant} {REVISION} {options.device_kind} {options.block_size}{merge and f' {merge}'}"
     key = model_key(spec, weight_files, numbers, memo_dir=options.cache_dir / "digests")
     return DiskTier(options.cache_dir, key, options.cache_dir_bytes)
 

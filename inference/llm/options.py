@@ -23,6 +23,11 @@ each is multiplied by would be more: a step delays the next token of every other
 of their rate with 256 (``python -m bench.step_tokens``)."""
 
 
+_LEAST_ONE = (
+    "max_model_len", "max_num_batched_tokens", "cache_bytes", "memory_bytes", "num_threads", "adapter_bytes",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class LLMOptions:
     """How to run a checkpoint.
@@ -82,7 +87,14 @@ class LLMOptions:
             raise InvalidRequest(f"quant is {self.quant!r}; it must be {', '.join(QUANTS)}.", param="quant")
         if self.pooling not in POOLINGS:
             raise InvalidRequest(f"pooling is {self.pooling!r}; it must be {', '.join(POOLINGS)}.", param="pooling")
-        for name in ("max_model_len", "max_num_batched_tokens", "cache_bytes", "memory_bytes", "num_threads", "adapter_bytes"):
+        for name in (
+            "max_model_len",
+            "max_num_batched_tokens",
+            "cache_bytes",
+            "memory_bytes",
+            "num_threads",
+            "adapter_bytes",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidRequest(f"{name} is {value}, it must be at least 1.", param=name)

@@ -85,14 +85,20 @@ class PromptState:
         return self.state.size_bytes + 8 * len(self.token_ids)
 
 
-def identity_of(spec: ModelSpec, weight_files: Sequence[Path], dtype: Dtype, options: LLMOptions) -> StateIdentity:
-    """Return the identity of a model that is run so; reads all weights unless their digests are known."""
+def identity_of(
+    spec: ModelSpec, weight_files: Sequence[Path], dtype: Dtype, options: LLMOptions, merge: str = ""
+) -> StateIdentity:
+    """Return the identity of a model that is run so; reads all weights unless their digests are known.
+
+    Args:
+        merge: Digest of what is merged into the weights.
+    """
     memo_dir = None
     if options.cache_dir is not None:
         memo_dir = options.cache_dir / "digests"
     elif sum(path.stat().st_size for path in weight_files) >= MIN_MEMO_BYTES:
         memo_dir = cache_folder("digests")
-    digests = sorted(file_digest(path, memo_dir) for path in weight_files)
+    digests = [*sorted(file_digest(path, memo_dir) for path in weight_files), *((merge,) if merge else ())]
     layout = [
         [part.name, part.per, list(part.shape), part.dtype, dtype] for layer in spec.layers for part in layer.state()
     ]

@@ -56,8 +56,12 @@ _WORDS = {
     "layout": "another layout of the state (another version of blazr)",
     "adapter": "LoRA adapter",
 }
-_REMEDIES = {"dtype": "load the model with {}", "quant": "load the model with {}", "device": "use the same device",
-             "adapter": "name the adapter that it was saved with"}
+_REMEDIES = {
+    "dtype": "load the model with {}",
+    "quant": "load the model with {}",
+    "device": "use the same device",
+    "adapter": "name the adapter that it was saved with",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,12 +23,14 @@ class AdapterFiles:
 
     Attributes:
         weights: Its safetensors file.
-        config: What adapter_config.json says.
+        config_path: adapter_config.json.
+        config: What it says.
         tensors: By name.
         tokenizer: The tokenizer that was saved beside it; None: there is none.
     """
 
     weights: Path
+    config_path: Path
     config: LoraConfig
     tensors: Mapping[str, TensorInfo]
     tokenizer: Path | None
@@ -67,5 +69,6 @@ def read_adapter(path: Path) -> AdapterFiles:
     if not (directory / CONFIG_FILE).is_file():
         raise CorruptCheckpoint(f"{directory.name} has no {CONFIG_FILE} beside {weights.name}.", param=CONFIG_FILE)
     config = LoraConfig.from_dict(read_object(directory / CONFIG_FILE))
-    tokenizer = directory / TOKENIZER_FILE
-    return AdapterFiles(weights, config, read_header(weights), tokenizer if tokenizer.is_file() else None)
+    path = directory / TOKENIZER_FILE
+    tokenizer = path if path.is_file() else None
+    return AdapterFiles(weights, directory / CONFIG_FILE, config, read_header(weights), tokenizer)

@@ -13,11 +13,11 @@ class Namespaces:
     """Namespaces of one model.
 
     Two sequences can share state only if their salts and LoRA adapters agree, if they go on from the same saved state
-    or from none, and if their tokens get the same rotations. Some RoPE scalings depend on the length (``ForwardBatch.rope_lengths``):
-    the maximum of the prompt's length and the row's position + 1. LongRoPE has one set of frequencies within the
-    trained context and one beyond. Dynamic NTK has different frequencies for each length beyond it. So prompts within
-    the trained context share state; longer prompts share all of it with LongRoPE, and with dynamic NTK only if their
-    lengths are equal.
+    or from none, and if their tokens get the same rotations. Some RoPE scalings depend on the length
+    (``ForwardBatch.rope_lengths``): the maximum of the prompt's length and the row's position + 1. LongRoPE has one
+    set of frequencies within the trained context and one beyond. Dynamic NTK has different frequencies for each length
+    beyond it. So prompts within the trained context share state; longer prompts share all of it with LongRoPE, and
+    with dynamic NTK only if their lengths are equal.
     """
 
     def __init__(self, spec: ModelSpec) -> None:

@@ -16,11 +16,12 @@ from inference.engine.device import on_device
 from inference.engine.model_runner import TORCH_DTYPES
 from inference.errors import InvalidRequest
 from inference.host.units import format_bytes
+from inference.llm.checkpoint_writing import SourceFiles, check_target
 from inference.llm.quality import WindowRunner
 from inference.llm.quantising.measuring import Divergence, Measurement, measuring_bytes
 from inference.llm.quantising.parts import KINDS, Part, find_parts, fixed_bytes
 from inference.llm.quantising.planning import STORED, Choice, Plan, Planner
-from inference.llm.quantising.writing import SourceFiles, check_target, write_checkpoint
+from inference.llm.quantising.writing import write_checkpoint
 from inference.llm.sizes import free_memory_bytes
 from inference.modelling.backends.backend import choose_backend
 from inference.modelling.layer_parts import Dtype

@@ -45,7 +45,7 @@ def _stacked_factors(plan: MatrixPlan, a: torch.Tensor, b: torch.Tensor) -> Iter
 
 
 def take_factors(piece: Piece, left: torch.Tensor, right: torch.Tensor, expert: int | None) -> Factors:
-    """What a piece takes of left · right, as factors: the steps of ``Piece``, on rows to the left, else to the right."""
+    """What a piece takes of left · right, as factors: each step of ``Piece`` is one of the left, or exchanges both."""
     if piece.parts is not None:
         left = left.reshape(piece.parts, -1, left.shape[-1])
     if piece.index is not None:

@@ -164,9 +164,7 @@ class AdaptedExperts(Adapted, Experts):
             values = hidden[row]
             inner = add_terms(self._product(first, expert, values), values, delta.experts.get((first, expert), []))
             entering = self.activate(inner)
-            left = add_terms(
-                self._product(second, expert, entering), entering, delta.experts.get((second, expert), [])
-            )
+            left = add_terms(self._product(second, expert, entering), entering, delta.experts.get((second, expert), []))
             parts[row, place] = left
         return torch.bmm(weights.unsqueeze(1), parts.float()).squeeze(1).to(hidden.dtype)
 

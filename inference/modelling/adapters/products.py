@@ -72,8 +72,11 @@ class DeltaTable:
             rows: Of the step; the leading axes have one value for each, or whole copies of them.
             bias: That is in ``out``.
         """
-        flat, read = out.view(-1, out.shape[-1]), hidden.reshape(-1, hidden.shape[-1])
-        rows = _rows_of(rows, hidden)
+        flat, read = out, hidden
+        if out.dim() != 2:
+            flat, read = out.view(-1, out.shape[-1]), hidden.reshape(-1, hidden.shape[-1])
+        if hidden.dim() != 2 or len(hidden) != len(rows.slots):
+            rows = _rows_of(rows, hidden)
         if self._is_native and not rows.is_eager:
             torch.ops.blazr.add_adapters.default(flat, read, self._table, rows.slots, bias, self.num_terms)
             return out

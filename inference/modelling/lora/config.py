@@ -100,7 +100,9 @@ class LoraConfig:
             rank=reader.rank(config.get("r", 8), "r"),
             alpha=reader.number(config.get("lora_alpha", 8), "lora_alpha"),
             rank_pattern={key: reader.rank(value, "rank_pattern") for key, value in reader.pattern("rank_pattern")},
-            alpha_pattern={key: reader.number(value, "alpha_pattern") for key, value in reader.pattern("alpha_pattern")},
+            alpha_pattern={
+                key: reader.number(value, "alpha_pattern") for key, value in reader.pattern("alpha_pattern")
+            },
             is_rank_stabilised=reader.flag("use_rslora"),
             is_dora=reader.flag("use_dora"),
             has_lora_bias=reader.flag("lora_bias"),

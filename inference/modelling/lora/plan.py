@@ -240,18 +240,20 @@ class _Planner:
         if columns != rank:
             raise self._mismatch(parts[kind[1]], (outputs, columns), f"{[outputs, rank]}, the rank of its lora_A")
         if found[1] != wanted[1]:
-            raise self._mismatch(parts[kind[0]], (rank, inputs), f"{[rank, wanted[1]]}: {place.piece.name} is {list(stored)}")
+            raise self._mismatch(
+                parts[kind[0]], (rank, inputs), f"{[rank, wanted[1]]}: {place.piece.name} is {list(stored)}"
+            )
         if found[0] != wanted[0]:
-            raise self._mismatch(parts[kind[1]], (outputs, rank), f"{[wanted[0], rank]}: {place.piece.name} is {list(stored)}")
+            raise self._mismatch(
+                parts[kind[1]], (outputs, rank), f"{[wanted[0], rank]}: {place.piece.name} is {list(stored)}"
+            )
         magnitude = self._magnitude(module, parts, outputs)
         return MatrixPlan(
             module, place, parts[kind[0]], parts[kind[1]], rank, self._config.scale_of(module, rank), inputs,
             magnitude=magnitude, lora_bias=self._lora_bias(parts, outputs), is_swapped=is_swapped,
         )  # fmt: skip
 
-    def _stack(
-        self, module: str, plain: str, parts: dict[str, str], a: Shape, b: Shape
-    ) -> MatrixPlan:
+    def _stack(self, module: str, plain: str, parts: dict[str, str], a: Shape, b: Shape) -> MatrixPlan:
         """A stacked parameter of experts: which one it is, the shapes say, or else how deep PEFT wrapped it."""
         names = [name for name in ("gate_up_proj", "up_proj", "down_proj") if self._base.find_stack(plain, name)]
         if not names:
@@ -371,8 +373,8 @@ class _Planner:
 
     def _unknown(self, module: str) -> MissingTensor:
         return MissingTensor(
-            f"the adapter changes {module[:200]}, which the base doesn't have (it has {self._base.similar(module)}); use "
-            f"the base that it was trained on{self._named_base()}.",
+            f"the adapter changes {module[:200]}, which the base doesn't have (it has {self._base.similar(module)}); "
+            f"use the base that it was trained on{self._named_base()}.",
             param=module,
         )
 

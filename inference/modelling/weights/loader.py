@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 import torch
 from torch import nn
@@ -50,6 +50,20 @@ _STORED = (torch.bfloat16, torch.float32)
 _Spec = TypeVar("_Spec", bound=ModelSpec | VisionSpec)
 _Network = TypeVar("_Network", bound=nn.Module)
 
+
+class Changes(Protocol):
+    """What stored tensors become before they are put to use: adapters that are merged into them."""
+
+    @property
+    def names(self) -> Collection[str]:
+        """The tensors that change."""
+        ...
+
+    def change(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """What a tensor becomes, in its shape and dtype."""
+        ...
+
+
 Progress = Callable[[float, str], None]
 """Called with the share done (0 to 1) and the parameter's name."""
 
@@ -63,6 +77,7 @@ def load_network(
     quant: Quant = "none",
     pack: bool = False,
     progress: Progress | None = None,
+    changes: Changes | None = None,
 ) -> HybridForCausalLM:
     """Build the network and read its weights.
 
@@ -77,12 +92,16 @@ def load_network(
             codes of ours.
         pack: Pack matrices as soon as they are there; ``pack_weights`` finds what is left.
         progress: Called once per parameter.
+        changes: What stored tensors become first; such parameters keep no codes of the files.
 
     Raises:
         CheckpointError: A tensor is missing or has the wrong shape, or a file is broken.
     """
     network = _on_meta_device(spec, HybridForCausalLM)
-    _fill(network, spec, weight_files, dtype=dtype, device=device, quant=quant, pack=pack, progress=progress)
+    _fill(
+        network, spec, weight_files, dtype=dtype, device=device, quant=quant, pack=pack, progress=progress,
+        changes=changes,
+    )  # fmt: skip
     return network.eval()
 
 
@@ -148,6 +167,7 @@ def _fill(
     quant: Quant,
     pack: bool,
     progress: Progress | None = None,
+    changes: Changes | None = None,
 ) -> None:
     """Read the weights of a network that is on the meta device."""
     backend = choose_backend(device, dtype)
@@ -156,11 +176,12 @@ def _fill(
     if quant == "auto" and spec.encoded:
         _log_expanded(spec)
     with TensorFiles(weight_files, dequantised=dequantised, encoded=spec.encoded) as files, torch.inference_mode():
-        parameters = _parameters(spec, network, files, quant)
+        parameters = _parameters(spec, network, files, quant, changes)
         packers = {
             number: packer
             for number, parameter in enumerate(parameters)
-            if not parameter.coded and (packer := _row_packer(files, backend, parameter, pack=pack)) is not None
+            if not (parameter.coded or parameter.is_changed)
+            and (packer := _row_packer(files, backend, parameter, pack=pack)) is not None
         }
         stores = _code_sinks(backend, parameters)
         sinks: dict[int, PackedRows | CodeSink] = {**packers, **stores}
@@ -174,7 +195,7 @@ def _fill(
                 packed = sinks.pop(number).packed
                 cast("Packable", parameter.owner).accept(parameter.leaf, packed, dtype, backend.device)
             else:
-                _load_parameter(files, backend, parameter, pack=pack)
+                _load_parameter(files, backend, parameter, pack=pack, changes=changes)
     for name, module in network.named_modules():
         if isinstance(module, NGramHash):
             module.check_values(name)
@@ -225,6 +246,7 @@ class _Parameter:
         kind: How it is quantised; None: not.
         is_kept: Whether the files hold its codes in int8 or int4.
         coded: The forms of its rows, if it stays in the codes of the files.
+        is_changed: Whether a tensor of it is changed before it is put to use.
     """
 
     name: str
@@ -235,6 +257,7 @@ class _Parameter:
     kind: Kind | None
     is_kept: bool = False
     coded: tuple[CodedRows, ...] = ()
+    is_changed: bool = False
 
 
 def _on_meta_device(spec: _Spec, build: Callable[[_Spec], _Network]) -> _Network:
@@ -251,9 +274,13 @@ def _on_meta_device(spec: _Spec, build: Callable[[_Spec], _Network]) -> _Network
     return network
 
 
-def _parameters(spec: ModelSpec, network: nn.Module, files: TensorFiles, quant: Quant) -> list[_Parameter]:
+def _parameters(
+    spec: ModelSpec, network: nn.Module, files: TensorFiles, quant: Quant, changes: Changes | None
+) -> list[_Parameter]:
     """All parameters in the order of the files: what lies together is read as fast as a file from end to end."""
     kept, coded, kinds = kept_kinds(spec), coded_parameters(spec, quant), quantised_kinds(spec, quant)
+    changed = set() if changes is None else set(changes.names)
+    is_changed = {name: not changed.isdisjoint(source.tensor_names()) for name, source in spec.parameters.items()}
     shapes = {name: parameter.shape for name, parameter in network.named_parameters()}
     order = sorted(spec.parameters.items(), key=lambda item: min(map(files.position_of, stored_names(item[1]))))
     return [
@@ -263,8 +290,9 @@ def _parameters(spec: ModelSpec, network: nn.Module, files: TensorFiles, quant: 
             source,
             shapes[name],
             kinds[name],
-            is_kept=name in kept,
-            coded=coded.get(name, ()),
+            is_kept=name in kept and not is_changed[name],
+            coded=() if is_changed[name] else coded.get(name, ()),
+            is_changed=is_changed[name],
         )
         for name, source in order
     ]
@@ -289,7 +317,9 @@ def _row_packer(files: TensorFiles, backend: Backend, parameter: _Parameter, *, 
     )
 
 
-def _load_parameter(files: TensorFiles, backend: Backend, parameter: _Parameter, *, pack: bool) -> None:
+def _load_parameter(
+    files: TensorFiles, backend: Backend, parameter: _Parameter, *, pack: bool, changes: Changes | None = None
+) -> None:
     """Read a parameter, quantise or pack it, and put it into its layer."""
     owner, leaf, shape = parameter.owner, parameter.leaf, parameter.shape
     if parameter.is_kept:
@@ -297,14 +327,14 @@ def _load_parameter(files: TensorFiles, backend: Backend, parameter: _Parameter,
         cast("Packable", owner).accept(leaf, packed, backend.dtype, backend.device)
         return
     if parameter.kind is not None:
-        value = _assemble(files, parameter.source, shape, parameter.name, None).to(backend.device)
+        value = _assemble(files, parameter.source, shape, parameter.name, None, changes).to(backend.device)
         packed = backend.quantise(value, parameter.kind)
         cast("Packable", owner).accept(leaf, packed, backend.dtype, backend.device)
         return
     dtype = torch.float32 if leaf in getattr(owner, "float32_parameters", ()) else backend.dtype
     if leaf in getattr(owner, "integer_parameters", ()):
         dtype = torch.int64
-    value = _assemble(files, parameter.source, shape, parameter.name, dtype).to(backend.device)
+    value = _assemble(files, parameter.source, shape, parameter.name, dtype, changes).to(backend.device)
     setattr(owner, leaf, nn.Parameter(value, requires_grad=False))
     if pack and not any(part.is_meta for part in owner.parameters()):
         backend.pack(owner)
@@ -349,7 +379,12 @@ def _owner(network: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def _assemble(
-    files: TensorFiles, source: Source, shape: torch.Size, name: str, dtype: torch.dtype | None
+    files: TensorFiles,
+    source: Source,
+    shape: torch.Size,
+    name: str,
+    dtype: torch.dtype | None,
+    changes: Changes | None = None,
 ) -> torch.Tensor:
     """One parameter of the wanted shape.
 
@@ -359,13 +394,14 @@ def _assemble(
     Returns:
         Perhaps in the memory of the files, which use it again unless they are told to keep it.
     """
-    joined = _joined(files, source, shape)
+    changed = set() if changes is None else set(changes.names)
+    joined = _joined(files, source, shape) if changed.isdisjoint(source.tensor_names()) else None
     if joined is not None and (joined.dtype == dtype or (dtype is None and joined.dtype in _STORED)):
         return joined
     experts: list[int | None] = [None] if source.num_experts is None else list(range(source.num_experts))
     out = None if dtype is None else mapped_zeros(shape, dtype)
     for expert in experts:
-        parts = [_read_piece(files, piece, expert) for piece in source.pieces]
+        parts = [_read_piece(files, piece, expert, changes) for piece in source.pieces]
         if out is None:
             common = parts[0].dtype if parts[0].dtype in _STORED else torch.float32
             if any(part.dtype != common for part in parts):
@@ -397,9 +433,11 @@ def _joined(files: TensorFiles, source: Source, shape: torch.Size) -> torch.Tens
     return None if flat is None else flat.view(shape)
 
 
-def _read_piece(files: TensorFiles, piece: Piece, expert: int | None) -> torch.Tensor:
+def _read_piece(files: TensorFiles, piece: Piece, expert: int | None, changes: Changes | None) -> torch.Tensor:
     name = piece.name if expert is None else piece.name.replace("{e}", str(expert))
     value = files.read(name)
+    if changes is not None and name in changes.names:
+        value = changes.change(name, value)
     if piece.parts is not None:
         value = value.reshape(piece.parts, -1, *value.shape[1:])
     if piece.index is not None:

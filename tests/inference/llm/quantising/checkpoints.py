@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
+from inference.llm.checkpoint_writing import SourceFiles
 from inference.llm.quantising.quantise import Limit, Quantised, quantise_checkpoint
-from inference.llm.quantising.writing import SourceFiles
 from models_registry.detection.inspection import Inspection, inspect_checkpoint
 
 

@@ -16,8 +16,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from inference.errors import BlazrError, CorruptCheckpoint, InvalidRequest
+from inference.llm.checkpoint_writing import WEIGHTS_FILE, check_target
 from inference.llm.quantising.parts import KINDS, find_parts, fixed_bytes
-from inference.llm.quantising.writing import PLAN_FILE, WEIGHTS_FILE, check_target, write_checkpoint
+from inference.llm.quantising.writing import PLAN_FILE, write_checkpoint
 from inference.modelling.backends.native import library
 from inference.modelling.layers.coded import JoinedRows, packed_rows, quantised_rows
 from inference.modelling.quantisation import coded_parameters, kept_kinds, weights_bytes

@@ -128,7 +128,13 @@ def test_dora_of_latent_attention_and_of_in_x_out(tmp_path: Path) -> None:
     )
     targets = ["c_attn", "c_proj", "c_fc"]
     assert_parity(
-        dense("gpt2"), tmp_path / "gpt2", target_modules=targets, r=3, use_dora=True, fan_in_fan_out=True, tolerance=5e-4
+        dense("gpt2"),
+        tmp_path / "gpt2",
+        target_modules=targets,
+        r=3,
+        use_dora=True,
+        fan_in_fan_out=True,
+        tolerance=5e-4,
     )
 
 

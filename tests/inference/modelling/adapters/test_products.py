@@ -13,7 +13,9 @@ from inference.modelling.forward_batch import AdapterRows
 pytestmark = pytest.mark.skipif(not library.is_available(), reason="the native library isn't built")
 
 
-def delta(generator: torch.Generator, inputs: int, outputs: int, rank: int, dtype: torch.dtype, *, shifts: bool) -> ModuleDelta:
+def delta(
+    generator: torch.Generator, inputs: int, outputs: int, rank: int, dtype: torch.dtype, *, shifts: bool
+) -> ModuleDelta:
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator)
 
@@ -41,7 +43,9 @@ SLOTS = torch.tensor([0, 1, 1, 1, 1, 1, 1, 3, 1, 3, 3, 0, 2, 3])
 
 
 @pytest.mark.parametrize("shifts", [False, True])
-@pytest.mark.parametrize(("inputs", "outputs", "rank"), [(32, 48, 4), (33, 21, 1), (129, 70, 7), (64, 64, 16), (40, 96, 40)])
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "rank"), [(32, 48, 4), (33, 21, 1), (129, 70, 7), (64, 64, 16), (40, 96, 40)]
+)
 @pytest.mark.parametrize(
     ("dtype", "result"),
     [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)],
@@ -73,7 +77,9 @@ def test_a_rows_result_does_not_depend_on_the_others(dtype: torch.dtype) -> None
     out = torch.randn(len(SLOTS), 37, generator=torch.Generator().manual_seed(3)).to(dtype)
     together = native.add(out.clone(), hidden, AdapterRows(SLOTS, (1, 2, 3)), None)
     for row in range(len(SLOTS)):
-        alone = native.add(out[row : row + 1].clone(), hidden[row : row + 1], AdapterRows(SLOTS[row : row + 1], (1, 3)), None)
+        alone = native.add(
+            out[row : row + 1].clone(), hidden[row : row + 1], AdapterRows(SLOTS[row : row + 1], (1, 3)), None
+        )
         assert torch.equal(alone[0], together[row])
 
 

@@ -58,26 +58,39 @@ void shrink(const Term<T>& term, const T* x, int64_t inputs, int64_t first, floa
     for (int j = 0; j < kWidth; ++j) low[row * term.rank + first + j] = sum(sums[row][j]) * term.scale;
 }
 
+// y_row += Σ low[row][j] · B_j for kCount rows and kVectors vectors of outputs from i on.
+template <int kCount, int kVectors, typename T, typename Out>
+void expand_block(const Term<T>& term, const float* low, Out* y, int64_t outputs, int64_t i) {
+  vf sums[kCount][kVectors];
+  for (int row = 0; row < kCount; ++row)
+    for (int v = 0; v < kVectors; ++v) sums[row][v] = load(y + row * outputs + i + v * kLanes);
+  const T* b = term.b + i;
+  for (int64_t j = 0; j < term.rank; ++j, b += term.num_rows) {
+    vf weights[kVectors];
+    for (int v = 0; v < kVectors; ++v) weights[v] = load(b + v * kLanes);
+    for (int row = 0; row < kCount; ++row)
+      for (int v = 0; v < kVectors; ++v) sums[row][v] += weights[v] * low[row * term.rank + j];
+  }
+  for (int row = 0; row < kCount; ++row)
+    for (int v = 0; v < kVectors; ++v) store(y + row * outputs + i + v * kLanes, sums[row][v]);
+}
+
 // y_row += Σ low[row][j] · B_j for kCount rows.
 template <int kCount, typename T, typename Out>
 void expand(const Term<T>& term, const float* low, Out* out, int64_t outputs) {
+  constexpr int kVectors = kCount <= 2 ? 4 : 2;  // as many sums as are computed while one is waited for
   Out* y = out + term.first_row;
-  const auto add = [&](int64_t i, auto&& read, auto&& write) {
-    vf sums[kCount];
-    for (int row = 0; row < kCount; ++row) sums[row] = read(y + row * outputs + i);
-    for (int64_t j = 0; j < term.rank; ++j) {
-      const vf weights = read(term.b + j * term.num_rows + i);
-      for (int row = 0; row < kCount; ++row) sums[row] += weights * low[row * term.rank + j];
-    }
-    for (int row = 0; row < kCount; ++row) write(y + row * outputs + i, sums[row]);
-  };
   int64_t i = 0;
-  for (; i + kLanes <= term.num_rows; i += kLanes)
-    add(i, [](const auto* from) { return load(from); }, [](Out* to, vf values) { store(to, values); });
-  if (i < term.num_rows) {
-    const int64_t left = term.num_rows - i;
-    add(i, [&](const auto* from) { return load_part(from, left); },
-        [&](Out* to, vf values) { store_part(to, values, left); });
+  for (; i + kVectors * kLanes <= term.num_rows; i += kVectors * kLanes)
+    expand_block<kCount, kVectors>(term, low, y, outputs, i);
+  for (; i + kLanes <= term.num_rows; i += kLanes) expand_block<kCount, 1>(term, low, y, outputs, i);
+  if (i == term.num_rows) return;
+  const int64_t left = term.num_rows - i;
+  for (int row = 0; row < kCount; ++row) {
+    vf total = load_part(y + row * outputs + i, left);
+    for (int64_t j = 0; j < term.rank; ++j)
+      total += load_part(term.b + j * term.num_rows + i, left) * low[row * term.rank + j];
+    store_part(y + row * outputs + i, total, left);
   }
 }
 
