@@ -23,6 +23,10 @@ from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.recurrent import RecurrentMixer, run_recurrence
 from inference.modelling.layers.scan import selective_scan, selective_step
 
+STEADY_ROWS = 8
+"""Fewer rows are multiplied by other kernels of the library, whose sums differ in the last bit with the number of rows.
+Quantised activations behind them turn that into whole codes, and a request's text would depend on its neighbours."""
+
 
 class StepProjection(Layer):
     """``dt_proj``: product in the weights' dtype, its bias (which sets the time scales) in float32.
@@ -41,7 +45,7 @@ class StepProjection(Layer):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """(T, H · rank) to (T, I), without the bias."""
         if self.num_heads == 1:
-            return functional.linear(hidden, self.weight)
+            return functional.linear(with_steady_rows(hidden), self.weight)[: len(hidden)]
         return multiply_by_head(hidden, self.weight.view(self.num_heads, -1, self.weight.shape[1]))
 
 
@@ -66,8 +70,16 @@ class HeadProjection(Layer):
 def multiply_by_head(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """(T, H · w) by (H, n, w) to (T, H · n)."""
     heads, rows, width = weight.shape
-    by_head = hidden.reshape(-1, heads, width).transpose(0, 1)
-    return torch.bmm(by_head, weight.transpose(1, 2)).transpose(0, 1).reshape(-1, heads * rows)
+    by_head = with_steady_rows(hidden).reshape(-1, heads, width).transpose(0, 1)
+    return torch.bmm(by_head, weight.transpose(1, 2)).transpose(0, 1).reshape(-1, heads * rows)[: len(hidden)]
+
+
+def with_steady_rows(hidden: torch.Tensor) -> torch.Tensor:
+    """(T, …) with zeros below, up to ``STEADY_ROWS`` rows on a CPU: a row's product is then the same beside others."""
+    missing = STEADY_ROWS - len(hidden)
+    if missing <= 0 or hidden.device.type != "cpu":
+        return hidden
+    return functional.pad(hidden, (0, 0, 0, missing))
 
 
 class Mamba1Mixer(RecurrentMixer):
