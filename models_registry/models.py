@@ -387,6 +387,12 @@ class RunStep(models.Model):
         """What people call it."""
         return "final" if self.number is None else f"step {self.number}"
 
+    @property
+    def shown_samples(self) -> list[dict[str, Any]]:
+        """The samples that have all members, as a damaged row's may not."""
+        members = {"prompt", "text", "num_tokens", "finish_reason", "error"}
+        return [sample for sample in self.samples if isinstance(sample, dict) and members <= sample.keys()]
+
 
 class StepMeasurement(CheckpointJob):
     """The measurement of a run's checkpoint; the result is in the step's row."""
@@ -414,3 +420,9 @@ class Passport(CheckpointJob):
 
     def __str__(self) -> str:
         return f"passport of {self.source_name} ({self.state})"
+
+    @property
+    def shown_entries(self) -> list[dict[str, Any]]:
+        """The entries that have all members, as a damaged row's may not."""
+        members = {"name", "state", "words", "figures"}
+        return [entry for entry in self.entries if isinstance(entry, dict) and members <= entry.keys()]

@@ -39,5 +39,5 @@ def passport_gap(checkpoint: Checkpoint) -> str:
     current = next((row for row in done if row.identity == identity), None)
     if current is None:
         return "its files or facts have changed since it was made; make another one on its page"
-    failed = [str(entry.get("name")) for entry in current.entries if entry.get("state") == FAILED]
+    failed = [str(entry["name"]) for entry in current.shown_entries if entry["state"] == FAILED]
     return f"it failed: {', '.join(failed)}" if failed else ""

@@ -85,13 +85,13 @@ def samples_by_prompt(run: TrainingRun, steps: Sequence[RunStep]) -> list[dict[s
 
     Prompts that were changed since some checkpoints were measured are there, too, behind those of the run.
     """
-    shown = evenly([step for step in steps if step.samples], MAX_SHOWN_SAMPLES)
+    shown = evenly([step for step in steps if step.shown_samples], MAX_SHOWN_SAMPLES)
     prompts = dict.fromkeys(run.prompts)
-    prompts |= dict.fromkeys(sample["prompt"] for step in shown for sample in step.samples)
+    prompts |= dict.fromkeys(sample["prompt"] for step in shown for sample in step.shown_samples)
     found = []
     for prompt in prompts:
         samples = [
-            {"step": step, **sample} for step in shown for sample in step.samples if sample.get("prompt") == prompt
+            {"step": step, **sample} for step in shown for sample in step.shown_samples if sample["prompt"] == prompt
         ]
         if samples:
             found.append({"prompt": prompt, "samples": samples})

@@ -47,6 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
             "file": None if file is None else str(file),
             "settings": [asdict(row) for row in rows],
             "models": [asdict(model) for model in settings.BLAZR_MODELS],
+            "watched": settings.BLAZR_WATCHED_DIRECTORIES,
         }
         sys.stdout.write(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     else:
@@ -79,6 +80,8 @@ def _print(rows: list[InForce]) -> None:
         shown.add_row(Text(row.key), Text(value), Text(f"{row.source}, {row.place}" if row.place else row.source))
     for number, model in enumerate(settings.BLAZR_MODELS):
         shown.add_row(Text(f"models[{number}]"), Text(model.model), Text(_source_of_models()))
+    for directory in settings.BLAZR_WATCHED_DIRECTORIES:
+        shown.add_row(Text("models, watch"), Text(directory), Text(f"file, {sources.config_file().path}: models"))
     output_console().print(shown)
 
 

@@ -34,7 +34,7 @@ class PassportSerializer(serializers.ModelSerializer[Passport]):
     """State of a passport; ``entries`` are there when it is done."""
 
     state = serializers.CharField(read_only=True, help_text=f"{', '.join(Passport.State.values)}.")
-    entries = PassportEntrySerializer(many=True, read_only=True)
+    entries = PassportEntrySerializer(source="shown_entries", many=True, read_only=True)
 
     class Meta:
         model = Passport

@@ -64,7 +64,7 @@ class RunStepSerializer(serializers.ModelSerializer[RunStep]):
 
     state = serializers.CharField(read_only=True, help_text=f"{', '.join(RunStep.State.values)}.")
     label = serializers.CharField(read_only=True)  # type: ignore[assignment]
-    samples = SampleSerializer(many=True, read_only=True)
+    samples = SampleSerializer(source="shown_samples", many=True, read_only=True)
 
     class Meta:
         model = RunStep

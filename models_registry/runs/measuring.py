@@ -13,6 +13,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from inference.errors import BlazrError, QueueFull
+from inference.models.readable_rows import readable_rows
 from models_registry.checkpoint_jobs import CheckpointJobs, Report, follow, source_of
 from models_registry.job_process import JobProcess
 from models_registry.models import Checkpoint, RunStep, StepMeasurement, TrainingRun
@@ -84,7 +85,8 @@ def next_step(run: TrainingRun | None = None) -> RunStep | None:
     )
     if run is not None:
         steps = steps.filter(run=run)
-    return steps.select_related("checkpoint").defer("checkpoint__inspection").first()
+    found = readable_rows(steps.select_related("checkpoint").defer("checkpoint__inspection"), 1)
+    return found[0] if found else None
 
 
 def measure_next(run: TrainingRun | None = None, *, wait: bool = False) -> StepMeasurement | None:

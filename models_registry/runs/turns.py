@@ -45,12 +45,11 @@ def take_turn() -> None:
             continue
         try:
             run_look(run)
+            measure_next(run)
         except OperationalError:
             raise
         except Exception:  # one run must not keep the others from being watched
             logger.exception("the look at the training run %s failed", run.name)
-            continue
-        measure_next(run)
 
 
 def _run_turn() -> None:

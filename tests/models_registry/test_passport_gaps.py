@@ -59,3 +59,6 @@ def test_other_files_and_facts_need_another_passport(checkpoint: Checkpoint) -> 
 def test_damaged_entries_are_no_error(checkpoint: Checkpoint) -> None:
     Passport.objects.filter(pk=passport(checkpoint, PASSED).pk).update(entries="x")
     assert passport_gap(checkpoint) == "it has none; make one on its page"
+    Passport.objects.update(entries=["x", {"name": "logits"}, PASSED])
+    assert passport_gap(checkpoint) == ""
+    assert Passport.objects.get().shown_entries == [PASSED]

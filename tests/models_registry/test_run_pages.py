@@ -92,7 +92,7 @@ def test_earlier_prompts_stand_behind_those_of_the_run() -> None:
     run = TrainingRun(prompts=["new"])
     steps = [
         RunStep(number=1, samples=[{**SAMPLE, "prompt": "old"}]),
-        RunStep(number=2, samples=[]),
+        RunStep(number=2, samples=["damaged", {"prompt": "old"}]),
         RunStep(number=3, samples=[{**SAMPLE, "prompt": "new"}, {**SAMPLE, "prompt": "old"}]),
     ]
     found = samples_by_prompt(run, steps)

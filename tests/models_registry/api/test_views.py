@@ -25,8 +25,8 @@ SOME_ID = "00000000-0000-4000-8000-000000000000"
 
 def all_paths() -> list[str]:
     paths = [str(pattern.pattern) for pattern in urlpatterns]
-    ids = dict.fromkeys(("checkpoint_id", "upload_id", "quantisation_id", "measurement_id"), SOME_ID)
-    for name, value in {**ids, "number": "0", "fact": "top_k"}.items():
+    names = ("checkpoint_id", "upload_id", "quantisation_id", "measurement_id", "run_id", "passport_id")
+    for name, value in {**dict.fromkeys(names, SOME_ID), "number": "0", "fact": "top_k", "alias": "chat"}.items():
         paths = [path.replace(f"<uuid:{name}>", value).replace(f"<int:{name}>", value) for path in paths]
         paths = [path.replace(f"<str:{name}>", value) for path in paths]
     return [f"/registry/{path}" for path in paths]
@@ -270,5 +270,6 @@ def test_every_route_is_in_this_tables_reach() -> None:
     """The access test above builds its paths from the resolver; a route elsewhere would escape it."""
     routes = [str(p.pattern) for p in get_resolver("models_registry.urls").url_patterns]
     assert routes == [
-        "login/", "logout/", "models/", "models/upload/", "models/<uuid:checkpoint_id>/", "registry/",
+        "login/", "logout/", "models/", "models/upload/", "models/<uuid:checkpoint_id>/", "runs/", "runs/<uuid:run_id>/",
+        "registry/",
     ]  # fmt: skip
