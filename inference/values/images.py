@@ -120,12 +120,15 @@ class ImagePrompt:
         printed: What the chat template prints for a picture, if it takes content in parts; empty: it takes texts only,
             and the picture stands on a line of its own.
         before, after: Text around the tokens, in the place of what is printed.
+        numbered: How texts name a picture, with ``{n}`` for its number in the conversation from 1, if the template
+            takes texts only; empty: they don't.
     """
 
     placeholder: str
     printed: str = ""
     before: str = ""
     after: str = ""
+    numbered: str = ""
 
 
 @dataclass(frozen=True, slots=True)

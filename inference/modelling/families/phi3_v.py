@@ -101,7 +101,7 @@ def _read(view: CheckpointView, text: ModelSpec) -> VisionSpec:
         layout=ImageLayout(
             "tiles", tower.tile, tower.side // 2, config.integer("num_crops", default=MAX_TILES, high=MOST_TILES)
         ),
-        prompt=ImagePrompt(placeholder="<|image|>"),
+        prompt=ImagePrompt(placeholder="<|image|>", numbered="<|image_{n}|>"),
         mean=colours(config, "image_mean", MEAN),
         std=colours(config, "image_std", STD),
     )

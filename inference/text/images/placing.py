@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference.errors import InvalidChatTemplate, UnsupportedFeature
-from inference.text.images.header import read_header
-from inference.text.images.image_file import image_bytes
+from inference.text.images.image_file import image_header
 from inference.text.tokenisation.tokenizer import Tokenizer
 from inference.values.images import ImageInput, check_image_size, expand_images
 
@@ -66,7 +65,7 @@ class ImagePlacing:
         Raises:
             InvalidRequest: It is no picture, or exceeds a limit.
         """
-        header = read_header(image_bytes(part.get("data"), where), where)
+        header = image_header(part.get("data"), where)
         check_image_size(*header.size, where)
         return self.images.layout.fit(*header.size).num_tokens
 

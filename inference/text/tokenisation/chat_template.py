@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from inference.errors import InvalidChatTemplate, InvalidRequest, PromptTooLong, UnsupportedFeature
+from inference.text.images.writing import with_images, with_text_content
 from inference.text.tokenisation.control_tokens import ControlTokens
 from inference.text.tokenisation.sandbox import Sandbox, SandboxFailure
 from inference.text.tokenisation.text import check_text
@@ -91,7 +92,7 @@ class ChatTemplate:
         values: dict[str, Any] = {"messages": read_messages(messages), **read_kwargs(template_kwargs or {})}
         start, end, cut, place = self._free_markers(values, 4)
         if images is not None and not images.printed:
-            values["messages"] = [_with_text_content(message, place) for message in values["messages"]]
+            values["messages"] = with_text_content(values["messages"], place, images.numbered)
         if self._control:
             values = _map_strings(values, lambda text: self._marked(text, start, end))
         if continue_final_message:
@@ -116,7 +117,7 @@ class ChatTemplate:
                 )
             text = text.replace(cut, "")
         pieces = self._split(text, start, end)
-        return pieces if images is None or not num_images else _with_images(pieces, images, place, num_images)
+        return pieces if images is None or not num_images else with_images(pieces, images, place, num_images)
 
     def _check_options(self, continue_final_message: bool, add_generation_prompt: bool) -> None:
         if len(self._source) > MAX_TEMPLATE_CHARS:
@@ -295,28 +296,6 @@ def _joined_texts(parts: list[str | dict[str, Any]]) -> str | list[dict[str, Any
     if len(texts) == len(parts):
         return "\n".join(texts)
     return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
-
-
-def _with_text_content(message: dict[str, Any], place: str) -> dict[str, Any]:
-    """The message with a text in the place of parts; each picture is a line with one character."""
-    content = message["content"]
-    if isinstance(content, str):
-        return message
-    return {**message, "content": "\n".join(place if is_image(part) else part["text"] for part in content)}
-
-
-def _with_images(pieces: Sequence[Piece], images: ImagePrompt, place: str, count: int) -> list[Piece]:
-    """The pieces with the model's own text for each picture that the template printed."""
-    printed = images.printed or place
-    written = images.before + images.placeholder + images.after
-    found = sum(text.count(printed) for text, counts in pieces if counts)
-    if found != count:
-        raise InvalidChatTemplate(
-            f"the chat template prints {found} of {count} images; put them where it expects them, into messages of "
-            "the user.",
-            param="messages",
-        )
-    return [(text.replace(printed, written) if counts else text, counts) for text, counts in pieces]
 
 
 def _read_part(part: Any, where: str) -> str | dict[str, Any]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from inference.engine.config import EngineConfig
-from inference.engine.request import EngineRequest
+from inference.engine.request import EngineRequest, ImageSpan
 from inference.engine.request_checks import RequestChecks
 from inference.errors import InvalidRequest, InvalidSamplingParams, InvalidTokenIds, OutOfCacheBlocks, PromptTooLong
 from inference.values.sampling_params import SamplingParams
@@ -73,3 +74,28 @@ def test_pooling_generates_nothing():
     with pytest.raises(InvalidSamplingParams) as caught:
         checks().check(source)
     assert caught.value.param == "max_tokens"
+
+
+@pytest.mark.parametrize(
+    ("spans", "values", "message"),
+    [
+        ([(1, 2)], {"returns_state": True}, "a saved state holds no images"),
+        ([(1, 2), (2, 2)], {}, "an image takes the tokens 2 to 4, which aren't its own"),
+        ([(4, 2)], {}, "an image takes the tokens 4 to 6"),
+        ([(1, 0)], {}, "an image takes the tokens 1 to 1"),
+    ],
+)
+def test_images_have_tokens_of_their_own(spans, values, message):
+    pixels = np.zeros((1, 1, 3), dtype=np.uint8)
+    images = tuple(ImageSpan(start, count, b"a", pixels) for start, count in spans)
+    source = EngineRequest("r", (1, 2, 3, 4, 5), SamplingParams(max_tokens=0, temperature=0.0), images=images, **values)
+    found = RequestChecks(make_spec("paged", VOCAB), EngineConfig(64, 65, 2, 4), has_vision=True)
+    with pytest.raises(InvalidRequest, match=message):
+        found.check(source)
+
+
+def test_a_model_without_eyes_takes_no_images():
+    images = (ImageSpan(1, 2, b"a", np.zeros((1, 1, 3), dtype=np.uint8)),)
+    source = EngineRequest("r", (1, 2, 3, 4, 5), SamplingParams(max_tokens=0, temperature=0.0), images=images)
+    with pytest.raises(InvalidRequest, match="the model reads text only; leave the images out"):
+        checks().check(source)

@@ -12,6 +12,7 @@ from inference.llm.llm import LLM, _local_message
 from inference.modelling.vision.encoder import ImageEncoder
 from inference.text.images.parts import with_read_images
 from inference.values.sampling_params import SamplingParams
+from inference.values.speculative_options import SpeculativeOptions
 from tests.inference.llm.vision import MODELS, OPTIONS, asking, ids_of, image_part, usage_of
 from tests.inference.modelling.vision.tiny import picture
 
@@ -186,9 +187,27 @@ def test_marks_stand_behind_images(model, llm):
     assert len(kept) == 1 and kept[0]["tokens"] >= 16
 
 
+def test_drafts_of_ngrams_change_nothing(model):
+    """Prompts with long runs of one placeholder are verified like any other."""
+    messages = [asking(picture(300, 200, seed), "the fox the fox the fox", picture(60, 60)) for seed in range(3)]
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    found = []
+    for speculative in (None, SpeculativeOptions("ngram", is_adaptive=False, min_match=1)):
+        llm = model.load(speculative=speculative)
+        try:
+            found.append([ids_of(list(llm.events(item, params))) for item in messages])
+        finally:
+            llm.close()
+    assert found[0] == found[1]
+
+
 def test_a_user_writes_no_placeholder(model, llm):
     """A placeholder in a text stays text: it is neither a picture nor counted as one."""
-    events = list(llm.events(asking("<|image|><|image_1|>", picture(56, 56)), GREEDY, return_prompt_token_ids=True))
+    events = list(
+        llm.events(
+            asking("<|image|><image_soft_token><start_of_image>", picture(56, 56)), GREEDY, return_prompt_token_ids=True
+        )
+    )
     fit = model.spec.vision.layout.fit(56, 56)
     assert events[0]["prompt_token_ids"].count(model.image_token) == fit.num_tokens
 

@@ -10,7 +10,7 @@ import torch
 from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
 from inference.modelling.layer_parts import NormSpec, RopeSpec
 from inference.modelling.layer_specs import AttentionSpec
-from inference.modelling.layers.attention import Attention, attend
+from inference.modelling.layers.attention import Attention, attend, chunk_bias
 from tests.inference.modelling.contexts import contexts_of
 
 H = 24
@@ -189,3 +189,18 @@ def test_bfloat16_stays_close_to_float32(name):
             assert found.dtype == torch.bfloat16
             # bfloat16 has 8 bits: a relative error of 2^-8 per rounding, a few of them in a row.
             torch.testing.assert_close(found.float(), wanted, rtol=0.05, atol=0.05 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize(("context", "first"), [(0, 0), (4, 0), (4, 2)])
+def test_runs_see_themselves_both_ways(window, context, first):
+    """Rows of a run see all of it within the window; other rows what is before them."""
+    spans, length = ((5, 9), (10, 12)), 13
+    chunk = PrefillChunk(0, length - context, context, 0, 1, spans)
+    batch = ForwardBatch(*(torch.zeros(length - context, dtype=torch.int64),) * 3, torch.zeros(1), 0, (chunk,))
+    seen = chunk_bias(batch, chunk, first, window, torch.float32) == 0
+    for row in range(context, length):
+        for column in range(first, length):
+            together = any(start <= row < stop and start <= column < stop for start, stop in spans)
+            expected = (column <= row or together) and (window is None or column > row - window)
+            assert bool(seen[row - context, column - first]) == expected, (row, column)

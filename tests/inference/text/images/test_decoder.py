@@ -1,5 +1,6 @@
 """Pictures are decoded in a child that ends with its limits; equal ones are decoded once."""
 
+import base64
 import gc
 import os
 import time
@@ -9,8 +10,9 @@ from PIL import Image
 
 from inference.errors import InvalidRequest, Unavailable
 from inference.text.images import decoder as module
+from inference.text.images import image_file
 from inference.text.images.decoder import ImageDecoder
-from inference.text.images.image_file import image_bytes, read_part
+from inference.text.images.image_file import image_bytes, image_header, read_part
 from inference.values.images import MAX_IMAGE_BYTES, ImageLayout
 from tests.inference.text.images.pictures import base64_of, encoded, png_of_size
 
@@ -108,3 +110,13 @@ def test_a_part_has_the_size_that_is_shown():
     exif[0x0112] = 6
     found = read_part(encoded(Image.new("RGB", (30, 20)), "JPEG", exif=exif.tobytes()), "x")
     assert (found["width"], found["height"]) == (20, 30)
+
+
+def test_the_header_of_a_large_file_is_in_its_beginning(monkeypatch):
+    data = encoded(Image.effect_noise((1200, 1200), 90))
+    assert len(data) > image_file.HEAD_CHARS
+    assert image_header(data[:-8] + "%%%%%%%%", "x").size == (1200, 1200)
+    # Metadata of a megabyte before the size: the whole is decoded.
+    comment = b"\xff\xfe\xff\xff" + bytes(0xFFFD)
+    jpeg = base64.b64decode(encoded(Image.new("RGB", (30, 20)), "JPEG"))
+    assert image_header(base64_of(jpeg[:2] + comment * 20 + jpeg[2:]), "x").size == (30, 20)
