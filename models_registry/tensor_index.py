@@ -43,7 +43,7 @@ def tensor_page(checkpoint_id: uuid.UUID, query: str, *, offset: int, limit: int
 @lru_cache(maxsize=_CACHED_CHECKPOINTS)
 def _index(checkpoint_id: uuid.UUID, version: str) -> tuple[list[str], list[dict[str, Any]]]:
     inspection = selectors.checkpoint_inspection(selectors.checkpoint_get(checkpoint_id))
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "name": name,
             "dtype": info.dtype,

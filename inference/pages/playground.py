@@ -49,7 +49,7 @@ class PlaygroundPage(StaffPage):
                 for row in with_tokenizers()
             ],
             "key_required": settings.BLAZR_API_KEY_REQUIRED,
-            "chats": readable_rows(SavedChat.objects.filter(owner=self.request.user).defer("content"), NUM_SHOWN),
+            "chats": readable_rows(SavedChat.objects.filter(owner_id=self.request.user.pk).defer("content"), NUM_SHOWN),
             "chat": None
             if chat is None
             else {"id": str(chat.chat_id), "model": chat.model, **json_value(chat, "content")},
@@ -88,7 +88,8 @@ class ChatView(StaffView):
             raise InvalidRequest(
                 f"the chat has {len(content)} bytes; at most {MAX_CHAT_BYTES} are kept. Start a new one.", param="turns"
             )
-        mine = SavedChat.objects.filter(owner_id=request.user.pk)
+        owner_id = int(request.user.pk or 0)
+        mine = SavedChat.objects.filter(owner_id=owner_id)
         first = next((turn["content"] for turn in values["turns"]), "")
         written = {"model": model, "content": content.decode(), "title": " ".join(first.split())[:TITLE_CHARS] or model}
         row = mine.filter(chat_id=chat_id).first()
@@ -97,7 +98,7 @@ class ChatView(StaffView):
                 raise NotFound("there is no such chat.", param="chat")
             if mine.count() >= MAX_CHATS:
                 raise QueueFull(f"{MAX_CHATS} chats are kept already; delete some first.", retry_after_s=60)
-            SavedChat.objects.create(chat_id=chat_id, owner_id=request.user.pk, **written)
+            SavedChat.objects.create(chat_id=chat_id, owner_id=owner_id, **written)
         else:
             for name, value in written.items():
                 setattr(row, name, value)

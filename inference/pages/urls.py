@@ -1,13 +1,14 @@
 """Route URLs of the pages.
 
-Names: dashboard, jobs, job and job-retry (job_id), playground, playground-chat (chat_id).
+Names: dashboard, jobs, job and job-retry (job_id), playground, playground-chat (chat_id), keys, key-create,
+key-revoke (prefix), requests, request (request_id).
 """
 
 from __future__ import annotations
 
 from django.urls import path
 
-from inference.pages import jobs, overview, playground
+from inference.pages import jobs, keys, overview, playground, requests
 
 urlpatterns = [
     path("", overview.OverviewPage.as_view(), name="dashboard"),
@@ -16,4 +17,9 @@ urlpatterns = [
     path("jobs/<uuid:job_id>/retry/", jobs.JobRetry.as_view(), name="job-retry"),
     path("playground/", playground.PlaygroundPage.as_view(), name="playground"),
     path("playground/chats/<uuid:chat_id>", playground.ChatView.as_view(), name="playground-chat"),
+    path("keys/", keys.KeysPage.as_view(), name="keys"),
+    path("keys/new/", keys.KeyCreate.as_view(), name="key-create"),
+    path("keys/<slug:prefix>/revoke/", keys.KeyRevoke.as_view(), name="key-revoke"),
+    path("requests/", requests.RequestsPage.as_view(), name="requests"),
+    path("requests/<str:request_id>/", requests.RequestPage.as_view(), name="request"),
 ]

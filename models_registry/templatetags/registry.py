@@ -78,3 +78,9 @@ def moment(value: Any) -> SafeString:
 def parsed(text: str) -> datetime:
     """Return the moment of an ISO 8601 text, as serializers write it."""
     return datetime.fromisoformat(text)
+
+
+@register.filter
+def words(text: str) -> list[str]:
+    """Split a text into its words, for loops in templates."""
+    return text.split()

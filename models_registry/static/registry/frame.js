@@ -142,6 +142,14 @@ document.addEventListener("click", async (event) => {
   else if (said) toast(said);
 });
 
+// Forms that work without scripts, but ask first with them.
+document.addEventListener("submit", async (event) => {
+  const { ask, askText } = event.submitter?.dataset ?? {};
+  if (!ask || event.defaultPrevented) return;
+  event.preventDefault();
+  if (await confirmDialog(ask, askText ?? "", event.submitter.textContent.trim())) event.target.submit();
+});
+
 // --- live ----------------------------------------------------------------------------------------
 // The server says which topics have changed; regions of the page that name one are drawn again by htmx.
 

@@ -1,0 +1,227 @@
+"""Keys and usage: what each key may do and has used; new keys are shown once, with a line to try."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse, QueryDict, StreamingHttpResponse
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils import timezone
+from django.views.decorators.debug import sensitive_variables
+
+from inference.access.api_keys import api_key_create, api_key_revoke
+from inference.errors import BlazrError, InvalidRequest
+from inference.models import ApiKey, UsageDay
+from inference.models.readable_rows import readable_rows
+from inference.records.usage_report import csv_chunks, key_names, usage_objects, usage_query
+from inference.values.limits import KeyLimits
+from inference.values.principal import DEFAULT_SCOPES, SCOPES
+from models_registry import selectors
+from models_registry.views import StaffAction, StaffPage, StaffView
+
+VIEW_USAGE = "inference.view_usageday"
+NUM_KEYS = 200
+NUM_ROWS = 200
+SPARK_DAYS = 30
+GROUPINGS = {
+    "key,model": "key and model",
+    "key": "key",
+    "model": "model",
+    "day": "day",
+    "day,key,model": "day, key, model",
+}
+_LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent", "max_queued_lines")
+_LIMIT_WORDS = ("requests a minute", "tokens a minute", "requests at a time", "lines that wait or run")
+
+
+class KeysPage(StaffPage):
+    """Keys with their usage of the last days, and sums of usage."""
+
+    template_name = "registry/keys.html"
+    section = "keys"
+    permission_required = VIEW_USAGE
+
+    def get(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
+        """Serve the page, or its table of usage as CSV."""
+        if request.GET.get("format") != "csv":
+            return super().get(request, **kwargs)
+        try:
+            query = _usage_query(request.GET)
+        except BlazrError as error:
+            return self.refused(error)
+        headers = {"Content-Disposition": f'attachment; filename="usage-{query.first}-{query.last}.csv"'}
+        return StreamingHttpResponse(csv_chunks(query), content_type="text/csv; charset=utf-8", headers=headers)  # type: ignore[return-value]
+
+    def page_context(self, **kwargs: Any) -> dict[str, Any]:
+        """Return keys, if the account may see them, and the sums that the address asks for."""
+        query = _usage_query(self.request.GET)
+        group_by = self.request.GET.get("group_by", "key,model")
+        sees_keys = self.request.user.has_perm("inference.view_apikey")
+        csv_address = self.request.GET.copy()
+        csv_address["format"] = "csv"
+        rows = usage_objects(query, limit=NUM_ROWS + 1)
+        return {
+            "keys": key_rows() if sees_keys else [],
+            "sees_keys": sees_keys,
+            **_form_values(),
+            "usage": [_usage_row(row, query.group_by) for row in rows[:NUM_ROWS]],
+            "has_more": len(rows) > NUM_ROWS,
+            "groups": query.group_by,
+            "group_by": group_by,
+            "groupings": GROUPINGS.items(),
+            "first": query.first,
+            "last": query.last,
+            "csv_address": f"?{csv_address.urlencode()}",
+        }
+
+
+class KeyCreate(StaffView):
+    """Make a key. The page that answers shows it, once."""
+
+    section = "keys"
+    permission_required = "inference.add_apikey"
+    http_method_names = ("post",)
+
+    @sensitive_variables("key", "curl")
+    def post(self, request: HttpRequest) -> HttpResponse:
+        """Create the key that the form describes."""
+        form = request.POST
+        try:
+            row, key = api_key_create(
+                name=form.get("name", "").strip(),
+                expires_at=_expiry(form.get("expires", "")),
+                scopes=form.getlist("scopes"),
+                models=form.getlist("models"),
+                limits=KeyLimits(*(_limit(form, name) for name in _LIMITS)),
+            )
+        except BlazrError as error:
+            return self.refused(error)
+        model = selectors.checkpoint_list().values_list("served_model_name", flat=True).first() or "MODEL"
+        curl = (
+            f"curl {request.build_absolute_uri('/v1/completions')} \\\n  -H 'Authorization: Bearer {key}' \\\n"
+            f'  -H \'Content-Type: application/json\' \\\n  -d \'{{"model": "{model}", "prompt": "Hello"}}\''
+        )
+        context = {"section": "keys", "row": row, "key": key, "curl": curl, "words": key_words(row)}
+        response = render(request, "registry/key_made.html", context, status=201)
+        response["Cache-Control"] = "no-store"
+        return response
+
+
+class KeyRevoke(StaffAction):
+    """End a key for good."""
+
+    section = "keys"
+    permission_required = "inference.change_apikey"
+
+    def act(self, **kwargs: Any) -> str:
+        """Revoke it."""
+        api_key_revoke(prefix=kwargs["prefix"])
+        return reverse("keys")
+
+
+def key_rows() -> list[dict[str, Any]]:
+    """Return the newest keys with their state, what they may do in words, and their usage of each of the last days."""
+    now = timezone.now()
+    used = usage_by_day()
+    rows = []
+    for row in readable_rows(ApiKey.objects.order_by("-pk"), NUM_KEYS):
+        state = "revoked" if row.revoked_at else "expired" if row.expires_at and row.expires_at <= now else "valid"
+        days = used.get(f"key:{row.pk}", [])
+        rows.append(
+            {
+                "row": row,
+                "state": state,
+                "mark": "ready" if state == "valid" else "unloaded",
+                "words": key_words(row),
+                "spark": sparkline(days),
+                "tokens": sum(days),
+            }
+        )
+    return rows
+
+
+def key_words(row: ApiKey) -> dict[str, str]:
+    """Return what a key may do and how much, in words."""
+    limits = [
+        f"{value:,} {words}"
+        for name, words in zip(_LIMITS, _LIMIT_WORDS, strict=True)
+        if (value := getattr(row, name)) is not None
+    ]
+    return {
+        "scopes": ", ".join(row.scopes),
+        "models": ", ".join(row.allowed_models) or "all models",
+        "limits": ", ".join(limits) or "the server's limits",
+    }
+
+
+def usage_by_day() -> dict[str, list[int]]:
+    """Return the tokens of each tenant on each of the last ``SPARK_DAYS`` days, oldest first."""
+    last = timezone.now().date()
+    first = last - timedelta(days=SPARK_DAYS - 1)
+    found: dict[str, list[int]] = {}
+    columns = ("tenant", "day", "prompt_tokens", "completion_tokens")
+    for tenant, day, prompt, completion in UsageDay.objects.filter(day__gte=first).values_list(*columns):
+        days = found.setdefault(tenant, [0] * SPARK_DAYS)
+        if isinstance(day, date) and first <= day <= last:
+            days[(day - first).days] += prompt + completion
+    return found
+
+
+def sparkline(values: list[int]) -> str:
+    """Return the points of a polyline in a box of ``SPARK_DAYS - 1`` by 10; empty without any value."""
+    top = max(values, default=0)
+    return " ".join(f"{at},{9.5 - 9 * value / top:.1f}" for at, value in enumerate(values)) if top else ""
+
+
+def _form_values() -> dict[str, Any]:
+    return {
+        "scopes": [(name, text, name in DEFAULT_SCOPES) for name, text in SCOPES.items()],
+        "models": list(selectors.checkpoint_list().values_list("served_model_name", flat=True)),
+        "limit_fields": list(zip(_LIMITS, _LIMIT_WORDS, strict=True)),
+    }
+
+
+def _usage_query(query: QueryDict) -> Any:
+    return usage_query(
+        first=query.get("from") or None,
+        last=query.get("to") or None,
+        group_by=query.get("group_by", "key,model"),
+        tenant=None,
+        model=None,
+    )
+
+
+def _usage_row(row: dict[str, Any], groups: tuple[str, ...]) -> dict[str, Any]:
+    cells = []
+    for name in groups:
+        cells.append((row.get("key_name") or row["key"]) if name == "key" else row[name])
+    return {**row, "cells": cells}
+
+
+def tenant_name(tenant: str) -> str:
+    """Return whom a tenant is, for people: a key's name, or what it is called itself."""
+    prefix, name = key_names([tenant]).get(tenant, ("", ""))
+    return name or prefix or tenant
+
+
+def _expiry(text: str) -> datetime | None:
+    if not text:
+        return None
+    try:
+        day = date.fromisoformat(text)
+    except ValueError:
+        raise InvalidRequest(
+            f"the expiry is {text[:40]!r}; it must be a date such as 2027-01-31.", param="expires"
+        ) from None
+    return datetime(day.year, day.month, day.day, tzinfo=UTC)
+
+
+def _limit(form: QueryDict, name: str) -> int | None:
+    text = form.get(name, "").strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < 11):
+        raise InvalidRequest(f"{name} is {text[:40]!r}; it must be a whole number, or empty.", param=name)
+    return int(text)
