@@ -11,18 +11,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
 from asgiref.sync import sync_to_async
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.template.loader import render_to_string
 
+from blazr_site.api_examples import add_examples
 from inference import consumers
 from inference.api.base import ApiView, json_response
 
 _CACHE = {"Cache-Control": "public, max-age=60"}
 _PAGE_HEADERS = {
     **_CACHE,
-    "Content-Security-Policy": "default-src 'none'; style-src 'self'; frame-ancestors 'none'",
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    ),
 }
 _TAGS_FIRST = ("v1", "tokens", "batches", "jobs", "probes")
 _METHODS = ("get", "post", "put", "patch", "delete")
@@ -35,6 +40,7 @@ def openapi_document() -> dict[str, Any]:
 
     generator = SchemaGenerator()  # type: ignore[no-untyped-call]
     document: dict[str, Any] = generator.get_schema(request=None, public=True)  # type: ignore[no-untyped-call]
+    add_examples(document)
     return document
 
 
@@ -109,6 +115,7 @@ class Operation:
     parameters: tuple[Field, ...]
     body: tuple[Field, ...]
     responses: tuple[Response, ...]
+    example: str = ""
 
 
 def operations(document: Mapping[str, Any]) -> Iterator[Operation]:
@@ -131,7 +138,18 @@ def operations(document: Mapping[str, Any]) -> Iterator[Operation]:
                 parameters=tuple(_parameter(document, item) for item in found.get("parameters", ())),
                 body=tuple(_fields(document, body)),
                 responses=tuple(_responses(document, found.get("responses", {}))),
+                example=_curl(method.upper(), path, content.get("application/json", {}).get("example")),
             )
+
+
+def _curl(method: str, path: str, body: Any) -> str:
+    """Return a line for the shell; ``$BLAZR`` is the server's address."""
+    parts = [f"curl $BLAZR{path}" if method == "GET" else f"curl -X {method} $BLAZR{path}"]
+    parts.append('-H "Authorization: Bearer $BLAZR_API_KEY"')
+    if body is not None:
+        text = orjson.dumps(body, option=orjson.OPT_INDENT_2).decode().replace("'", "'\\''")
+        parts += ["-H 'Content-Type: application/json'", f"-d '{text}'"]
+    return " \\\n  ".join(parts)
 
 
 def _parameter(document: Mapping[str, Any], item: Mapping[str, Any]) -> Field:

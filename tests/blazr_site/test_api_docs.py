@@ -93,6 +93,6 @@ async def test_the_page_names_every_operation_and_loads_nothing(async_client):
     assert response.status_code == 200
     assert response["Content-Security-Policy"].startswith("default-src 'none'; style-src 'self';")
     assert not re.search(r"<script|<style|\sstyle=", page)
-    assert (await async_client.get("/static/inference/api_docs.css")).status_code == 200
+    assert (await async_client.get("/static/inference/api_docs.js")).status_code == 200
     for operation in operations(openapi_document()):
         assert f'id="{operation.anchor}"' in page, operation.path

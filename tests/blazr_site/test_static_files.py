@@ -22,15 +22,15 @@ async def test_what_is_no_file_of_the_directories_is_not_found_and_logs_no_trace
 
 async def test_a_file_is_read_whole(async_client):
     """Django warns on the console of each response that it has to read in the event loop."""
-    response = await async_client.get("/static/inference/api_docs.css")
+    response = await async_client.get("/static/inference/api_docs.js")
     assert not response.streaming
-    assert b"{" in response.content and response.headers["Content-Type"] == "text/css"
+    assert b"{" in response.content and response.headers["Content-Type"] in ("text/javascript", "application/javascript")
     assert (response.headers["Cache-Control"], int(response.headers["Content-Length"])) == (
         "no-cache",
         len(response.content),
     )
     again = await async_client.get(
-        "/static/inference/api_docs.css", headers={"If-Modified-Since": response.headers["Last-Modified"]}
+        "/static/inference/api_docs.js", headers={"If-Modified-Since": response.headers["Last-Modified"]}
     )
     assert again.status_code == 304
 
@@ -44,7 +44,7 @@ def test_the_request_ends_once(client):
 
     request_finished.connect(count)
     try:
-        assert client.get("/static/inference/api_docs.css").status_code == 200
+        assert client.get("/static/inference/api_docs.js").status_code == 200
     finally:
         request_finished.disconnect(count)
     assert len(ends) == 1
