@@ -10,10 +10,15 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 _VARIABLE = "_BLAZR_PROCESS"
 """Internal, not a setting: JSON of ``ProcessOptions``."""
+
+
+SHORT_BASE = Path("/tmp")  # noqa: S108  # nosec B108
+"""Directory for sockets where the user has none, or a path that is too long for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,12 @@ def process_options() -> ProcessOptions:
 def use_options(options: ProcessOptions) -> None:
     """Set the options of this process; call it before the settings are read."""
     os.environ[_VARIABLE] = _to_json(options)
+
+
+def runtime_base() -> Path:
+    """Return the user's directory for sockets."""
+    found = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(found) if found else SHORT_BASE
 
 
 def use_settings() -> None:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from blazr_site.running_servers import LOCK_FILE
 from inference.errors import BlazrError, InvalidRequest, Unavailable
 from inference.host.disk import try_lock
 
-LOCK_FILE = "serve.lock"
 KEY_FILE = "api_key"
 SERVER_VARIABLE, KEY_VARIABLE = "BLAZR_SERVER", "BLAZR_API_KEY"
 CONNECT_TIMEOUT_S = 10.0

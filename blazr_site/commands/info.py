@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from blazr_site.commands.loading import inspect_model
+from blazr_site.commands.loading import inspect_model, overrides_from
+from blazr_site.commands.set_up import DATA_DIR, DEFAULT_DATA_DIR
 from blazr_site.commands.tables import output_console, table
+from blazr_site.running_servers import running_servers
+from inference.demo.paths import SERVED_MODEL_NAME
+from inference.errors import InvalidRequest
 from inference.host.confinement import confinement
 from inference.host.units import format_bytes, format_count
 from models_registry.detection.describe import describe
+from models_registry.detection.inspection import Inspection
 
 CONFIDENCE_STYLES = {
     "override": "magenta",
@@ -29,7 +37,10 @@ CONFIDENCE_STYLES = {
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the description as tables or JSON."""
-    description = describe(inspect_model(arguments))
+    arguments.model = arguments.model or arguments.name
+    if not arguments.model:
+        raise InvalidRequest("say which checkpoint: blazr info NAME, a path or a HuggingFace id.", param="model")
+    description = describe(_registered(arguments) or inspect_model(arguments))
     if arguments.json:
         sys.stdout.write(json.dumps(description, indent=2, ensure_ascii=False) + "\n")
         return 0
@@ -40,6 +51,38 @@ def run(arguments: argparse.Namespace) -> int:
     for warning in (*description["warnings"], *confinement().gaps):
         console.print(Text("note: ", style="yellow").append(warning, style="default"))
     return 0
+
+
+def _registered(arguments: argparse.Namespace) -> Inspection | None:
+    """Return what a server has stored of a model that it has registered under this name; None: it is no such name."""
+    name = arguments.model
+    if Path(name).expanduser().exists() or name == SERVED_MODEL_NAME or overrides_from(arguments):
+        return None
+    default = Path(DEFAULT_DATA_DIR).absolute()
+    given = os.environ.get(DATA_DIR)
+    places = (
+        [Path(given)] if given else list(dict.fromkeys([*running_servers(), *([default] if default.is_dir() else [])]))
+    )
+    for place in places:
+        if (inspection := _stored(name, place)) is not None:
+            return inspection
+    return None
+
+
+def _stored(name: str, data_dir: Path) -> Inspection | None:
+    """Ask the database of a data directory, in a process of its own: settings are read once per process."""
+    environment = {**os.environ, DATA_DIR: str(data_dir), "DJANGO_SETTINGS_MODULE": "blazr_site.settings"}
+    code = (
+        "import json, sys, django; django.setup(); from models_registry.models import Checkpoint;"
+        "row = Checkpoint.objects.filter(served_model_name=sys.argv[1]).values_list('inspection', flat=True).first();"
+        "json.dump(row, sys.stdout)"
+    )
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(  # noqa: S603 - our own interpreter, and a name as an argument
+        [sys.executable, "-c", code, name], env=environment, cwd=root, capture_output=True, text=True, timeout=60
+    )
+    found = json.loads(done.stdout) if done.returncode == 0 and done.stdout else None
+    return None if found is None else Inspection.from_dict(found)
 
 
 def _print_sizes(console: Console, description: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from blazr_site.commands.models import resolve_model
 from blazr_site.listeners import open_listeners
-from blazr_site.server_client import LOCK_FILE
+from blazr_site.running_servers import LOCK_FILE, announced
 from blazr_site.settings.models import ConfiguredModel
 from blazr_site.settings.storage import write_secret_once
 from blazr_site.supervisor import Site, device_list, run_site
@@ -46,7 +46,7 @@ _LOCK_ATTEMPTS = 5
 
 def run(arguments: argparse.Namespace) -> int:
     """Start all processes and supervise them until a signal."""
-    with _only_one(settings.BLAZR_DATA_DIR) as lock:
+    with _only_one(settings.BLAZR_DATA_DIR) as lock, announced(settings.BLAZR_DATA_DIR):
         return _serve(lock)
 
 

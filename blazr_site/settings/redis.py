@@ -15,7 +15,8 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
 
-from blazr_site.settings import read, sources
+from blazr_site.process_environment import SHORT_BASE, runtime_base
+from blazr_site.settings import read
 from blazr_site.settings.storage import BLAZR_DATA_DIR
 
 _MAX_SOCKET_PATH_BYTES = 100
@@ -68,9 +69,9 @@ def redis_urls(url: str, place: str = "REDIS_URL") -> RedisUrls:
 def runtime_dir(data_dir: Path) -> Path:
     """Return the short directory for the sockets of the server of ``data_dir``; doesn't create it."""
     tag = hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:10]
-    base = sources.runtime_base()
+    base = runtime_base()
     if len(os.fsencode(base)) > _MAX_SOCKET_PATH_BYTES - 40:
-        base = sources.SHORT_BASE
+        base = SHORT_BASE
     return base / f"blazr-{os.getuid()}-{tag}"
 
 

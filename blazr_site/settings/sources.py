@@ -20,8 +20,6 @@ from blazr_site.process_environment import process_options
 FILE_NAME = "blazr.toml"
 DATA_DIR, DEFAULT_DATA_DIR = "BLAZR_DATA_DIR", "data"
 # The directory that is made in it is checked to be private (embedded_redis.make_runtime_dir).
-SHORT_BASE = Path("/tmp")  # noqa: S108  # nosec B108
-"""Directory for sockets where the user has none, or a path that is too long for one."""
 _OTHER_KEYS = {"OTEL_EXPORTER_OTLP_ENDPOINT": "traces_endpoint"}
 """Keys of variables whose names other programs define."""
 
@@ -78,12 +76,6 @@ def from_environment(name: str) -> str | None:
 def environment_names() -> list[str]:
     """Return the names of this project's environment variables that aren't empty."""
     return sorted(name for name, value in os.environ.items() if name.startswith("BLAZR_") and value)
-
-
-def runtime_base() -> Path:
-    """Return the user's directory for sockets."""
-    found = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(found) if found else SHORT_BASE
 
 
 @lru_cache(maxsize=1)

@@ -24,7 +24,10 @@ async def test_a_file_is_read_whole(async_client):
     """Django warns on the console of each response that it has to read in the event loop."""
     response = await async_client.get("/static/inference/api_docs.js")
     assert not response.streaming
-    assert b"{" in response.content and response.headers["Content-Type"] in ("text/javascript", "application/javascript")
+    assert b"{" in response.content and response.headers["Content-Type"] in (
+        "text/javascript",
+        "application/javascript",
+    )
     assert (response.headers["Cache-Control"], int(response.headers["Content-Length"])) == (
         "no-cache",
         len(response.content),

@@ -8,7 +8,8 @@ import torch
 from PIL import Image
 
 from inference.errors import InvalidChatTemplate, InvalidRequest, PromptTooLong, UnsupportedFeature
-from inference.llm.llm import LLM, _local_message
+from inference.llm.llm import LLM
+from inference.llm.offline import _local_message
 from inference.modelling.vision.encoder import ImageEncoder
 from inference.text.images.parts import with_read_images
 from inference.values.sampling_params import SamplingParams
