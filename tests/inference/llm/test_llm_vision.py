@@ -87,7 +87,7 @@ def test_32_mixed_requests_are_their_lone_runs(model):
     ]
     alone = model.load(prefix_cache=False)
     try:
-        expected = [ids_of(list(alone.generate(*item))) for item in zip(messages, params, strict=True)]
+        expected = [ids_of(list(alone.events(*item))) for item in zip(messages, params, strict=True)]
     finally:
         alone.close()
     assert len({tuple(ids) for ids in expected}) > 24
@@ -131,7 +131,7 @@ def test_text_pays_nothing(model, llm, monkeypatch):
         for text in ("the quick", "what is in this picture?"):
             params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=3)
             seeing, unseeing = (
-                [event for event in found.generate(asking(text), params) if event["type"] == "delta"]
+                [event for event in found.events(asking(text), params) if event["type"] == "delta"]
                 for found in (llm, blind)
             )
             assert [(e["token_ids"], e["logprobs"]) for e in seeing] == [
@@ -171,7 +171,7 @@ def test_images_count_in_tokens(model, llm):
     short = model.load(max_model_len=tokens[0] + 4)
     try:
         with pytest.raises(PromptTooLong, match="your messages resulted in"):
-            list(short.generate(asking(image, "what is this?"), GREEDY))
+            list(short.events(asking(image, "what is this?"), GREEDY))
         assert short._images._decoder._sandbox._child is None, "nothing is decoded for a prompt that can't fit"
     finally:
         short.close()
@@ -240,6 +240,6 @@ def test_a_model_without_eyes_says_so(model):
     blind = LLM.load(replace(model.spec, vision=None), model.tokenizer, model.files, OPTIONS)
     try:
         with pytest.raises(UnsupportedFeature, match="reads text only; leave the images out"):
-            list(blind.generate(asking(picture(56, 56), "what?"), GREEDY))
+            list(blind.events(asking(picture(56, 56), "what?"), GREEDY))
     finally:
         blind.close()
