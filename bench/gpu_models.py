@@ -76,18 +76,21 @@ def random_network(
     generator = torch.Generator(device).manual_seed(seed)
     network = empty_network(spec, device, dtype)
     for name, parameter in network.named_parameters():
-        _fill(parameter, name, generator)
+        if parameter.is_floating_point():
+            _fill(parameter, name, generator)
     return network
 
 
 def empty_network(spec: ModelSpec, device: torch.device | str, dtype: torch.dtype) -> HybridForCausalLM:
-    """A network whose parameters have their shapes and dtypes, and whatever the memory held."""
+    """A network whose parameters have their shapes and dtypes, and whatever the memory held; integers are 1."""
     with torch.device("meta"):
         network = HybridForCausalLM(spec)
     for owner in network.modules():
         kept = getattr(owner, "float32_parameters", ())
         for name, parameter in list(owner.named_parameters(recurse=False)):
             value = torch.empty(parameter.shape, dtype=torch.float32 if name in kept else dtype, device=device)
+            if not parameter.is_floating_point():
+                value = torch.ones(parameter.shape, dtype=parameter.dtype, device=device)
             setattr(owner, name, nn.Parameter(value, requires_grad=False))
     return network.eval()
 

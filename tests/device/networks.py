@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inference.modelling.hyper_specs import HyperConnectionSpec
+from inference.modelling.hyper_specs import HyperConnectionSpec, HyperStreamsSpec
 from inference.modelling.indexer_specs import PooledIndexerSpec
 from inference.modelling.latent_specs import MLASpec
 from inference.modelling.layer_parts import NormSpec, RopeScaling, RopeSpec
@@ -93,9 +93,8 @@ STACKS: dict[str, tuple[LayerSpec, ...]] = {
     "qwen next": _layers(GatedDeltaSpec(2, 4, 16, 16, 4, RMS)) + _layers(_attention(rope=ROPE, output_gate=True)),
     "odd delta": _layers(GatedDeltaSpec(1, 3, 10, 7, 3, RMS, beta_scale=2.0, gate_activation="sigmoid")),
     "qwen 4": _layers(
-        _attention(rope=ROPE, block_indexer=PooledIndexerSpec(3, 16, 4, 2, RMS)),
-        None,
-        None,
+        _attention(rope=ROPE),
+        norm=None,
         hyper=HyperConnectionSpec(2, 8, RMS),
         ngram=NGramSpec(HIDDEN, 2, 3, 2, 8, 40, 4, 0, RMS),
     ),
@@ -111,9 +110,10 @@ STACKS: dict[str, tuple[LayerSpec, ...]] = {
 
 def make_spec(name: str, vocab_size: int = VOCAB) -> ModelSpec:
     """A network of one of the stacks, in bfloat16."""
-    softcapped = name == "gemma"
+    softcapped, hyper = name == "gemma", STACKS[name][0].hyper
     return ModelSpec(
         "huggingface", name, HIDDEN, vocab_size, 128, STACKS[name], RMS, "bfloat16", tie_word_embeddings=softcapped,
         logits_softcap=30.0 if softcapped else None, logits_multiplier=0.5 if name == "bamba" else 1.0,
         embedding_multiplier=2.0 if softcapped else 1.0,
+        streams=None if hyper is None else HyperStreamsSpec(hyper), scales_embedding=name == "zaya",
     )  # fmt: skip
