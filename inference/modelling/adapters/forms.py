@@ -162,9 +162,9 @@ class AdaptedExperts(Adapted, Experts):
         for expert in chosen.unique().tolist():
             row, place = (chosen == expert).nonzero(as_tuple=True)
             values = hidden[row]
-            inner = add_terms(self._product(first, expert, values), values, delta.experts.get((first, expert), []))
+            inner = add_terms(self.product(first, expert, values), values, delta.experts.get((first, expert), []))
             entering = self.activate(inner)
-            left = add_terms(self._product(second, expert, entering), entering, delta.experts.get((second, expert), []))
+            left = add_terms(self.product(second, expert, entering), entering, delta.experts.get((second, expert), []))
             parts[row, place] = left
         return torch.bmm(weights.unsqueeze(1), parts.float()).squeeze(1).to(hidden.dtype)
 
