@@ -271,7 +271,7 @@ class StoredStateAdmin(ReadOnlyRows, _StateAdmin):
         """A link to the file."""
         return format_html('<a href="{}">download</a>', reverse("admin:inference_storedstate_content", args=[obj.pk]))
 
-    def get_list_display(self, request: HttpRequest) -> list[str]:
+    def get_list_display(self, request: HttpRequest) -> Any:
         """The link is for those who may follow it."""
         return [name for name in self.list_display if name != "content" or _sees_content(request)]
 
