@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -104,7 +104,8 @@ def identity_of(
     ]
     return StateIdentity(
         weights=_sha256("\n".join(digests)),
-        spec=_sha256(json.dumps(spec.without_head().to_dict(), sort_keys=True)),
+        # No state depends on the part that sees, because it holds no images.
+        spec=_sha256(json.dumps(replace(spec.without_head(), vision=None).to_dict(), sort_keys=True)),
         dtype=dtype,
         quant=options.quant,
         device=options.device_kind,

@@ -20,7 +20,8 @@ MAX_IMAGE_PIXELS = 50_000_000
 MAX_SIDE_RATIO = 100
 MAX_IMAGES = 32
 MAX_IMAGES_BYTES = 16 << 20
-"""Of one request."""
+MAX_IMAGES_PIXELS = 200_000_000
+"""Of one request, since others wait while its images are decoded."""
 
 IMAGE_PART = "image"
 
@@ -194,7 +195,7 @@ def check_images(messages: Sequence[Mapping[str, Any]]) -> None:
     """Refuse more pictures than one request may have.
 
     Raises:
-        InvalidRequest: There are too many, or they have too many bytes.
+        InvalidRequest: There are too many, or they have too many bytes or pixels.
     """
     images = images_of(messages)
     if len(images) > MAX_IMAGES:
@@ -206,6 +207,13 @@ def check_images(messages: Sequence[Mapping[str, Any]]) -> None:
     if size > MAX_IMAGES_BYTES:
         raise InvalidRequest(
             f"the images have {size:,} bytes together, at most {MAX_IMAGES_BYTES:,} go into one request; scale them "
+            "down or leave some out.",
+            param="messages",
+        )
+    pixels = sum(image.get("width", 0) * image.get("height", 0) for image in images)
+    if pixels > MAX_IMAGES_PIXELS:
+        raise InvalidRequest(
+            f"the images have {pixels:,} pixels together, at most {MAX_IMAGES_PIXELS:,} go into one request; scale them "
             "down or leave some out.",
             param="messages",
         )

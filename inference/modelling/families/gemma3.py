@@ -9,11 +9,12 @@ Source: https://arxiv.org/abs/2503.19786, and transformers' ``gemma3_text`` for 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
 from inference.errors import UnsupportedArchitecture
-from inference.modelling.families.checks import OTHER_PARTS
+from inference.modelling.families.checks import OTHER_PARTS, IgnoredTensors
 from inference.modelling.families.config import CheckpointConfig, CheckpointView
 from inference.modelling.families.config_key_tables import LLAMA_LIKE, Table, used
 from inference.modelling.families.config_keys import Harmless, Only
@@ -46,6 +47,7 @@ GEMMA3: Table = {
 }  # fmt: skip
 CONFIG_KEYS: Mapping[str, Table] = {"gemma3_text": GEMMA3, "gemma3": around(GEMMA3)}
 
+UNUSED = (IgnoredTensors(re.compile(r"vision_tower\..*\bhead\."), "a pooled row, which isn't used"),)
 FIRST_VISION_TENSOR = "embeddings.patch_embedding.weight"
 IMAGE_PROMPT = ImagePrompt(
     placeholder="<image_soft_token>",
@@ -65,7 +67,9 @@ LOCAL_THETA = 10_000.0
 
 def build_spec(view: CheckpointView) -> ModelSpec:
     text = build_text(text_part(view, reads_others=True))
-    return replace(text, vision=vision_part(view, OTHER_PARTS.names, lambda found: _read_vision(found, text)))
+    return replace(
+        text, vision=vision_part(view, OTHER_PARTS.names, lambda found: _read_vision(found, text), ignored=UNUSED)
+    )
 
 
 def build_text(view: CheckpointView) -> ModelSpec:

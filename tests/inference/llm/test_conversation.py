@@ -51,3 +51,14 @@ def test_what_cannot_fit_is_not_decoded(model, reader, monkeypatch):
     monkeypatch.setattr(reader._images._decoder, "decode", lambda *_: pytest.fail("an image was decoded"))
     with pytest.raises(PromptTooLong):
         read(reader, asking(*images))
+
+
+def test_gemma_writes_its_pictures_as_its_processor_does(tmp_path):
+    """Gemma3Processor.full_image_sequence: line breaks and marks around the soft tokens."""
+    llm = MODELS["gemma3"](tmp_path).load()
+    try:
+        prompt = read(llm._preparer._conversations, asking("fox", picture(60, 60), "dog"))
+    finally:
+        llm.close()
+    image = "\n\n<start_of_image><image_soft_token><end_of_image>\n\n"
+    assert prompt.text == f"<s><start_of_turn>user\nfox{image}dog<end_of_turn>\n<start_of_turn>model\n"

@@ -78,6 +78,10 @@ def test_a_request_has_limits_of_its_own():
     with pytest.raises(InvalidRequest, match=f"has {MAX_IMAGES + 1} images, at most {MAX_IMAGES}"):
         check_images([{"role": "user", "content": [image] * (MAX_IMAGES + 1)}])
     large = {"type": "image", "data": "A" * math.ceil(MAX_IMAGES_BYTES * 4 / 3 / 2 + 8)}
+    wide = {**image, "width": 8000, "height": 6000}
+    check_images([{"role": "user", "content": [wide] * 4}])
+    with pytest.raises(InvalidRequest, match="240,000,000 pixels together, at most 200,000,000 go into one request"):
+        check_images([{"role": "user", "content": [wide] * 5}])
     with pytest.raises(InvalidRequest, match="bytes together, at most"):
         check_images([{"role": "user", "content": [large, large]}])
 

@@ -4,14 +4,16 @@ import json
 
 import pytest
 import torch
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
 from inference.modelling.families.registry import family_builder
+from inference.modelling.vision.encoder import ImageEncoder
 from inference.modelling.weights.loader import load_vision
 from inference.text.images.decoder import ImageDecoder
 from inference.text.images.image_file import read_part
 from tests.inference.modelling.harness import read_view
 from tests.inference.modelling.vision.specs import spec_of
-from tests.inference.modelling.vision.tiny import MAX_TILES, make_gemma3, make_phi3_v, picture
+from tests.inference.modelling.vision.tiny import GEMMA_TILE, MAX_TILES, make_gemma3, make_phi3_v, picture
 from tests.inference.text.images.pictures import encoded
 
 
@@ -75,6 +77,22 @@ def test_pooled_rows_are_transformers(tmp_path, is_of_hub):
     finally:
         decoder.close()
     assert spec.vision.sees_whole_image
+
+
+def test_pixels_are_those_of_transformers_preprocessing(tmp_path):
+    """Through the child and the encoder, with the class that transformers has for Gemma 3 without torchvision."""
+    make_gemma3(tmp_path)
+    vision = spec_of(tmp_path).vision
+    processor = Gemma3ImageProcessorPil(size={"height": GEMMA_TILE, "width": GEMMA_TILE})
+    decoder, encoder = ImageDecoder(vision.layout), ImageEncoder(vision)
+    try:
+        for image in (picture(300, 200), picture(40, 90).convert("RGBA"), picture(64, 64).convert("L")):
+            decoded = decoder.decode(read_part(encoded(image), "image"), "image")
+            expected = processor(images=[image], return_tensors="pt")["pixel_values"][0]
+            found = encoder._normalised(torch.from_numpy(decoded.pixels.copy()))
+            torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    finally:
+        decoder.close()
 
 
 def test_what_is_not_read_is_left_out_with_a_warning(tmp_path):
