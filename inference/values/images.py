@@ -213,8 +213,8 @@ def check_images(messages: Sequence[Mapping[str, Any]]) -> None:
     pixels = sum(image.get("width", 0) * image.get("height", 0) for image in images)
     if pixels > MAX_IMAGES_PIXELS:
         raise InvalidRequest(
-            f"the images have {pixels:,} pixels together, at most {MAX_IMAGES_PIXELS:,} go into one request; scale them "
-            "down or leave some out.",
+            f"the images have {pixels:,} pixels together, at most {MAX_IMAGES_PIXELS:,} go into one request; scale "
+            "them down or leave some out.",
             param="messages",
         )
 

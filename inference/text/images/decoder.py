@@ -94,8 +94,9 @@ class ImageDecoder:
                 max_reply_bytes=1024 + 4 * fit.canvas_width * fit.canvas_height,  # four characters for three bytes
             )
         except SandboxFailure as failure:
+            reason = " ".join(failure.reason().split())  # one line, whatever the decoder says
             raise InvalidRequest(
-                f"{where}: the image can't be decoded: {failure.reason()}; send another file.", param=where
+                f"{where}: the image can't be decoded: {reason}; send another file.", param=where
             ) from None
         shape = fit.canvas_height, fit.canvas_width, 3
         pixels = np.frombuffer(base64.b64decode(reply["pixels"]), dtype=np.uint8).reshape(shape)

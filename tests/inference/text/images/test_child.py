@@ -2,13 +2,17 @@
 
 import base64
 import io
+import random
 
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from inference.errors import InvalidRequest
 from inference.text.images.child import handle, to_rgb
+from inference.text.images.header import read_header
 from inference.text.tokenisation.children.loop import Refused
+from inference.values.images import check_image_size
 from tests.inference.text.images.pictures import encoded
 
 FIT = {"width": 8, "height": 4, "canvas_width": 8, "canvas_height": 8, "is_transposed": False}
@@ -64,3 +68,32 @@ def test_a_damaged_file_is_refused():
         handle(request(encoded(Image.new("RGB", (4, 4))), "PNG", (5, 4)))
     with pytest.raises(Refused, match="it is damaged"):
         handle(request(encoded(Image.new("RGB", (4, 4))), "JPEG", (4, 4)))
+
+
+@pytest.mark.parametrize(
+    ("form", "options"), [("PNG", {}), ("JPEG", {}), ("JPEG", {"progressive": True}), ("WEBP", {}), ("GIF", {})]
+)
+def test_damaged_files_are_decoded_or_refused(form, options):
+    """Hundreds of mutations: the child's own errors are ``Refused``, none is something else."""
+    generator = random.Random(form + str(options))
+    whole = base64.b64decode(encoded(Image.effect_noise((40, 30), 90).convert("RGB"), form, **options))
+    num_decoded = 0
+    for _ in range(300):
+        data = bytearray(whole)
+        for _ in range(generator.randrange(1, 5)):
+            data[generator.randrange(len(data))] = generator.randrange(256)
+        data = bytes(data[: generator.randrange(len(data) // 2, 2 * len(data))])
+        try:
+            header = read_header(data, "x")
+            check_image_size(*header.size, "x")
+        except InvalidRequest:
+            continue
+        stored = header.stored_width, header.stored_height
+        if stored[0] * stored[1] > 1_000_000:
+            continue
+        try:
+            handle(request(base64.b64encode(data).decode(), header.format, stored, header.orientation))
+            num_decoded += 1
+        except Refused as error:
+            assert "\n" not in str(error)
+    assert num_decoded > 10 or form == "PNG", "a PNG has checksums"
