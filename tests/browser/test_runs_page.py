@@ -100,6 +100,7 @@ def test_a_passport_is_cancelled_made_and_demanded(
     page.focus("#make-passport")
     page.keyboard.press("Enter")
     child = held_child(site, PASSPORT_CHILD)
+    page.reload()
     page.get_by_role("button", name="Cancel").click()
     os.kill(child, signal.SIGCONT)
     expect(page.locator("#passport")).to_contain_text("cancelled by admin", timeout=60_000)
@@ -124,7 +125,8 @@ def test_a_passport_is_cancelled_made_and_demanded(
     page.fill("#promote-alias", "chat")
     page.keyboard.press("Enter")
     expect(page.locator("#toasts")).to_contain_text("chat means demo now (revision 2).")
-    complaints[:] = [text for text in complaints if "409" not in text]
+    # 429: the idle server may be making one by itself already, which is cancelled then.
+    complaints[:] = [text for text in complaints if "409" not in text and "429" not in text]
 
 
 @pytest.fixture
