@@ -64,7 +64,7 @@ def files_in(*places: Path) -> list[Path]:
 
 
 def delete(page: Page, site: LiveServer, name: str) -> None:
-    page.goto(f"/models/{site.checkpoint_id(name)}/")
+    page.goto(f"/models/{site.checkpoint_id(name)}/?tab=settings")
     page.click("#delete")
     page.click("dialog >> text=Delete it")
     page.wait_for_url("**/models/")
@@ -92,16 +92,17 @@ def held_child(site: LiveServer, module: str) -> int:
     return child
 
 
-def assert_job_card_fits(page: Page, site: LiveServer, *, rows: str, button: str, num_images: int) -> None:
+def assert_job_card_fits(page: Page, site: LiveServer, *, rows: str, button: str, num_images: int, tab: str) -> None:
     """Look at four rows of jobs on the demo's page, and at their dialog: widths, contrasts, in both schemes.
 
     Args:
+        tab: Of the model's page.
         rows, button: Selectors of the list and of what opens the dialog, whose id is the button's with ``-dialog``.
     """
     page.emulate_media(reduced_motion="reduce")  # colours change at once
     for width in (360, 1440):
         page.set_viewport_size({"width": width, "height": 844})
-        page.goto(f"/models/{site.checkpoint_id('demo')}/", wait_until="networkidle")
+        page.goto(f"/models/{site.checkpoint_id('demo')}/?tab={tab}")
         expect(page.locator(f"{rows} > li")).to_have_count(4)
         assert page.locator(f"{rows} img").count() == num_images
         for step in ("rows", "dialog"):

@@ -34,7 +34,7 @@ def own_template(site: LiveServer) -> Iterator[None]:
 
 
 def open_page(page: Page, site: LiveServer) -> None:
-    page.goto(f"/models/{site.checkpoint_id('demo')}/")
+    page.goto(f"/models/{site.checkpoint_id('demo')}/?tab=template")
 
 
 def preview(page: Page, source: str) -> None:
@@ -49,9 +49,9 @@ def prompt(site: LiveServer) -> str:
 
 def test_check_set_use_and_take_away(page: Page, site: LiveServer) -> None:
     before = prompt(site)
-    open_page(page, site)
+    page.goto(f"/models/{site.checkpoint_id('demo')}/?tab=facts")
     page.click("[data-override=chat_template]")
-    expect(page.locator("#template-source")).to_be_focused()
+    expect(page.locator("#template-source")).to_be_visible()
     preview(page, PLAIN)
     expect(page.locator("#template-verdict")).to_have_text("It can be used, with 1 warning.")
     expect(page.locator("#template-problems")).to_contain_text("warning: it ignores add_generation_prompt")
@@ -66,7 +66,9 @@ def test_check_set_use_and_take_away(page: Page, site: LiveServer) -> None:
     page.keyboard.press("Enter")
     expect(page.locator("#toasts")).to_contain_text("The chat template is set")
     expect(page.locator("#chat-template")).to_contain_text("Set by admin")
+    page.goto(f"/models/{site.checkpoint_id('demo')}/?tab=facts")
     expect(page.locator("tr", has=page.locator("th:text-is('chat_template')"))).to_contain_text("instead of that of")
+    open_page(page, site)
     assert prompt(site) == "[user] Hi\n[assistant]"
     page.click("text=The model's own template")
     expect(page.locator("#chat-template details pre")).to_be_visible()
@@ -96,7 +98,7 @@ def test_a_model_without_a_tokenizer_takes_that_of_another_one(
         "from models_registry import services;"
         f"services.checkpoint_register(path={str(tmp_path)!r}, served_model_name='bare')"
     )
-    page.goto(f"/models/{site.checkpoint_id('bare')}/")
+    page.goto(f"/models/{site.checkpoint_id('bare')}/?tab=facts")
     page.click("[data-override=vocabulary]")
     page.select_option("#override-fact", "tokenizer_from")
     page.select_option("#override-value", "demo")
@@ -107,7 +109,7 @@ def test_a_model_without_a_tokenizer_takes_that_of_another_one(
     )
     answer = httpx.post(f"{site.url}/apply-template", json={"model": "bare", "messages": MESSAGES}).json()
     assert answer["prompt"] == prompt(site)
-    open_page(page, site)
+    page.goto(f"/models/{site.checkpoint_id('demo')}/?tab=settings")
     page.click("#delete")
     page.click("dialog >> text=Delete it")
     expect(page.locator("#toasts")).to_contain_text("demo has the tokenizer of bare; take their override")
@@ -132,7 +134,7 @@ def test_it_fits_and_can_be_read(
     try:
         page = context.new_page()
         complaints.watch(page)
-        page.goto(f"/models/{site.checkpoint_id('demo')}/", wait_until="networkidle")
+        page.goto(f"/models/{site.checkpoint_id('demo')}/?tab=template")
         for source in (long + PLAIN, PLAIN + "{% include 'x' %}" + "{{ messages.pop() }}" * 3):
             preview(page, source)
             expect(page.locator("#template-problems")).to_be_visible()

@@ -29,7 +29,7 @@ def no_measurements(site: LiveServer) -> Iterator[None]:
 
 def open_dialog(page: Page, site: LiveServer) -> None:
     """With the keyboard alone."""
-    page.goto(f"/models/{site.checkpoint_id('demo')}/")
+    page.goto(f"/models/{site.checkpoint_id('demo')}/?tab=memory")
     page.focus("#inspect")
     page.keyboard.press("Enter")
     expect(page.locator("#span-text")).to_be_focused()
@@ -136,14 +136,14 @@ def rows_of_each_state(site: LiveServer) -> None:
 
 @pytest.mark.usefixtures("rows_of_each_state")
 def test_dialog_and_rows_fit_and_can_be_read(page: Page, site: LiveServer) -> None:
-    assert_job_card_fits(page, site, rows="#spans", button="#inspect", num_images=1)
+    assert_job_card_fits(page, site, rows="#spans", button="#inspect", num_images=1, tab="memory")
 
 
 @pytest.mark.usefixtures("rows_of_each_state")
 def test_pictures_follow_the_chosen_scheme(page: Page, site: LiveServer) -> None:
     """The button's choice, against the system's."""
     page.emulate_media(color_scheme="light")
-    page.goto(f"/models/{site.checkpoint_id('demo')}/", wait_until="networkidle")
+    page.goto(f"/models/{site.checkpoint_id('demo')}/?tab=memory", wait_until="networkidle")
     picture = page.locator("#spans img")
     picture.scroll_into_view_if_needed()
     light = picture.screenshot()
@@ -158,7 +158,7 @@ def test_pictures_follow_the_chosen_scheme(page: Page, site: LiveServer) -> None
 def test_the_result_is_there_without_scripts(chromium: Browser, site: LiveServer, session_state: dict) -> None:
     context = chromium.new_context(base_url=site.url, storage_state=session_state, java_script_enabled=False)
     page = context.new_page()
-    page.goto(f"/models/{site.checkpoint_id('demo')}/")
+    page.goto(f"/models/{site.checkpoint_id('demo')}/?tab=memory")
     item = newest(page)
     expect(item.locator("tbody tr")).to_have_count(2)
     expect(item.locator("img")).to_be_visible()

@@ -25,16 +25,39 @@ def test_jobs_are_queued_run_and_shown(page: Page) -> None:
     expect(page.locator("#toasts")).to_contain_text("3 jobs are queued")
     page.fill("#label", HOSTILE)
     expect(page.locator("#counts")).to_have_text("3 succeeded")
-    page.locator("#jobs tbody button").first.click()
-    expect(page.locator("#job-dialog")).to_contain_text("succeeded")
-    expect(page.locator("#job-dialog pre").first).not_to_be_empty()
-    assert page.url.endswith(f"#{page.locator('#job-dialog p.font-monospace').inner_text()}")
-    page.keyboard.press("Escape")
-    expect(page.locator("#job-dialog")).not_to_be_visible()
+    page.locator("#jobs tbody a").first.click()
+    expect(page.locator("#job")).to_contain_text("succeeded")
+    expect(page.locator("pre[aria-label=Output]")).not_to_be_empty()
+    expect(page.locator("pre[aria-label=Prompt]")).to_contain_text(re.compile("one|three|img src"))
+    expect(page.locator("#job")).to_contain_text("max_tokens")
+    address = page.url
+    page.click("#retry")
+    expect(page.locator("h1")).to_contain_text("Job ")
+    assert page.url != address
+    expect(page.locator("#job")).to_contain_text("succeeded")
+    page.goto("/jobs/")
     page.select_option("#state", "failed")
     expect(page.locator("#jobs")).to_contain_text("No job matches")
     page.goto("/")
     expect(page.locator("#jobs")).to_contain_text(HOSTILE)
+
+
+def test_a_failed_job_shows_its_error(page: Page, site: LiveServer) -> None:
+    site.manage(
+        "from inference.models import GenerationJob; from django.utils import timezone; import json, uuid;"
+        "plan = {'endpoint': 'completion', 'model': 'demo', 'prompts': [{'text': 'What broke?'}],"
+        " 'params': {'max_tokens': 4}};"
+        "error = {'code': 'prompt_too_long', 'message': 'the prompt has 5000 tokens; at most 1024 fit.'};"
+        "GenerationJob.objects.create(job_id=uuid.UUID(int=7), tenant='local', digest='x', endpoint='completion',"
+        " model='demo', checkpoint_id=uuid.uuid4(), plan=json.dumps(plan), state='failed', error=json.dumps(error),"
+        " created_at=timezone.now(), finished_at=timezone.now())"
+    )
+    page.goto("/jobs/?state=failed")
+    page.click("#jobs tbody a")
+    expect(page.locator("#job .note.bad")).to_contain_text("the prompt has 5000 tokens")
+    expect(page.locator("pre[aria-label=Prompt]")).to_have_text("What broke?")
+    expect(page.locator("#retry")).to_have_text("Try again")
+    site.manage("from inference.models import GenerationJob; GenerationJob.objects.filter(digest='x').delete()")
 
 
 def test_a_job_can_be_cancelled(page: Page) -> None:
@@ -64,7 +87,7 @@ def test_batches_are_shown_with_their_progress_and_files(page: Page, site: LiveS
     from tests.live.test_batches import lines_of, start
 
     page.goto("/jobs/")
-    expect(page.locator("#batches-card")).to_be_hidden()
+    expect(page.locator("#batches-card")).to_have_count(0)
     start(site, lines_of(3, max_tokens=4))
     row = page.locator("#batches tbody tr").first
     expect(row).to_contain_text("completed")

@@ -139,4 +139,4 @@ def rows_of_each_state(site: LiveServer) -> Iterator[None]:
 
 @pytest.mark.usefixtures("rows_of_each_state")
 def test_dialog_and_rows_fit_and_can_be_read(page: Page, site: LiveServer) -> None:
-    assert_job_card_fits(page, site, rows="#quantisations", button="#quantise", num_images=0)
+    assert_job_card_fits(page, site, rows="#quantisations", button="#quantise", num_images=0, tab="overview")
