@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, cast
 
 from blazr_site.process_environment import use_settings
@@ -20,9 +21,11 @@ import django
 django.setup()
 
 from channels.auth import AuthMiddlewareStack
+from channels.db import database_sync_to_async
 from channels.routing import ProtocolTypeRouter, URLRouter
 from django.conf import settings
 from django.core.asgi import get_asgi_application
+from django.db import DatabaseError
 from django.urls import get_resolver, path
 
 from blazr_site.bare_handler import BareHandler
@@ -35,6 +38,9 @@ from inference.host.machine import freeze_objects
 from inference.pages.live import ConsoleConsumer
 from inference.records.tracing import RequestSpan, is_tracing, tracing_start, tracing_stop
 from inference.transport.hub import get_hub
+from models_registry.pull_jobs import pulls_resume
+
+logger = logging.getLogger(__name__)
 
 TRACED_PREFIXES = ("/v1/", "/api/", "/tokenize", "/detokenize", "/infill", "/apply-template")
 
@@ -70,6 +76,14 @@ async def _serve_traced(app: Any, scope: Any, receive: Any, send: Any) -> None:
         await app(scope, receive, watched)
 
 
+def resume_pulls() -> None:
+    """Go on with the pulls of a web process that died; a database that isn't there leaves them to the next start."""
+    try:
+        pulls_resume()
+    except DatabaseError as error:
+        logger.warning("pulls can't be gone on with: %s", error)
+
+
 class Lifespan:
     """Starts the hub with the server and ends it after the last connection."""
 
@@ -81,6 +95,7 @@ class Lifespan:
                 if settings.BLAZR_TRACES_ENDPOINT:
                     tracing_start(service="blazr-web")
                 await get_hub().start()
+                await database_sync_to_async(resume_pulls)()
                 await send({"type": "lifespan.startup.complete"})
             elif message["type"] == "lifespan.shutdown":
                 await get_hub().close()

@@ -14,7 +14,8 @@ from inference.access.authentication import principal_authenticate
 from inference.errors import BlazrError
 from inference.values.principal import Principal
 
-UPLOADS = "/registry/uploads"
+KEY_PATHS = ("/registry/uploads", "/registry/pulls")
+"""Paths of the registry that take keys."""
 _KEY_HEADERS = ("HTTP_AUTHORIZATION", "HTTP_X_API_KEY")
 
 # Everything comes from this site's files: no inline scripts, and no inline styles. Widths of bars are data: scripts set
@@ -49,7 +50,7 @@ def content_security_policy(get_response: Handler) -> Handler:
 
 @sync_and_async_middleware
 def upload_keys(get_response: Handler) -> Handler:
-    """Find the caller of an upload with an API key, for ``models_registry.api.keys``, which can't look keys up itself.
+    """Find the caller of an upload or a pull by its API key, for ``models_registry.api.keys``, which has no keys.
 
     ``request.api_caller`` is the caller, or the error of a wrong key. Other requests have no such attribute.
     """
@@ -71,7 +72,7 @@ def upload_keys(get_response: Handler) -> Handler:
 
 
 def _has_key(request: HttpRequest) -> bool:
-    return request.path.startswith(UPLOADS) and any(name in request.META for name in _KEY_HEADERS)
+    return request.path.startswith(KEY_PATHS) and any(name in request.META for name in _KEY_HEADERS)
 
 
 async def _api_caller(request: HttpRequest) -> Principal | BlazrError:

@@ -23,6 +23,7 @@ from inference.errors import (
 )
 from inference.host.units import format_bytes
 from inference.modelling.encodings.quantisation_config import SIDE_FILES
+from models_registry.hub_files import MAX_BYTES, fetch_into_cache
 
 _REPO_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?\Z")
 _SERVED = (
@@ -187,6 +188,17 @@ def _download(
 
         report(0)
         try:
+            if item.sha256 and item.size_bytes <= MAX_BYTES:
+                fetch_into_cache(
+                    repo_id,
+                    item.name,
+                    commit=commit,
+                    sha256=item.sha256,
+                    size_bytes=item.size_bytes,
+                    endpoint=endpoint,
+                    cache_dir=cache_dir,
+                    bar=_reporting_bar(report),
+                )
             file = hf_hub_download(
                 repo_id,
                 item.name,

@@ -7,7 +7,10 @@ the hub's cache, and the next pull resumes there; an incomplete wheel is removed
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+import threading
 import time
 from dataclasses import asdict
 from typing import Any
@@ -41,9 +44,20 @@ def _write_line(message: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
+def _end_with_input() -> None:
+    """End this process when its input is closed: who asked has cancelled, or was killed."""
+    while sys.stdin.buffer.read(1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def main() -> None:
-    """Run one pull; the request is the argument."""
-    request = json.loads(sys.argv[1])
+    """Run one pull; the request is the argument, or a line of the input, which then stays open."""
+    if len(sys.argv) > 1:
+        request = json.loads(sys.argv[1])
+    else:
+        request = json.loads(sys.stdin.buffer.readline())
+        threading.Thread(target=_end_with_input, daemon=True).start()
     try:
         reference = wheel_reference(request["repo_id"])
         if reference is None:

@@ -232,6 +232,42 @@ class UploadFile(models.Model):
         return self.name
 
 
+class PullJob(models.Model):
+    """A download of a checkpoint from the hub or the package index; one of a dead process goes on in the next one.
+
+    running → done, or failed (with the reason), or cancelled. The last three never change.
+    """
+
+    class State(models.TextChoices):
+        """Stages of a pull."""
+
+        RUNNING = "running", "running"
+        DONE = "done", "done"
+        FAILED = "failed", "failed"
+        CANCELLED = "cancelled", "cancelled"
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    origin = models.CharField(max_length=200, help_text="ORG/NAME, or pypi:NAME.")
+    served_model_name = models.CharField(max_length=MAX_NAME_CHARS, blank=True, default="", help_text="Empty: NAME.")
+    state = models.CharField(max_length=12, choices=State.choices, default=State.RUNNING)
+    file = models.CharField(max_length=200, blank=True, default="", help_text="What is being downloaded.")
+    done_bytes = models.BigIntegerField(default=0, help_text="Of that file.")
+    total_bytes = models.BigIntegerField(default=0, help_text="Of that file.")
+    reason = models.TextField(blank=True, default="", help_text="Why it failed.")
+    checkpoint = models.ForeignKey(Checkpoint, null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
+    created_at = models.DateTimeField(auto_now_add=True)
+    active_at = models.DateTimeField(help_text="Last sign of life.")
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["-created_at"]
+
+    def __str__(self) -> str:
+        return f"{self.origin} ({self.state})"
+
+
 class CheckpointJob(models.Model):
     """A job on a checkpoint that an operator started on the checkpoint's page.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from models_registry import storage
 from models_registry.checkpoint_jobs import CheckpointJobs, State
-from models_registry.models import Checkpoint, Upload
+from models_registry.models import Checkpoint, PullJob, Upload
 from models_registry.passports import PASSPORTS
 from models_registry.quantisations import QUANTISATIONS
 from models_registry.received_blobs import received_sweep
@@ -67,6 +67,7 @@ def _running_ids(names: list[str]) -> set[str]:
     keys = list(Upload.objects.filter(pk__in=_ids(names), state__in=Upload.OPEN).values_list("pk", flat=True))
     for jobs in JOBS:
         keys += jobs.rows().filter(pk__in=_ids(names), state=State.RUNNING).values_list("pk", flat=True)
+    keys += PullJob.objects.filter(pk__in=_ids(names), state=State.RUNNING).values_list("pk", flat=True)
     return {str(key) for key in keys}
 
 

@@ -337,6 +337,8 @@ def _pull(parser: argparse.ArgumentParser) -> None:
         "--preview", action="store_true", help="only show files, sizes, architecture, and whether the weights would fit"
     )
     parser.add_argument("--json", action="store_true", help="print the preview as JSON")
+    parser.add_argument("--server", metavar="URL", help="let this server pull and register it, with a key for admin")
+    parser.add_argument("--key", help="API key of the server (BLAZR_API_KEY)")
     add_site_arguments(parser)
 
 

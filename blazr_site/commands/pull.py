@@ -5,23 +5,28 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
+from contextlib import closing
 from dataclasses import asdict
 
 from rich.console import Console
 from rich.text import Text
 
-from blazr_site.commands.models import pull_model, stderr
+from blazr_site.commands.models import pull_bar, pull_model, stderr
 from blazr_site.commands.tables import output_console, table
+from blazr_site.server_client import ServerClient, find_server
 from inference.errors import InvalidRequest
 from inference.host.machine import machine_memory_bytes
 from inference.host.units import format_bytes
 from models_registry.detection.child import inspect_in_child
 from models_registry.detection.printable import printable
+from models_registry.hub import PullProgress
 from models_registry.hub_preview import PullPreview, hub_preview
 from models_registry.names import suggest_name
 from models_registry.package_index import wheel_reference
 from models_registry.services import checkpoint_register
 
+_POLL_S = 0.5
 _SHARE = 0.7
 """As ``inference.worker.bootstrap`` has it, which imports torch."""
 
@@ -30,11 +35,32 @@ def run(arguments: argparse.Namespace) -> int:
     """Download with a progress bar, inspect, register; with ``--preview`` only show what that would fetch."""
     if arguments.preview:
         return preview(arguments)
+    if arguments.server:
+        return pull_on_server(arguments)
     path = pull_model(arguments.repo, arguments.revision)
     origin = wheel_reference(arguments.repo) or arguments.repo
     name = arguments.name or suggest_name(origin)
     row = checkpoint_register(path=path, served_model_name=name, source="hub", origin=origin, inspect=inspect_in_child)
     stderr.print(f"Registered {row.served_model_name}: {row.architecture}. Files are in {path}.")
+    return 0
+
+
+def pull_on_server(arguments: argparse.Namespace) -> int:
+    """Let a server pull, and follow it; the pull goes on when this command ends."""
+    if arguments.revision is not None:
+        raise InvalidRequest("--revision isn't for pulls of a server, which takes the main branch.", param="revision")
+    server = find_server(arguments.server, arguments.key, None)
+    assert server is not None
+    body = {"model": arguments.repo, "served_model_name": arguments.name or ""}
+    with closing(ServerClient(server)) as client, pull_bar(f"{server.url} pulls {arguments.repo}") as report:
+        row = client.json("POST", "/registry/pulls", body)
+        while row["state"] == "running":
+            report(PullProgress(row["file"], "", row["done_bytes"], row["total_bytes"]))
+            time.sleep(_POLL_S)
+            row = client.json("GET", f"/registry/pulls/{row['id']}")
+    if row["state"] != "done":
+        raise InvalidRequest(f"the pull {row['state']}: {row['reason']}")
+    stderr.print(f"{server.url} has it as {row['registered_as']}", highlight=False, markup=False)
     return 0
 
 

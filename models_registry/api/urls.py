@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from django.urls import path
 
-from models_registry.api import passport_views, quantisation_views, run_views, span_views, template_views, views
+from models_registry.api import (
+    passport_views,
+    pull_views,
+    quantisation_views,
+    run_views,
+    span_views,
+    template_views,
+    views,
+)
 
 _ONE = "checkpoints/<uuid:checkpoint_id>"
 _PASSPORT = "passports/<uuid:passport_id>"
@@ -48,6 +56,8 @@ urlpatterns = [
     path(_RUN, run_views.RunView.as_view(), name="registry-run"),
     path(f"{_RUN}/stop", run_views.RunStopView.as_view(), name="registry-run-stop"),
     path(f"{_RUN}/resume", run_views.RunResumeView.as_view(), name="registry-run-resume"),
+    path("pulls", pull_views.PullListView.as_view(), name="registry-pulls"),
+    path("pulls/<uuid:pull_id>", pull_views.PullView.as_view(), name="registry-pull"),
     path("uploads", views.UploadListView.as_view(), name="registry-uploads"),
     path("uploads/<uuid:upload_id>", views.UploadView.as_view(), name="registry-upload"),
     path("uploads/<uuid:upload_id>/files/<int:number>", views.UploadPieceView.as_view(), name="registry-upload-piece"),

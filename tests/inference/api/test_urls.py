@@ -157,8 +157,9 @@ def test_pages_and_their_api_are_for_staff(http, django_user_model):
     client.force_login(django_user_model.objects.create_user("visitor", password="x"))
     visitor = {"Cookie": f"sessionid={client.cookies['sessionid'].value}"}
     for route in sorted(_routes(of_api=False)):
-        # An admin's key may upload models.
-        for headers in ({}, visitor) if "/uploads" in route else ({}, key, visitor):
+        # An admin's key may upload and pull models.
+        takes_keys = "/uploads" in route or "/pulls" in route
+        for headers in ({}, visitor) if takes_keys else ({}, key, visitor):
             answer = _send(http, route, headers)
             if "/registry/" in route:
                 assert _is_refusal(answer, 403) or _is_refusal(answer, 401), (route, answer.text[:200])

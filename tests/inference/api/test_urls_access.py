@@ -35,7 +35,7 @@ from inference.transport import questions as worker_questions
 from inference.values.messages import StateOrder
 from inference.values.principal import DEFAULT_SCOPES, LOCAL, principal_set
 from models_registry.aliases import alias_promote
-from models_registry.models import Passport, Quantisation, SpanMeasurement, TrainingRun, Upload, UploadFile
+from models_registry.models import Passport, PullJob, Quantisation, SpanMeasurement, TrainingRun, Upload, UploadFile
 from models_registry.runs.services import DEFAULTS
 from models_registry.services import checkpoint_register
 from tests.accounts import account
@@ -98,6 +98,7 @@ def objects(db, data_dir, tmp_path, settings) -> dict[str, Any]:
     settings.BLAZR_WATCHED_DIRECTORIES = [str(tmp_path)]
     run = TrainingRun.objects.create(name="nano", directory=str(tmp_path), **DEFAULTS)
     passport = Passport.objects.create(source=checkpoint, source_name="tiny", active_at=timezone.now())
+    pull = PullJob.objects.create(origin="org/tiny", state="done", active_at=timezone.now())
     UsageDay.objects.create(day=timezone.now().date(), tenant=owner.tenant, model="tiny")
     writer = FileWriter()
     writer.write(b"state")
@@ -110,7 +111,7 @@ def objects(db, data_dir, tmp_path, settings) -> dict[str, Any]:
         "rest": "nowhere", "path": "registry/app.css", "object_id": 1, "content_type_id": 1, "id": 1, "url": "nowhere",
         "app_label": "inference", "owner": key, "quantisation_id": quantisation.pk,
         "measurement_id": measurement.pk, "run_id": run.pk, "passport_id": passport.pk, "alias": "alias",
-        "digest": "sha256:" + "0" * 64,
+        "digest": "sha256:" + "0" * 64, "pull_id": pull.pk,
     }  # fmt: skip
 
 

@@ -1,0 +1,82 @@
+"""Fetch large files of the hub into its cache so that a killed download goes on in a later process.
+
+The hub's library (2.4) begins each file anew in every process. Here the bytes are kept under a name of their own
+beside the cache's blobs, one process writes at a time, and the file is a blob once its SHA-256 is right. The library
+then finds it there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from inference.errors import BlazrError, ChecksumMismatch, Unavailable
+from inference.host.disk import full_disk_as_error, kernel_lock
+
+MAX_BYTES = 50 << 30
+"""The hub sends larger files to its own library only."""
+
+
+def fetch_into_cache(
+    repo_id: str,
+    name: str,
+    *,
+    commit: str,
+    sha256: str,
+    size_bytes: int,
+    endpoint: str | None,
+    cache_dir: Path | None,
+    bar: type[Any],
+) -> None:
+    """Fetch a file whose digest the hub has, unless the cache has it.
+
+    Args:
+        repo_id, name, commit: Of the file.
+        sha256, size_bytes: As the hub states them.
+        endpoint: URL of the hub; None: HF_ENDPOINT, or the official hub.
+        cache_dir: Directory of the cache; None: that of HF_HOME.
+        bar: The library's kind of progress bar.
+
+    Raises:
+        ChecksumMismatch: The content has another digest; nothing of it is kept.
+        Unavailable: The file can't be fetched; what came is kept.
+        StorageFull: The disk is full.
+    """
+    from huggingface_hub import constants, hf_hub_url
+    from huggingface_hub.file_download import http_get, repo_folder_name
+    from huggingface_hub.utils._headers import build_hf_headers
+
+    blobs = Path(cache_dir or constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo_id, repo_type="model") / "blobs"
+    blob, part = blobs / sha256, blobs / f"{sha256}.blazr-part"
+    blobs.mkdir(parents=True, exist_ok=True)
+    full = full_disk_as_error(f"the disk of {blobs} has no room for {name}; free some space, or set HF_HOME.")
+    with kernel_lock(blobs / f"{sha256}.blazr-lock"), full:
+        if blob.exists():
+            return
+        part.touch()
+        try:
+            with part.open("r+b") as file:
+                size = file.seek(0, 2)
+                if size > size_bytes:
+                    size = file.truncate(0)
+                    file.seek(0)
+                url = hf_hub_url(repo_id, name, revision=commit, endpoint=endpoint)
+                headers = build_hf_headers()
+                http_get(url, file, resume_size=size, headers=headers, expected_size=size_bytes, tqdm_class=bar)
+        except (BlazrError, OSError):
+            raise
+        except Exception as error:
+            raise Unavailable(f"{name} of {repo_id} could not be fetched: {type(error).__name__}.") from error
+        found = _digest(part)
+        if found != sha256:
+            part.unlink()
+            raise ChecksumMismatch(
+                f"{name} of {repo_id} has the SHA-256 {found}, but the hub states {sha256}; pull it again.", param=name
+            )
+        part.replace(blob)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,40 @@
+"""Pulls over HTTP with a key: started, listed, followed, cancelled."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from django.test import Client
+
+from inference.access.api_keys import api_key_create
+from models_registry import pull_jobs
+from models_registry.models import PullJob
+
+
+@pytest.fixture
+def send(db, monkeypatch, settings):
+    monkeypatch.setattr(pull_jobs, "_start", lambda pull_id: None)
+    settings.BLAZR_MAX_PULLS = 2
+    headers = {"Authorization": f"Bearer {api_key_create(name='boss', scopes=['admin'])[1]}"}
+
+    def request(method: str, path: str, body: object = None):
+        content = b"" if body is None else json.dumps(body).encode()
+        return Client().generic(method, f"/registry/pulls{path}", content, "application/json", headers=headers)
+
+    return request
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_pull_is_started_followed_and_cancelled(send):
+    created = send("POST", "", {"model": "org/tiny", "served_model_name": "mine"})
+    assert created.status_code == 202, created.content
+    row = created.json()
+    assert (row["state"], row["origin"], row["registered_as"]) == ("running", "org/tiny", "")
+    assert [item["id"] for item in send("GET", "").json()] == [row["id"]]
+    assert send("GET", f"/{row['id']}").json()["served_model_name"] == "mine"
+    assert send("DELETE", f"/{row['id']}").json()["state"] == "cancelled"
+    assert send("GET", "/00000000-0000-0000-0000-000000000000").status_code == 404
+    for body in ({}, {"model": "nothing"}, {"model": "org/a", "served_model_name": "a b"}):
+        assert send("POST", "", body).status_code == 400
+    assert PullJob.objects.count() == 1

@@ -1,0 +1,118 @@
+"""Pulls as rows, against a hub on loopback: done, refused, cancelled, and gone on with after a restart."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from huggingface_hub.constants import DOWNLOAD_CHUNK_SIZE
+
+from inference.errors import InvalidRequest, NotFound, PermissionRefused, QueueFull
+from models_registry import pull_jobs
+from models_registry.models import Checkpoint, PullJob
+from models_registry.pull_jobs import pull_cancel, pull_create, pull_get, pulls_resume
+from tests.live.conftest import ROOT, wait_until
+from tests.models_registry.detection.builders import LLAMA_CONFIG, gqa_mlp, model, write_checkpoint
+from tests.models_registry.tiny_hub import tiny_hub
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("storage_dirs")]
+
+
+@pytest.fixture
+def hub(hybrid, tmp_path, monkeypatch, settings):
+    with tiny_hub(hybrid) as (endpoint, handler):
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+        monkeypatch.setattr(pull_jobs, "TICK_S", 0.05)
+        settings.BLAZR_MAX_PULLS = 1
+        yield handler
+        handler.gate.set()
+        wait_until(lambda: not PullJob.objects.filter(state="running").exists())
+
+
+def ended(row: PullJob) -> PullJob:
+    return wait_until(lambda: next((found for found in [pull_get(row.pk)] if found.state != "running"), None))
+
+
+def test_a_pull_registers_its_model(hub):
+    row = pull_create(origin="org/tiny", served_model_name="mine", wait=True)
+    assert (row.state, row.reason, row.checkpoint.served_model_name) == ("done", "", "mine")
+    assert (row.checkpoint.source, row.checkpoint.origin) == ("hub", "org/tiny")
+
+
+def test_progress_is_in_the_row_and_a_second_request_follows_the_first(hub):
+    hub.gate.clear()
+    row = pull_create(origin="org/tiny")
+    size = len(hub.files["model.safetensors"])
+    seen = wait_until(lambda: next((r for r in [pull_get(row.pk)] if r.total_bytes == size), None))
+    assert seen.file == "model.safetensors"
+    assert pull_create(origin="org/tiny").pk == row.pk
+    with pytest.raises(QueueFull):
+        pull_create(origin="org/other")
+    assert pulls_resume() == 1  # its thread ends at once: the lock is held
+    hub.gate.set()
+    assert ended(row).state == "done"
+    assert Checkpoint.objects.count() == 1
+
+
+def test_a_pull_of_a_dead_process_goes_on_where_it_was(hub, tmp_path):
+    rows = 200_000  # more than two of the pieces in which the hub's library writes
+    shapes = model(16, rows, *(gqa_mlp(n, 16, heads=4, kv=2, f=24) for n in range(2)))
+    shapes = {name if name.startswith("lm_head") else f"model.{name}": shape for name, shape in shapes.items()}
+    place = write_checkpoint(tmp_path / "large", shapes, LLAMA_CONFIG | {"vocab_size": rows})
+    hub.files |= {file.name: file.read_bytes() for file in place.iterdir()}
+    hub.gate.clear()
+    request = json.dumps({"repo_id": "org/tiny", "max_bytes": 1 << 40})
+    command = [sys.executable, "-m", "models_registry.hub_child", request]
+    dead = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    parts = (tmp_path / "cache").rglob
+    wait_until(lambda: any(part.stat().st_size >= DOWNLOAD_CHUNK_SIZE for part in parts("*.blazr-part")))
+    dead.send_signal(signal.SIGKILL)
+    dead.wait()
+    row = PullJob.objects.create(origin="org/tiny", active_at="2026-01-01T00:00:00Z")
+    hub.gate.set()
+    assert pulls_resume() == 1
+    assert ended(row).state == "done", pull_get(row.pk).reason
+    assert set(hub.resumed) == {DOWNLOAD_CHUNK_SIZE}
+    assert Checkpoint.objects.get().origin == "org/tiny"
+
+
+def test_a_cancelled_pull_ends_its_child(hub):
+    hub.gate.clear()
+    row = pull_create(origin="org/tiny")
+    wait_until(lambda: pull_get(row.pk).file)
+    assert pull_cancel(row.pk).state == "cancelled"
+    wait_until(lambda: not _children())
+    hub.gate.set()
+    assert not Checkpoint.objects.exists()
+    with pytest.raises(NotFound):
+        pull_get(row.owner_id or row.pk.__class__(int=0))
+
+
+def test_a_child_ends_with_its_input(hub):
+    hub.gate.clear()
+    child = subprocess.Popen([sys.executable, "-m", "models_registry.hub_child"], cwd=ROOT, stdin=subprocess.PIPE)
+    child.stdin.write(json.dumps({"repo_id": "org/tiny", "max_bytes": 1 << 40}).encode() + b"\n")
+    child.stdin.close()
+    assert child.wait(30) == -signal.SIGTERM
+
+
+def test_what_cannot_be_pulled_is_said(hub, settings):
+    assert "no model org/none" in pull_create(origin="org/none", wait=True).reason
+    for origin, name in (("nothing", ""), ("org/tiny", "a b")):
+        with pytest.raises(InvalidRequest):
+            pull_create(origin=origin, served_model_name=name)
+    settings.BLAZR_MAX_PULLS = 0
+    with pytest.raises(PermissionRefused, match="BLAZR_MAX_PULLS"):
+        pull_create(origin="org/tiny")
+
+
+def _children() -> list[str]:
+    found = subprocess.run(
+        ["ps", "-o", "args", "--ppid", str(os.getpid())], capture_output=True, text=True, check=False
+    )
+    return [line for line in found.stdout.splitlines() if "hub_child" in line]
