@@ -9,7 +9,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('models_registry', '0009_span_measurements'),
+        ('models_registry', '0011_passports'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 

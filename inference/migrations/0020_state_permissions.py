@@ -21,6 +21,6 @@ def add_permissions(apps, schema_editor):
 
 
 class Migration(migrations.Migration):
-    dependencies = [("inference", "0018_saved_states")]
+    dependencies = [("inference", "0019_saved_chats")]
 
     operations = [migrations.RunPython(add_permissions, migrations.RunPython.noop)]
