@@ -39,7 +39,7 @@ class JobProcess:
             [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(_ROOT)},
+            env={**os.environ, "PYTHONPATH": str(_ROOT), "HF_HUB_OFFLINE": "1"},  # a job fetches nothing
             cwd=_ROOT,
             start_new_session=True,
         )
