@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import stat
 
 import pytest
@@ -13,8 +14,9 @@ from blazr_site.settings.models import ConfiguredModel
 from inference.demo.paths import PREBUILT_DIRECTORY
 from inference.errors import Conflict, InvalidRequest
 from inference.models import ApiKey
-from models_registry.aliases import alias_checkpoint_id
+from models_registry.aliases import alias_checkpoint_id, alias_demand, alias_promote
 from models_registry.models import Checkpoint
+from tests.inference.rows import make_checkpoint
 
 CONSOLE = Console(quiet=True)
 
@@ -28,6 +30,20 @@ def test_a_configured_model_gets_its_name_settings_and_aliases():
     assert (served.name, served.preload, served.example) == ("tiny", False, "text")
     assert (row.served_model_name, row.settings) == ("tiny", {"quant": "int8"})
     assert alias_checkpoint_id("best") == row.pk
+
+
+@pytest.mark.django_db
+def test_an_alias_that_demands_a_passport_waits_and_the_server_starts():
+    alias_promote(name="best", checkpoint=make_checkpoint("earlier"))
+    alias_demand(name="best", demands_passport=True)
+    words = io.StringIO()
+    serve._register([ConfiguredModel("demo", aliases=("best", "other"))], Console(file=words, width=200))
+    row = Checkpoint.objects.get(served_model_name="demo")
+    assert (alias_checkpoint_id("best") != row.pk, alias_checkpoint_id("other") == row.pk) == (True, True)
+    assert (
+        "note: the alias best demands a passport and stays as it is; of demo: it has none; make one on its page."
+        in words.getvalue()
+    )
 
 
 @pytest.mark.django_db
