@@ -37,6 +37,7 @@ class ConsoleConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
     channel_layer_alias = "none"
     _open: ClassVar[set[ConsoleConsumer]] = set()
     _watch: ClassVar[asyncio.Task[None] | None] = None
+    _last: ClassVar[tuple[dict[str, int], list[dict[str, Any]]] | None] = None
 
     async def connect(self) -> None:
         """Admit active staff; what an account may not see isn't sent to it."""
@@ -46,8 +47,11 @@ class ConsoleConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             await self.close(code=CLOSE_NOT_AUTHENTICATED)
             return
         self.sees_models, self.sees_uploads = await sync_to_async(_permissions)(user)
+        is_watched = ConsoleConsumer._watch is not None and not ConsoleConsumer._watch.done()
+        if is_watched and ConsoleConsumer._last is not None:
+            await self.tell([], *ConsoleConsumer._last)
         ConsoleConsumer._open.add(self)
-        if ConsoleConsumer._watch is None or ConsoleConsumer._watch.done():
+        if not is_watched:
             ConsoleConsumer._watch = run_in_background(_watch())
 
     async def disconnect(self, code: int) -> None:
@@ -71,12 +75,14 @@ def _permissions(user: Any) -> tuple[bool, bool]:
 async def _watch() -> None:
     """Compare the states of all topics while pages are open."""
     before: dict[str, Any] | None = None
+    ConsoleConsumer._last = None
     while ConsoleConsumer._open:
         try:
             now, memory, uploads = await sync_to_async(read_topics)()
         except DatabaseError:  # the pages say so themselves when they are asked for
             await asyncio.sleep(PERIOD_S)
             continue
+        ConsoleConsumer._last = (memory, uploads)
         changed = [topic for topic in now if before is not None and now[topic] != before.get(topic)]
         if changed or before is None:
             pages = list(ConsoleConsumer._open)

@@ -158,6 +158,15 @@ function clearConversation() {
   drawCurl();
 }
 
+/** A random UUID; crypto.randomUUID exists over HTTPS and on loopback only. */
+function newId() {
+  const parts = [...crypto.getRandomValues(new Uint8Array(16))];
+  parts[6] = (parts[6] & 15) | 64;
+  parts[8] = (parts[8] & 63) | 128;
+  const text = parts.map((part) => part.toString(16).padStart(2, "0")).join("");
+  return text.replace(/^(.{8})(.{4})(.{4})(.{4})(.{12})$/, "$1-$2-$3-$4-$5");
+}
+
 /** Keep the conversation for the account, so that it is there after a reload. */
 async function keepChat() {
   const params = {};
@@ -166,7 +175,7 @@ async function keepChat() {
     if (text !== "" && Number(text) !== defaultOf(spec)) params[spec.name] = Number(text);
   }
   const isNew = chatId === null;
-  chatId ??= crypto.randomUUID();
+  chatId ??= newId();
   const body = { model: model().name, mode: mode(), system: $("#system").value, params, turns: messages };
   try {
     const { title } = await call("PUT", `/playground/chats/${chatId}`, body);

@@ -1,0 +1,257 @@
+"""The console's frame in Chromium: keys, palette, live regions, and what every page has to hold."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser.conftest import Complaints
+from tests.browser.test_pages import paths
+from tests.live.conftest import LiveServer
+
+pytestmark = pytest.mark.browser
+
+AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
+RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
+MAX_SCRIPT_BYTES = 100_000
+MAX_PAINT_MS = 300
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1440])
+def test_axe_finds_nothing(chromium: Browser, site: LiveServer, session_state: dict, width: int, scheme: str) -> None:
+    context = chromium.new_context(
+        base_url=site.url, storage_state=session_state, color_scheme=scheme, reduced_motion="reduce", bypass_csp=True,
+        viewport={"width": width, "height": 844},
+    )  # fmt: skip
+    page = context.new_page()
+    found = {}
+    for path in [*paths(site), "/login/?next=/admin/"]:
+        page.goto(path)
+        expect(page.locator("html")).to_have_attribute("data-theme", scheme)
+        page.evaluate(AXE)
+        report = page.evaluate("(rules) => axe.run(document, rules)", RULES)
+        if report["violations"]:
+            found[path] = [(item["id"], item["nodes"][0]["html"][:200]) for item in report["violations"]]
+    context.close()
+    assert found == {}
+
+
+def test_pages_transfer_little_and_are_painted_soon(chromium: Browser, site: LiveServer, session_state: dict) -> None:
+    context = chromium.new_context(base_url=site.url, storage_state=session_state)
+    page = context.new_page()
+    session = context.new_cdp_session(page)
+    session.send("Network.enable")
+    kinds: dict[str, str] = {}
+    sizes: dict[str, float] = {}
+    session.on("Network.responseReceived", lambda event: kinds.__setitem__(event["requestId"], event["type"]))
+    session.on(
+        "Network.loadingFinished", lambda event: sizes.__setitem__(event["requestId"], event["encodedDataLength"])
+    )
+    for path in paths(site):
+        session.send("Network.clearBrowserCache")
+        kinds.clear(), sizes.clear()
+        page.goto(path, wait_until="load")
+        page.wait_for_timeout(200)
+        scripts = sum(size for request, size in sizes.items() if kinds.get(request) == "Script")
+        assert scripts <= MAX_SCRIPT_BYTES, (path, scripts)
+        paints = []
+        for _ in range(3):
+            page.reload(wait_until="load")
+            entry = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
+            page.wait_for_function(entry)
+            paints.append(page.evaluate(entry))
+        if "memory" not in path:  # which asks the workers first
+            assert min(paints) <= MAX_PAINT_MS, (path, paints)
+    context.close()
+
+
+def test_every_page_can_be_read_without_scripts(chromium: Browser, site: LiveServer, session_state: dict) -> None:
+    site.complete(max_tokens=2)
+    context = chromium.new_context(base_url=site.url, storage_state=session_state, java_script_enabled=False)
+    page = context.new_page()
+    model = f"/models/{site.checkpoint_id('demo')}/"
+    for path, texts in {
+        "/": ("Models ready", "demo", "alive"),
+        "/models/": ("demo", "ready", "reserved states"),
+        model: ("Mamba-2 × 4", "State per sequence", "model.safetensors"),
+        f"{model}?tab=layers": ("attention+mlp", "Parameters"),
+        f"{model}?tab=tensors&q=layers.2+router": ("1 to 1 of 1", "router"),
+        f"{model}?tab=memory&sequences=2&tokens=8": ("weights + ", "reserved states", "2 × "),
+        f"{model}?tab=template": ("Jinja source",),
+        f"{model}?tab=facts": ("max_position_embeddings", "certain"),
+        f"{model}?tab=settings": ("Longest sequence",),
+        "/jobs/": ("Queued generations",),
+        "/requests/": ("completed", "demo"),
+        "/keys/": ("API keys", "Usage"),
+        "/settings/": ("data_dir", "command line"),
+        "/docs": ("/v1/chat/completions", "curl -X POST"),
+    }.items():
+        page.goto(path)
+        seen = page.locator("body").inner_text()
+        for text in texts:
+            assert text in seen, (path, text)
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    page.goto("/models/?q=transformer-xl")
+    expect(page.locator("main")).to_contain_text("No model matches")
+    context.close()
+
+
+def test_the_palette_finds_pages_models_and_actions(page: Page, site: LiveServer) -> None:
+    page.goto("/jobs/")
+    page.keyboard.press("Control+k")
+    expect(page.locator("#palette-search")).to_be_focused()
+    page.keyboard.type("demo")
+    expect(page.locator("#palette-list li").first).to_contain_text("demo")
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text("demo")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("try demo")
+    expect(page.locator("#palette-list li")).to_have_count(1)
+    page.keyboard.press("Enter")
+    expect(page.locator("#model")).to_have_value("demo")
+    page.goto("/jobs/")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("new job")
+    page.keyboard.press("Enter")
+    expect(page.locator("#submit-dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("Control+k")
+    page.keyboard.press("Escape")
+    expect(page.locator("#palette")).to_be_hidden()
+
+
+def test_keys_move_in_lists_and_search(page: Page) -> None:
+    page.goto("/models/")
+    page.keyboard.press("j")
+    expect(page.locator("#models tbody a").first).to_be_focused()
+    page.keyboard.press("/")
+    expect(page.locator("#search")).to_be_focused()
+    page.keyboard.type("jk")
+    expect(page.locator("#search")).to_have_value("jk")
+    page.fill("#search", "")
+    page.locator("h1").click()
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text("demo")
+
+
+def test_pages_follow_the_server_without_asking_it(page: Page, site: LiveServer) -> None:
+    """The regions are drawn anew when the server says that something has changed; the focus stays."""
+    page.goto("/models/")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.wait_for_timeout(2500)
+    assert asked == []
+    page.locator("#models tbody a").first.focus()
+    page.click("#models button:has-text('Unload')")
+    expect(page.locator("#models")).to_contain_text("not loaded")
+    assert asked
+    page.locator("#models tbody a").first.focus()
+    page.evaluate("document.body.dispatchEvent(new CustomEvent('live:models'))")
+    page.wait_for_timeout(600)
+    expect(page.locator("#models tbody a").first).to_be_focused()
+    page.click("#models button:has-text('Load')")
+    expect(page.locator("#models")).to_contain_text("ready")
+    expect(page.locator("#device-memory")).to_contain_text("GiB")
+
+
+def test_a_signed_in_superuser_is_led_past_the_door(page: Page) -> None:
+    page.goto("/login/")
+    expect(page.locator("h1")).to_have_text("Overview")
+
+
+def test_errors_keep_the_navigation(page: Page, complaints: Complaints) -> None:
+    page.goto("/nowhere")
+    expect(page.locator("h1")).to_have_text("Nothing is here")
+    page.click("nav >> text=Models")
+    expect(page.locator("h1")).to_have_text("Models")
+    complaints[:] = [text for text in complaints if "404" not in text]
+
+
+def test_tensors_are_filtered_at_once(page: Page, site: LiveServer) -> None:
+    """5,700 tensors; from the key to the drawn rows."""
+    made = site.manage(
+        "from models_registry.models import Checkpoint; import uuid;"
+        "row = Checkpoint.objects.get(served_model_name='demo'); row.pk = row.id = uuid.uuid4();"
+        "row.served_model_name = 'many-tensors'; row.path = '/nowhere/many';"
+        "first = row.inspection['tensors'][0];"
+        "row.inspection['tensors'] += [[f'model.layers.{n // 57}.experts.{n % 57}.weight', *first[1:]]"
+        " for n in range(5700)];"
+        "row.save(force_insert=True); print(row.pk)"
+    ).strip()
+    try:
+        page.goto(f"/models/{made}/?tab=tensors")
+        expect(page.locator("#tensor-count")).to_contain_text("of 5,7")
+        script = """async (query) => {
+          const field = document.querySelector("#tensor-search");
+          const once = { once: true };
+          const settled = new Promise((done) => document.body.addEventListener("htmx:afterSettle", done, once));
+          const begin = performance.now();
+          field.value = query;
+          field.dispatchEvent(new Event("input", { bubbles: true }));
+          await settled;
+          return performance.now() - begin;
+        }"""
+        times = [page.evaluate(script, f"layers.{number}. experts") for number in range(3, 14)]
+        expect(page.locator("#tensor-count")).to_contain_text("1 to 50 of 57")
+        assert statistics.median(times) <= 100, times
+    finally:
+        site.manage(f"from models_registry.models import Checkpoint; Checkpoint.objects.filter(pk={made!r}).delete()")
+
+
+def test_a_key_is_made_shown_once_tried_and_revoked(page: Page, site: LiveServer, complaints: Complaints) -> None:
+    page.goto("/keys/")
+    page.click("summary >> text=New key")
+    page.fill("#key-name", "for a test")
+    page.fill("#key-requests_per_minute", "60")
+    page.click("text=Make the key")
+    key = page.locator("#key").inner_text()
+    assert re.fullmatch(r"blazr_[0-9A-Za-z]{12}_[0-9A-Za-z]{46}", key)
+    assert key in page.locator("#curl").inner_text()
+    body = json.loads(re.search(r"-d '(.*)'$", page.locator("#curl").inner_text(), re.DOTALL).group(1))
+    headers = {"Authorization": f"Bearer {key}"}
+    assert page.request.post(f"{site.url}/v1/completions", data={**body, "max_tokens": 2}, headers=headers).ok
+    page.goto("/keys/")
+    row = page.locator("tr", has_text="for a test")
+    expect(row).to_contain_text("files, generate, models")
+    expect(row).to_contain_text("60 requests a minute")
+    assert key not in page.content()
+    row.get_by_role("button", name="Revoke").click()
+    page.click("dialog >> text=Revoke >> nth=-1")
+    expect(page.locator("tr", has_text="for a test")).to_contain_text("revoked")
+    refused = page.request.post(f"{site.url}/v1/completions", data=body, headers=headers)
+    assert refused.status == 401
+
+
+def test_a_request_opens_as_a_line_of_what_it_waited_for(page: Page, site: LiveServer) -> None:
+    site.complete(max_tokens=8)
+    page.goto("/requests/")
+    page.locator("tbody a").first.click()
+    expect(page.locator("main")).to_contain_text("read the prompt")
+    expect(page.locator("main svg rect")).to_have_count(3)
+
+
+def test_the_reference_is_searched_and_tried(page: Page, site: LiveServer) -> None:
+    page.goto("/docs")
+    page.fill("#search", "rerank")
+    expect(page.locator("#found")).to_contain_text("of 1")
+    expect(page.locator("details:visible")).to_contain_text("/v1/rerank")
+    page.locator("details:visible summary").click()
+    expect(page.locator("details:visible pre").first).to_contain_text('"query": "modules"')
+    page.click("#try")
+    page.fill("#viewer .operation-filter-input", "v1_models_list")
+    page.fill("#viewer .operation-filter-input", "completions_create")
+    expect(page.locator("#viewer .opblock")).to_have_count(2)
+    page.locator("#viewer .opblock", has_text="/v1/completions").locator(".opblock-summary-control").click()
+    page.click("#viewer >> text=Execute")
+    expect(page.locator("#viewer .responses-table.live-responses-table")).to_contain_text("200")
+    page.click("#try")
+    expect(page.locator("#reference")).to_be_visible()
+    page.click("text=Back to the console")
+    expect(page.locator("h1")).to_have_text("Overview")

@@ -1,0 +1,87 @@
+"""Jobs on their pages."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from inference.models import GenerationJob
+from inference.pages.jobs import output_text, prompt_text
+from tests.accounts import account
+
+pytestmark = pytest.mark.django_db
+PLAN = {"endpoint": "chat", "model": "demo", "prompts": [{"messages": [{"role": "user", "content": "Why?"}]}],
+        "params": {"max_tokens": 4, "temperature": 0.5, "stop": []}}  # fmt: skip
+
+
+def make_job(tenant: str = "local", **values: Any) -> GenerationJob:
+    fixed = {
+        "digest": "x",
+        "endpoint": "chat",
+        "model": "demo",
+        "plan": json.dumps(PLAN),
+        "checkpoint_id": uuid.uuid4(),
+    }
+    return GenerationJob.objects.create(tenant=tenant, created_at=timezone.now(), **{**fixed, **values})
+
+
+@pytest.fixture
+def operator(client: Client) -> Client:
+    client.force_login(account("edwin", "operator"))
+    return client
+
+
+def test_the_list_is_filtered_and_paged(operator: Client) -> None:
+    for number in range(55):
+        make_job(batch_label="odd" if number % 2 else "even")
+    text = operator.get("/jobs/?label=odd").content.decode()
+    assert "27 queued" in text and text.count('data-label="State"') == 27
+    first = operator.get("/jobs/")
+    assert first.context["older"].startswith("?after=")
+    assert operator.get(f"/jobs/{first.context['older']}").content.decode().count('data-label="State"') == 5
+    assert operator.get("/jobs/?state=odd").status_code == 400
+    assert operator.get(f"/jobs/?after={uuid.uuid4()}").status_code == 404
+
+
+def test_a_failed_job_shows_prompt_parameters_and_error(operator: Client) -> None:
+    error = {"code": "prompt_too_long", "message": "<b>too long</b>"}
+    row = make_job(state="failed", error=json.dumps(error), finished_at=timezone.now())
+    text = operator.get(f"/jobs/{row.job_id}/").content.decode()
+    for piece in ("[user]\nWhy?", "&lt;b&gt;too long", "temperature", "0.5", "Try again"):
+        assert piece in text, piece
+    assert "<dt>stop</dt>" not in text
+
+
+def test_a_finished_job_shows_its_output(operator: Client) -> None:
+    result = {"choices": [{"message": {"content": "Because."}, "finish_reason": "stop"}]}
+    row = make_job(state="succeeded", result=json.dumps(result), finished_at=timezone.now())
+    text = operator.get(f"/jobs/{row.job_id}/").content.decode()
+    assert "Because." in text and "ended by stop" in text
+
+
+def test_an_open_job_is_not_queued_again(operator: Client) -> None:
+    row = make_job()
+    response = operator.post(f"/jobs/{row.job_id}/retry/")
+    assert response.status_code == 409 and "only a finished one" in response.content.decode()
+    assert operator.get(f"/jobs/{row.job_id}/retry/").status_code == 405
+
+
+def test_members_see_their_own_jobs_alone(client: Client) -> None:
+    row = make_job()
+    client.force_login(account("maria", "member"))
+    assert str(row.job_id) not in client.get("/jobs/").content.decode()
+    assert client.get(f"/jobs/{row.job_id}/").status_code == 404
+    assert client.post(f"/jobs/{row.job_id}/retry/").status_code == 404
+
+
+def test_prompts_and_outputs_as_text() -> None:
+    assert prompt_text({"token_ids": [1, 2]}) == "1, 2"
+    assert prompt_text({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}).startswith(
+        "[user]"
+    )
+    assert output_text({"text": "so", "finish_reason": "length"})["text"] == "so"

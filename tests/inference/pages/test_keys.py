@@ -1,0 +1,96 @@
+"""Keys and usage on their page."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from inference.access.api_keys import api_key_create
+from inference.models import ApiKey, UsageDay
+from inference.pages.keys import key_words, sparkline, usage_by_day
+from inference.values.limits import KeyLimits
+from tests.accounts import account
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def owner(client: Client) -> Client:
+    client.force_login(account("owner", "superuser"))
+    return client
+
+
+def test_a_key_is_shown_once_with_a_line_to_try(owner: Client) -> None:
+    form = {"name": "mine", "scopes": ["generate"], "requests_per_minute": "60"}
+    response = owner.post("/keys/new/", form)
+    assert (response.status_code, response["Cache-Control"]) == (201, "no-store")
+    key = re.search(r"blazr_\w{12}_\w{46}", response.content.decode()).group(0)
+    row = ApiKey.objects.get()
+    assert (row.name, row.scopes, row.requests_per_minute) == ("mine", ["generate"], 60)
+    assert key not in owner.get("/keys/").content.decode()
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ({"name": ""}, "needs 1 to 100 characters"),
+        ({"name": "x", "scopes": ["fly"]}, "fly"),
+        ({"name": "x", "scopes": ["generate"], "expires": "soon"}, "a date such as"),
+        ({"name": "x", "scopes": ["generate"], "max_concurrent": "many"}, "a whole number"),
+    ],
+)
+def test_a_wrong_form_is_explained_and_makes_nothing(owner: Client, form: dict[str, object], words: str) -> None:
+    response = owner.post("/keys/new/", form)
+    assert response.status_code == 400 and words in response.content.decode()
+    assert not ApiKey.objects.exists()
+
+
+def test_revoking(owner: Client) -> None:
+    row, _ = api_key_create(name="old")
+    assert owner.post(f"/keys/{row.prefix}/revoke/")["Location"] == "/keys/"
+    assert ApiKey.objects.get().revoked_at is not None
+    assert owner.post("/keys/unknown/revoke/").status_code == 404
+
+
+def test_roles_see_and_do_what_is_theirs(client: Client) -> None:
+    row, _ = api_key_create(name="secret name")
+    client.force_login(account("edwin", "operator"))
+    text = client.get("/keys/").content.decode()
+    assert "Usage" in text and "secret name" not in text and "Make the key" not in text
+    assert client.post("/keys/new/", {"name": "x"}).status_code == 403
+    assert client.post(f"/keys/{row.prefix}/revoke/").status_code == 403
+    client.force_login(account("vera", "viewer"))
+    assert client.get("/keys/").status_code == 403
+
+
+def test_usage_is_summed_and_exported(owner: Client) -> None:
+    row, _ = api_key_create(name="busy")
+    today = timezone.now().date()
+    UsageDay.objects.create(day=today, tenant=f"key:{row.pk}", model="m", requests=3, prompt_tokens=70)
+    text = owner.get("/keys/").content.decode()
+    assert "busy" in text and "70 tokens" in text
+    assert "busy" in owner.get("/keys/?group_by=day,key,model").content.decode()
+    exported = b"".join(owner.get("/keys/?format=csv").streaming_content).decode()
+    assert exported.splitlines()[0].startswith("key,key_name,model") and "busy,m,3,70" in exported
+    assert owner.get("/keys/?from=never").status_code == 400
+    assert usage_by_day()[f"key:{row.pk}"][-1] == 70
+
+
+def test_old_days_are_not_in_the_sparkline() -> None:
+    UsageDay.objects.create(day=timezone.now().date() - timedelta(days=40), tenant="key:1", model="m", prompt_tokens=9)
+    assert usage_by_day() == {}
+    assert sparkline([0, 0]) == ""
+    assert sparkline([0, 5, 10]) == "0,9.5 1,5.0 2,0.5"
+
+
+def test_words() -> None:
+    row, _ = api_key_create(name="x", limits=KeyLimits(requests=1000), models=["a", "b"])
+    assert key_words(row) == {
+        "scopes": "files, generate, models",
+        "models": "a, b",
+        "limits": "1,000 requests a minute",
+    }

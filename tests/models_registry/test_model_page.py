@@ -1,0 +1,43 @@
+"""The page of a model and its tabs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from django.test import Client
+
+from models_registry import live, services
+from models_registry.model_page import TABS
+from tests.models_registry.test_fit_words import FIT
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.mark.parametrize("tab", TABS)
+def test_each_tab_marks_itself_and_reads_what_it_shows(browser: Client, hybrid: Path, tab: str) -> None:
+    row = services.checkpoint_register(path=hybrid)
+    text = browser.get(f"/models/{row.pk}/?tab={tab}").content.decode()
+    assert f'href="?tab={tab}" aria-current="page"' in text
+    assert " style=" not in text
+
+
+def test_an_unknown_tab_is_the_first_one(browser: Client, hybrid: Path) -> None:
+    row = services.checkpoint_register(path=hybrid)
+    assert 'href="?tab=overview" aria-current="page"' in browser.get(f"/models/{row.pk}/?tab=x").content.decode()
+
+
+def test_the_search_of_tensors_gets_its_rows_alone(browser: Client, hybrid: Path) -> None:
+    row = services.checkpoint_register(path=hybrid)
+    response = browser.get(f"/models/{row.pk}/?tab=tensors&q=router", headers={"HX-Target": "tensor-region"})
+    text = response.content.decode()
+    assert text.startswith('<div id="tensor-region">') and "1 to 1 of 1" in text
+
+
+def test_the_memory_tab_computes_what_the_address_asks(
+    browser: Client, hybrid: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = services.checkpoint_register(path=hybrid)
+    monkeypatch.setattr(live, "fit", lambda checkpoint: {"workers": [FIT]})
+    text = browser.get(f"/models/{row.pk}/?tab=memory&sequences=3&tokens=100").content.decode()
+    assert "257.0 MiB weights + 5.0 GiB reserved states" in text and "3 × 1.1 MiB" in text
