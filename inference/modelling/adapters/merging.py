@@ -3,8 +3,8 @@
 With W a tensor and Δ_i = f_i(W) - W what adapter i makes of it:
 
 - ``linear``: W + Σ w_i Δ_i.
-- ``ties`` (https://arxiv.org/abs/2306.01708): of each w_i Δ_i only the largest values stay, a share of ``density``; of
-  the others at one place those are averaged whose sign has the larger sum.
+- ``ties`` (https://arxiv.org/abs/2306.01708): of each Δ_i only the largest values stay, a share of ``density``; of
+  those at one place, times w_i, the ones are averaged whose sign has the larger sum.
 - ``slerp``: two Δ, of which the direction turns from the first to the second by ``share`` of the angle between them
   (https://dl.acm.org/doi/10.1145/325165.325242).
 """
@@ -84,19 +84,19 @@ class MergeRule:
     def merge(self, deltas: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
         """The Δ that several become."""
         if self.method == "ties":
-            return _ties([delta * weight for delta, weight in zip(deltas, weights, strict=True)], self.density)
+            return _ties(deltas, weights, self.density)
         if self.method == "slerp":
             first, second = (delta * weight for delta, weight in zip(deltas, weights, strict=True))
             return _slerp(first, second, self.share)
         return torch.stack([delta * weight for delta, weight in zip(deltas, weights, strict=True)]).sum(0)
 
 
-def _ties(deltas: Sequence[torch.Tensor], density: float) -> torch.Tensor:
-    """Trim, elect the sign, and average what agrees."""
+def _ties(deltas: Sequence[torch.Tensor], weights: Sequence[float], density: float) -> torch.Tensor:
+    """Trim, elect the sign, and average what agrees, as PEFT does: the weights have no part in the election."""
     trimmed = torch.stack([_trimmed(delta, density) for delta in deltas])
-    sign = torch.sign(trimmed.sum(0))
-    agrees = torch.sign(trimmed) == sign
-    return (trimmed * agrees).sum(0) / (agrees & (trimmed != 0)).sum(0).clamp(min=1)
+    agrees = trimmed.sign() == torch.where(trimmed.sum(0) >= 0, 1, -1)
+    weighted = torch.stack([part * weight for part, weight in zip(trimmed, weights, strict=True)])
+    return (weighted * agrees).sum(0) / agrees.sum(0).clamp(min=1)
 
 
 def _trimmed(delta: torch.Tensor, density: float) -> torch.Tensor:
