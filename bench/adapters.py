@@ -1,8 +1,9 @@
 """Requests with LoRA adapters against the base alone, in turns: ``python -m bench.adapters --models llama-1b``.
 
 Each round decodes ``--batch`` requests through the base, then as many through adapters that all differ, in one process
-and on the same weights. Prints the medians of tokens per second and of their ratio, for the decoding alone and with
-the prompts. ``--many`` instead sends requests over more adapters than are resident and counts the wrong ones: those
+and on the same weights. Prints the medians of tokens per second and of their ratio: for the decoding alone, by the
+clock and by processor time (which other work on the machine disturbs less; with ``--threads 1`` no thread spins in it),
+and with the prompts. ``--many`` instead sends requests over more adapters than are resident and counts the wrong ones: those
 that differ from what the same adapter gives alone.
 """
 
@@ -82,9 +83,10 @@ def add(llm: LLM, request_id: str, prompt: Sequence[int], adapter: str | None, m
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Tokens per second of one turn: of the decoding once all prompts are read, and of all of it."""
+    """Tokens per second of one turn: of the decoding once all prompts are read, also by processor time; of all of it."""
 
     decode: float
+    processor: float
     whole: float
 
 
@@ -93,15 +95,16 @@ def run_turn(llm: LLM, prompts: Sequence[Sequence[int]], adapters: Sequence[str 
     started = time.perf_counter()
     for number, (prompt, adapter) in enumerate(zip(prompts, adapters, strict=True)):
         add(llm, str(number), prompt, adapter, new)
-    before, decoding, decoded = llm.stats()["num_generated_tokens"], 0.0, 0
+    before, decoding, computing, decoded = llm.stats()["num_generated_tokens"], 0.0, 0.0, 0
     while llm.has_unfinished():
-        count, began = llm.stats()["num_generated_tokens"], time.perf_counter()
+        count, began, began_cpu = llm.stats()["num_generated_tokens"], time.perf_counter(), time.process_time()
         llm.step()
         made = llm.stats()["num_generated_tokens"] - count
         if made == len(prompts) and llm.step_tokens == made:
             decoding, decoded = decoding + time.perf_counter() - began, decoded + made
+            computing += time.process_time() - began_cpu
     made = llm.stats()["num_generated_tokens"] - before
-    return Rates(decoded / decoding, made / (time.perf_counter() - started))
+    return Rates(decoded / decoding, decoded / computing, made / (time.perf_counter() - started))
 
 
 def compare(base: Path, given: argparse.Namespace, targets: str, work: Path) -> None:
@@ -112,7 +115,7 @@ def compare(base: Path, given: argparse.Namespace, targets: str, work: Path) -> 
     }
     options = LLMOptions(
         dtype=given.dtype, quant=given.quant, max_model_len=2048, cache_bytes=1 << 29, max_adapters=given.batch,
-        prefix_cache=False,
+        prefix_cache=False, num_threads=given.threads,
     )  # fmt: skip
     llm = load(base, options, adapters)
     vocab_size = llm._running_engine()._vocab_size
@@ -126,7 +129,7 @@ def compare(base: Path, given: argparse.Namespace, targets: str, work: Path) -> 
             found["adapters"].append(adapted_rates)
     llm.close()
     print(f"{base.name}, {given.dtype} {given.quant}, {given.batch} adapters of rank {given.rank} on {targets}:")
-    for what in ("decode", "whole"):
+    for what in ("decode", "processor", "whole"):
         rates = {name: [getattr(one, what) for one in turns] for name, turns in found.items()}
         ratios = [adapted / alone for adapted, alone in zip(rates["adapters"], rates["base"], strict=True)]
         base_rate, adapted_rate = (statistics.median(rates[name]) for name in ("base", "adapters"))
@@ -180,6 +183,7 @@ def main() -> int:
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--new", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=None, help="compute threads (default: the cores)")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--quant", default="none")
     parser.add_argument("--many", action="store_true", help="count wrong answers instead")

@@ -192,12 +192,12 @@ class AdapterPool:
 
     def _evict(self) -> bool:
         """Let the adapter go that has been unused for longest; False: all are in use."""
-        wanted = {request.source.adapter.digest for request in self._waiting if request.source.adapter is not None}
+        requested = {request.source.adapter.digest for request in self._waiting if request.source.adapter is not None}
         idle = [item for item in self._resident.values() if not item.users and item.loading is None]
         if not idle:
             return False
         # One that a waiting request needs leaves last: that request is behind the one that needs the place.
-        victim = min(idle, key=lambda item: (item.adapter.digest in wanted, item.last_use))
+        victim = min(idle, key=lambda item: (item.adapter.digest in requested, item.last_use))
         self._adapters.remove(victim.slot)
         self._free(victim)
         self._num_evictions += 1

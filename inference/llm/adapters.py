@@ -183,30 +183,35 @@ def make_registry(
     spec: ModelSpec,
     weight_files: Sequence[Path],
     tokenizer: TokenizerSpec,
-    adapters: NetworkAdapters | None,
+    resident: NetworkAdapters | None,
     engine: Engine,
-    paths: Mapping[str, Path],
+    adapters: Mapping[str, Path],
 ) -> AdapterRegistry | None:
-    """The registry of a model that was just loaded, with the adapters at ``paths``; None: it has no room for any.
+    """The registry of a model that was just loaded; None: it has no room for adapters.
+
+    Args:
+        resident: The network's adapters.
+        adapters: Directories or files by name, which are added.
 
     Raises:
-        CheckpointError, InvalidRequest: As ``AdapterRegistry.add``.
+        InvalidRequest: There are adapters and no room for them.
+        CheckpointError: One of them doesn't fit.
     """
-    if adapters is None:
-        if paths:
+    if resident is None:
+        if adapters:
             require_adapters(None)
         return None
     path = None if tokenizer.path is None or not tokenizer.path.endswith(TOKENIZER_FILE) else Path(tokenizer.path)
     registry = AdapterRegistry(
         spec,
         weight_files,
-        size_of=adapters.size_of,
+        size_of=resident.size_of,
         tokenizer=path,
         users=engine.adapter_users,
         budget_bytes=engine.config.adapter_bytes,
     )
-    for name, adapter in paths.items():
-        registry.add(name, adapter)
+    for name, given in adapters.items():
+        registry.add(name, given)
     return registry
 
 

@@ -27,7 +27,7 @@ from inference.engine.request import EngineOutput
 from inference.errors import Conflict, GenerationFailed
 from inference.host.compute_threads import release_compute_threads
 from inference.host.machine import return_freed_memory
-from inference.llm.adapters import AdapterFacts, AdapterRegistry, make_registry, require_adapters
+from inference.llm.adapters import AdapterRegistry, make_registry, require_adapters
 from inference.llm.checkpoint import checkpoint_to_load
 from inference.llm.draft_loading import DraftCheckpoint, draft_bytes, load_speculation
 from inference.llm.loading import TextLoading, engine_config, load_vision_part, open_disk, prepare_process
@@ -274,7 +274,7 @@ class LLM(OfflineRequests):
         """
         plan = self.plan
         sizes = StateSizes(plan.token_bytes, plan.slot_bytes, plan.max_model_len)
-        found = None if adapter is None else require_adapters(self._adapters).get(adapter)
+        found = None if adapter is None else self.adapters.get(adapter)
         return read_state_file(path, self._identity_through(found), sizes, source)
 
     def state_content(self, state: PromptState, *, model: str) -> list[memoryview]:
@@ -304,36 +304,14 @@ class LLM(OfflineRequests):
             "adapters": 0 if self._adapters is None else self._adapters.reserved_bytes(),
         }
 
-    # --- adapters, any thread ------------------------------------------------------------------
-
-    def check_adapter(self, path: Path) -> AdapterFacts:
-        """Check a LoRA adapter's files against the model, without making it known.
+    @property
+    def adapters(self) -> AdapterRegistry:
+        """The LoRA adapters that requests may name; may be used from any thread.
 
         Raises:
-            CheckpointError: They are broken, or don't fit; the message says what, where and what to do.
             InvalidRequest: The model is loaded without room for adapters.
         """
-        return require_adapters(self._adapters).check(path)
-
-    def add_adapter(self, name: str, path: Path) -> AdapterFacts:
-        """Make a LoRA adapter known; it is read when the first request names it.
-
-        Raises:
-            CheckpointError, InvalidRequest: As ``check_adapter``.
-        """
-        return require_adapters(self._adapters).add(name, path)
-
-    def remove_adapter(self, name: str) -> None:
-        """Refuse new requests for an adapter; those that run go on.
-
-        Raises:
-            UnknownModel: There is none of that name.
-        """
-        require_adapters(self._adapters).remove(name)
-
-    def adapters(self) -> dict[str, AdapterFacts]:
-        """The known adapters by name."""
-        return {} if self._adapters is None else self._adapters.facts()
+        return require_adapters(self._adapters)
 
     def snapshot_bytes(self) -> int:
         """Bytes of the states that are for snapshots of the prefix cache."""

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import torch
+
 from inference.engine.prefix_cache.model_key import file_digest
 from inference.errors import InvalidRequest, UnsupportedFormat
 from inference.llm.checkpoint_writing import (
@@ -160,7 +162,7 @@ def _entries(
 
 
 @contextmanager
-def _reading(weight_files: Sequence[Path], name: str) -> Iterator:
+def _reading(weight_files: Sequence[Path], name: str) -> Iterator[torch.Tensor]:
     with TensorFiles(weight_files, [[name]]) as files:
         files.move()
         yield files.read(name)

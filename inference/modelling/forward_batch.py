@@ -162,7 +162,7 @@ class AdapterRows:
         """The same for some of the rows."""
         return AdapterRows(self.slots.index_select(0, rows), self.present, self.is_eager)
 
-    def spread(self, count: int, *, is_outer: bool) -> AdapterRows:
+    def repeat(self, count: int, *, is_outer: bool) -> AdapterRows:
         """Each row ``count`` times: one behind the other, or (``is_outer``) all rows again and again."""
         slots = self.slots.repeat(count) if is_outer else self.slots.unsqueeze(1).expand(-1, count).flatten()
         return AdapterRows(slots, self.present, self.is_eager)

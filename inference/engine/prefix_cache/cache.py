@@ -105,12 +105,10 @@ class PrefixCache:
 
     # --- before a sequence runs ----------------------------------------------------------------
 
-    def digest(
-        self, cache_salt: str, num_prompt_tokens: int, saved_state: SavedState | None = None, adapter: str = ""
-    ) -> bytes:
+    def digest(self, salt: str, num_prompt_tokens: int, state: SavedState | None = None, adapter: str = "") -> bytes:
         """Return the digest of a request's namespace; a saved state and an adapter (its digest) have their own."""
-        origin = "" if saved_state is None else saved_state.digest.hex()
-        return self._namespaces.digest(cache_salt, num_prompt_tokens, origin=origin, adapter=adapter)
+        origin = "" if state is None else state.digest.hex()
+        return self._namespaces.digest(salt, num_prompt_tokens, origin=origin, adapter=adapter)
 
     def find(
         self,

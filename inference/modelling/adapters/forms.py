@@ -20,7 +20,7 @@ from inference.modelling.adapters.products import DeltaTable
 from inference.modelling.forward_batch import AdapterRows, ForwardBatch, LayerState
 from inference.modelling.layers.linear import Embedding, Linear
 from inference.modelling.layers.mamba1 import StepProjection
-from inference.modelling.layers.mla import HeadExpansion, MultiHeadLatentAttention
+from inference.modelling.layers.mla import Choice, HeadExpansion, MultiHeadLatentAttention
 from inference.modelling.layers.moe import Experts, Router
 
 
@@ -140,7 +140,7 @@ class AdaptedExperts(Adapted, Experts):
         if rows is None:
             return self.mix(hidden, weights, chosen)
         if len(rows.slots) != len(hidden):  # each row stands there once for each of its experts
-            rows = rows.spread(len(hidden) // len(rows.slots), is_outer=False)
+            rows = rows.repeat(len(hidden) // len(rows.slots), is_outer=False)
         found = self.deltas.of(rows)
         is_changed = torch.zeros(len(hidden), dtype=torch.bool, device=hidden.device)
         out = torch.empty_like(hidden)
@@ -159,7 +159,7 @@ class AdaptedExperts(Adapted, Experts):
         """The weighted sums of one adapter's rows."""
         first, second = self.stacks
         parts = torch.empty(*chosen.shape, hidden.shape[-1], dtype=hidden.dtype, device=hidden.device)
-        for expert in chosen.unique().tolist():
+        for expert in sorted(set(chosen.flatten().tolist())):
             row, place = (chosen == expert).nonzero(as_tuple=True)
             values = hidden[row]
             inner = add_terms(self.product(first, expert, values), values, delta.experts.get((first, expert), []))
@@ -184,12 +184,19 @@ class AdaptedLatentAttention(MultiHeadLatentAttention):
     plain_mix: Any
 
     def mix(
-        self, q_nope: torch.Tensor, q_rope: torch.Tensor, rows: torch.Tensor, batch: ForwardBatch, state: LayerState
+        self,
+        q_nope: torch.Tensor,
+        q_rope: torch.Tensor,
+        rows: torch.Tensor,
+        batch: ForwardBatch,
+        state: LayerState,
+        choice: Choice | None = None,
     ) -> torch.Tensor:
         active = self.active.rows
         present = [] if active is None else [slot for slot in active.present if slot in self.copies]
         if active is None or not present:
-            return cast("torch.Tensor", self.plain_mix(q_nope, q_rope, rows, batch, state))
+            return cast("torch.Tensor", self.plain_mix(q_nope, q_rope, rows, batch, state, choice))
+        assert choice is None  # ``loading`` refuses expansions of layers that choose keys
         first_rows = [*range(batch.num_decodes), *(chunk.start for chunk in batch.prefills)]
         slots = active.slots[torch.tensor(first_rows, device=rows.device)].tolist()
         mixed: torch.Tensor | None = None

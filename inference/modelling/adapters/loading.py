@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import nn
@@ -15,7 +16,7 @@ from inference.modelling.adapters.deltas import ModuleDelta, Term
 from inference.modelling.adapters.factors import matrix_factors, take_rows
 from inference.modelling.layers.linear import Embedding, Linear
 from inference.modelling.layers.mamba1 import StepProjection
-from inference.modelling.layers.mla import HeadExpansion
+from inference.modelling.layers.mla import HeadExpansion, MultiHeadLatentAttention
 from inference.modelling.layers.moe import Experts, Router
 from inference.modelling.lora.modules import TABLES
 from inference.modelling.lora.plan import AdapterPlan, MatrixPlan, WholePlan
@@ -24,6 +25,8 @@ from inference.modelling.weights.files import TensorFiles
 
 EYE_ROWS = 256
 """Inputs of which the columns of a packed matrix are read at once."""
+TABLE_ROWS = 2048
+"""Rows of a table that are read at once."""
 ALIGNMENT = 64
 """Bytes at whose multiples a factor begins: those of a line of the cache."""
 HEAD_ROLE = "#head"
@@ -178,7 +181,7 @@ class _Builder:
 
     def _check_expansion(self, owner: str, name: str) -> None:
         layer = self._network.get_submodule(owner.rpartition(".")[0])
-        if getattr(layer, "indexer", None) is not None:
+        if isinstance(layer, MultiHeadLatentAttention) and (layer.indexer or layer.spec.choice_source is not None):
             raise _unsupported(name, layer)
 
     def _term(self, left: torch.Tensor, right: torch.Tensor, first_row: int, scale: float) -> Term:
@@ -287,8 +290,9 @@ def _unsupported(name: str, module: nn.Module) -> UnsupportedFormat:
 
 
 def _num_outputs(module: nn.Module) -> int:
-    outputs: int = module.out_features if isinstance(module, Linear | Embedding) else module.weight.shape[0]
-    return outputs
+    if isinstance(module, Linear | Embedding):
+        return module.out_features
+    return cast("torch.Tensor", module.weight).shape[0]
 
 
 def _weight_parts(module: nn.Module, *, is_table: bool) -> Iterator[tuple[int, torch.Tensor]]:
@@ -296,15 +300,14 @@ def _weight_parts(module: nn.Module, *, is_table: bool) -> Iterator[tuple[int, t
 
     A packed matrix is read by what it does to unit vectors, whatever its form is.
     """
+    weight = cast("torch.Tensor", module.weight)
     if is_table:
         assert isinstance(module, Embedding)
-        count = _num_outputs(module)
-        for begin in range(0, count, EYE_ROWS * 8):
-            ids = torch.arange(begin, min(begin + EYE_ROWS * 8, count), device=module.weight.device)
+        for begin in range(0, module.out_features, TABLE_ROWS):
+            ids = torch.arange(begin, min(begin + TABLE_ROWS, module.out_features), device=weight.device)
             yield begin, Embedding.forward(module, ids).float()
         return
-    weight, packed = module.weight, getattr(module, "packed", None)
-    if packed is None:
+    if not isinstance(module, Linear | Embedding) or module.packed is None:
         yield 0, weight.float()
         return
     inputs = module.in_features
@@ -312,7 +315,7 @@ def _weight_parts(module: nn.Module, *, is_table: bool) -> Iterator[tuple[int, t
         stop = min(begin + EYE_ROWS, inputs)
         eye = torch.zeros(stop - begin, inputs, dtype=weight.dtype, device=weight.device)
         eye[:, begin:stop].fill_diagonal_(1)
-        yield begin, packed.wide_linear(eye, None).mT
+        yield begin, module.packed.wide_linear(eye, None).mT
 
 
 def _equals(module: Linear | Embedding, value: torch.Tensor) -> bool:

@@ -258,11 +258,11 @@ class _LowRank:
     def __call__(self, value: torch.Tensor) -> torch.Tensor:
         matrix = self.matrix
         delta = matrix.scale * (self.read(matrix.b) @ self.read(matrix.a))
-        changed = value + (delta.mT if matrix.is_swapped else delta)
+        changed: torch.Tensor = value + (delta.mT if matrix.is_swapped else delta)
         if matrix.magnitude is None:
             return changed
         axis = 0 if matrix.is_swapped else 1  # that of the inputs
-        factor = self.read(matrix.magnitude).flatten() / changed.norm(dim=axis)
+        factor: torch.Tensor = self.read(matrix.magnitude).flatten() / torch.linalg.vector_norm(changed, dim=axis)
         return changed * factor.unsqueeze(axis)
 
 

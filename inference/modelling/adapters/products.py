@@ -96,4 +96,4 @@ def _rows_of(rows: AdapterRows, hidden: torch.Tensor) -> AdapterRows:
         return rows
     if total % count:
         raise ValueError(f"{total} rows can't be those of {count} tokens")
-    return rows.spread(total // count, is_outer=hidden.shape[0] != count)
+    return rows.repeat(total // count, is_outer=hidden.shape[0] != count)

@@ -81,23 +81,23 @@ class BaseModules:
 
     def find(self, module: str, leaf: str = "weight") -> list[Place]:
         """The places of a module's ``weight`` or ``bias``; empty: the base has none of that name."""
-        wanted = _normal(f"{module}.{leaf}" if leaf else module)
-        if wanted == f"{HEAD}.weight" and self._spec.tie_word_embeddings and wanted not in self._tensors:
+        required = _normal(f"{module}.{leaf}" if leaf else module)
+        if required == f"{HEAD}.weight" and self._spec.tie_word_embeddings and required not in self._tensors:
             return self._head_of_embedding()
-        for name, expert in _with_experts(wanted):
+        for name, expert in _with_experts(required):
             if name in self._tensors:
                 return [self._place(parameter, number, expert) for parameter, number in self._tensors[name]]
-        return self._find_shared(wanted)
+        return self._find_shared(required)
 
-    def _find_shared(self, wanted: str) -> list[Place]:
+    def _find_shared(self, required: str) -> list[Place]:
         """The places of a module of a block that a layer shares with an earlier one, which the files have once."""
-        number = _layer_number(wanted)
+        number = _layer_number(required)
         if number is None or number >= len(self._spec.layers):
             return []
         prologue = self._spec.layers[number].prologue
         for first, layer in enumerate(self._spec.layers[:number]):
             if prologue is not None and layer.prologue is not None and layer.prologue.block == prologue.block:
-                return self.find(wanted.replace(f".{number}.", f".{first}.", 1), "")
+                return self.find(required.replace(f".{number}.", f".{first}.", 1), "")
         return []
 
     def find_stack(self, module: str, parameter: str) -> list[Place]:

@@ -229,23 +229,23 @@ class _Planner:
         if is_table:
             if place.owner == EMBEDDING:
                 self._check_vocabulary(parts[kind[0]], inputs)
-            wanted, found = stored[::-1], (outputs, inputs)
+            required, found = stored[::-1], (outputs, inputs)
             is_swapped = True
         else:
             is_swapped = place.piece.transpose
-            wanted, found = (stored[::-1] if is_swapped else stored), (outputs, inputs)
+            required, found = (stored[::-1] if is_swapped else stored), (outputs, inputs)
         if place.owner in ("lm_head", EMBEDDING) and not is_table:
             self._check_vocabulary(parts[kind[1]], outputs)
         self._check_rank(module, parts[kind[0]], rank)
         if columns != rank:
             raise self._mismatch(parts[kind[1]], (outputs, columns), f"{[outputs, rank]}, the rank of its lora_A")
-        if found[1] != wanted[1]:
+        if found[1] != required[1]:
             raise self._mismatch(
-                parts[kind[0]], (rank, inputs), f"{[rank, wanted[1]]}: {place.piece.name} is {list(stored)}"
+                parts[kind[0]], (rank, inputs), f"{[rank, required[1]]}: {place.piece.name} is {list(stored)}"
             )
-        if found[0] != wanted[0]:
+        if found[0] != required[0]:
             raise self._mismatch(
-                parts[kind[1]], (outputs, rank), f"{[wanted[0], rank]}: {place.piece.name} is {list(stored)}"
+                parts[kind[1]], (outputs, rank), f"{[required[0], rank]}: {place.piece.name} is {list(stored)}"
             )
         magnitude = self._magnitude(module, parts, outputs)
         return MatrixPlan(
@@ -364,9 +364,9 @@ class _Planner:
                 param=name,
             )
 
-    def _mismatch(self, name: str, shape: Shape, wanted: str) -> TensorShapeMismatch:
+    def _mismatch(self, name: str, shape: Shape, required: str) -> TensorShapeMismatch:
         return TensorShapeMismatch(
-            f"{name} of the adapter has shape {list(shape)}; it must be {wanted}. Use the base that it was trained "
+            f"{name} of the adapter has shape {list(shape)}; it must be {required}. Use the base that it was trained "
             f"on{self._named_base()}.",
             param=name,
         )

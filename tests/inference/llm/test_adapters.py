@@ -60,7 +60,7 @@ def asked(request_id: str, adapter: str | None, text: str = "the quick brown fox
 def test_eight_adapters_in_one_batch_give_what_each_gives_alone(checkpoint: Checkpoint, directory: Path) -> None:
     llm = load(checkpoint, directory, 8)
     try:
-        alone = {name: tokens(llm, name) for name in (*llm.adapters(), None)}
+        alone = {name: tokens(llm, name) for name in (*llm.adapters.facts(), None)}
         assert len({tuple(found) for found in alone.values()}) == 9
         together = run(llm, *(asked(str(name), name) for name in alone))
         assert {name: ids_of(together[str(name)]) for name in alone} == alone
@@ -84,7 +84,7 @@ def test_none_of_many_requests_is_answered_by_the_wrong_adapter(checkpoint: Chec
     llm = load(checkpoint, directory, 20, max_adapters=4)
     draw = random.Random(5)
     try:
-        names = [*llm.adapters(), None]
+        names = [*llm.adapters.facts(), None]
         prompts = ["the quick brown fox", "jumps over the lazy dog"]
         wanted = {(name, text): tokens(llm, name, text) for name in names for text in prompts}
         for _ in range(5):
@@ -109,12 +109,12 @@ def test_the_prefix_cache_never_mixes_adapters(llm: LLM) -> None:
 
 
 def test_one_content_under_two_names_shares_state(llm: LLM, tmp_path: Path) -> None:
-    llm.add_adapter("twin", write_adapter(tmp_path / "twin", 3))
+    llm.adapters.add("twin", write_adapter(tmp_path / "twin", 3))
     text = "héllo wörld " * 8
     first = tokens(llm, "a3", text)
     events = list(llm.events(text, GREEDY, adapter="twin"))
     assert ids_of(events) == first and events[-1]["usage"]["cached_tokens"] > 16
-    llm.remove_adapter("twin")
+    llm.adapters.remove("twin")
     with pytest.raises(UnknownModel, match="no adapter 'twin'"):
         tokens(llm, "twin")
 
@@ -173,7 +173,7 @@ def test_a_waiting_request_can_be_aborted(checkpoint: Checkpoint, directory: Pat
 
 def test_budget_of_bytes(checkpoint: Checkpoint, directory: Path) -> None:
     llm = load(checkpoint, directory, 4)
-    size = llm.adapters()["a0"].num_bytes
+    size = llm.adapters.facts()["a0"].num_bytes
     llm.close()
     llm = load(checkpoint, directory, 4, adapter_bytes=2 * size)
     try:
@@ -192,22 +192,22 @@ def test_budget_of_bytes(checkpoint: Checkpoint, directory: Path) -> None:
 
 
 def test_a_file_that_changed_is_refused(llm: LLM, tmp_path: Path) -> None:
-    llm.add_adapter("changing", write_adapter(tmp_path / "changing", 77))
+    llm.adapters.add("changing", write_adapter(tmp_path / "changing", 77))
     (tmp_path / "changing" / "adapter_model.safetensors").unlink()
     events = list(llm.events("the quick", GREEDY, adapter="changing"))
     assert events[-1]["type"] == "error" and events[-1]["error"]["class"] == Conflict.__name__
-    llm.remove_adapter("changing")
+    llm.adapters.remove("changing")
     assert llm.stats()["adapters"]["num_waiting"] == 0
 
 
 def test_an_adapter_of_another_tokenizer_is_refused(llm: LLM, tmp_path: Path) -> None:
     path = write_adapter(tmp_path / "same", 1)
     write_tokenizer(path / "tokenizer.json")
-    llm.check_adapter(path)
+    llm.adapters.check(path)
     other = (path / "tokenizer.json").read_text().replace('"the":', '"teh":').replace('"Ġthe":', '"the":')
     (path / "tokenizer.json").write_text(other.replace('"a":', '"zz":').replace('"b":', '"a":'))
     with pytest.raises(UnsupportedFormat, match="another tokenizer"):
-        llm.check_adapter(path)
+        llm.adapters.check(path)
 
 
 @pytest.mark.parametrize(
@@ -228,15 +228,15 @@ def test_wrong_tensors_are_refused_by_name(
     tensors[f"base_model.model.model.{name}"] = value
     tensors = {key: tensor for key, tensor in tensors.items() if tensor is not None}
     with pytest.raises(CheckpointError, match=words):
-        llm.add_adapter("bad", write_adapter(tmp_path / "bad", tensors=tensors))
-    assert "bad" not in llm.adapters()
+        llm.adapters.add("bad", write_adapter(tmp_path / "bad", tensors=tensors))
+    assert "bad" not in llm.adapters.facts()
 
 
 def test_no_room_for_adapters_is_said(checkpoint: Checkpoint, tmp_path: Path) -> None:
     llm = load(checkpoint, max_adapters=0)
     try:
         with pytest.raises(InvalidRequest, match="max_adapters"):
-            llm.add_adapter("a", write_adapter(tmp_path / "a"))
+            llm.adapters.add("a", write_adapter(tmp_path / "a"))
         with pytest.raises(InvalidRequest, match="max_adapters"):
             tokens(llm, "a")
     finally:
