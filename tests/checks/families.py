@@ -51,7 +51,7 @@ Text decoders that transformers 5.23 has and blazr doesn't, and what they need.
 """
 NOT_READ: Mapping[str, str] = {
     "blt, ctrl, cpmant, doge, emu3, hrm_text, reformer, xlnet": "a layer of its own each; rarely served",
-    "openai-gpt, biogpt, gpt_neox_japanese": "early layouts; rarely served",
+    "gpt_neox_japanese": "an early layout whose tokeniser is code of its own; rarely served",
     "cohere_compass_text": "the text model of one that sees pictures; layers that rotate differ by type",
     "deepseek_v4, dots3_note, dots3_note_text, inkling_text, inkling2_text":
         "new layers: hyper-connections with more matrices, compressed attention",

@@ -136,6 +136,8 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v32": Family("deepseek", "DeepseekV32ForCausalLM"),
     "diffllama": Family("diffllama", "DiffLlamaForCausalLM"),
     "jetmoe": Family("jetmoe", "JetMoeForCausalLM"),
+    "biogpt": Family("xglm", "BioGptForCausalLM"),
+    "openai-gpt": Family("openai_gpt", "OpenAIGPTLMHeadModel"),
     "xglm": Family("xglm", "XGLMForCausalLM"),
     "bitnet": Family("bitnet", "BitNetForCausalLM"),
     "hy_v4": Family("hy_v4", "HYV4ForCausalLM"),

@@ -49,6 +49,18 @@ PUBLISHED_LARGE: dict[str, tuple[str, dict[str, Any]]] = {
         "rope_theta": 500000.0, "auto_map": {"AutoConfig": "configuration_bitnet.BitNetConfig"},
         "quantization_config": {
             "quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"}}),
+    "microsoft/biogpt": ("biogpt", {
+        "activation_dropout": 0.0, "attention_probs_dropout_prob": 0.1, "bos_token_id": 0, "eos_token_id": 2,
+        "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 1024, "initializer_range": 0.02,
+        "intermediate_size": 4096, "layer_norm_eps": 1e-12, "layerdrop": 0.0, "max_position_embeddings": 1024,
+        "num_attention_heads": 16, "num_hidden_layers": 24, "pad_token_id": 1, "scale_embedding": True,
+        "torch_dtype": "float32", "use_cache": True, "vocab_size": 42384}),
+    "openai-community/openai-gpt": ("openai-gpt", {
+        "afn": "gelu", "attn_pdrop": 0.1, "embd_pdrop": 0.1, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05,
+        "n_ctx": 512, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 512, "n_special": 0,
+        "predict_special_tokens": True, "resid_pdrop": 0.1, "summary_activation": None, "summary_first_dropout": 0.1,
+        "summary_proj_to_labels": True, "summary_type": "cls_index", "summary_use_proj": True, "vocab_size": 40478,
+        "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}}}),
     "skt/A.X-K1": ("axk1", DEEPSEEK | {
         "head_dim": 64, "n_group": 8, "norm_topk_prob": True, "num_local_experts": 192, "q_lora_rank": 1536,
         "qk_head_dim": 192, "rope_interleave": True, "scoring_func": "sigmoid", "topk_group": 4,
