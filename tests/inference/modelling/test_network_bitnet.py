@@ -18,6 +18,8 @@ from transformers import AutoModelForCausalLM
 from transformers.integrations.bitnet import ActQuant, pack_weights, replace_with_bitnet_linear
 from transformers.utils.quantization_config import BitNetQuantConfig
 
+from inference.engine.config import EngineConfig
+from inference.engine.engine import Engine
 from inference.errors import CheckpointError
 from inference.modelling.backends.backend import pack_weights as pack_network
 from inference.modelling.layers.linear import Linear, network_bytes, rounded_to_bytes
@@ -25,6 +27,7 @@ from inference.modelling.network import HybridForCausalLM
 from inference.modelling.quantisation import Quant, weights_bytes
 from inference.modelling.weights.loader import load_network
 from models_registry.detection.inspection import inspect_checkpoint
+from tests.inference.engine.fakes import request, run
 from tests.inference.modelling.harness import SequenceRunner
 from tests.inference.modelling.test_network_dense import tiny_config
 
@@ -148,3 +151,16 @@ def test_other_variants_are_refused(change: dict[str, Any], named: str, tmp_path
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=named):
         inspect_checkpoint(tmp_path)
+
+
+def test_an_engine_decodes_what_the_network_says(tmp_path: Path) -> None:
+    """Also by recorded steps, which begin after a few of them."""
+    write(tmp_path, "bitnet", "packed")
+    network = load(tmp_path, "none")
+    assert pack_network(network) > 0
+    engine = Engine(network, network.spec, EngineConfig(max_model_len=64, num_blocks=20, num_state_slots=3))
+    prompt = [5, 9, 2, 17, 30, 8]
+    tokens = run(engine, request("r", prompt, max_tokens=24))["r"].tokens
+    logits = SequenceRunner(network).run("a", [*prompt, *tokens], 1)
+    near = [row.max() - row[token] < 0.05 for row, token in zip(logits[len(prompt) - 1 :], tokens, strict=False)]
+    assert len(tokens) == 24 and all(near)
