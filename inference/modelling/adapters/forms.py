@@ -192,11 +192,11 @@ class AdaptedLatentAttention(MultiHeadLatentAttention):
         state: LayerState,
         choice: Choice | None = None,
     ) -> torch.Tensor:
+        assert choice is None  # ``loading`` refuses expansions of layers that choose keys
         active = self.active.rows
         present = [] if active is None else [slot for slot in active.present if slot in self.copies]
         if active is None or not present:
-            return cast("torch.Tensor", self.plain_mix(q_nope, q_rope, rows, batch, state, choice))
-        assert choice is None  # ``loading`` refuses expansions of layers that choose keys
+            return cast("torch.Tensor", self.plain_mix(q_nope, q_rope, rows, batch, state))
         first_rows = [*range(batch.num_decodes), *(chunk.start for chunk in batch.prefills)]
         slots = active.slots[torch.tensor(first_rows, device=rows.device)].tolist()
         mixed: torch.Tensor | None = None
