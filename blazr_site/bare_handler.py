@@ -31,7 +31,7 @@ from inference.errors import StorageFull
 from inference.host.disk import full_disk_as_error
 from models_registry.storage import uploads_dir
 
-_NO_ROOM = "the server's disk has no room for this body; send it again later, or a smaller one."
+_DISK_FULL = "the server's disk has no room for this body; send it again later, or a smaller one."
 _WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
 
 Message = Mapping[str, Any]
@@ -111,7 +111,7 @@ class BareHandler(ASGIHandler):
             taken, message = message, None
             return await receive() if taken is None else taken
 
-        with full_disk_as_error(_NO_ROOM):
+        with full_disk_as_error(_DISK_FULL):
             return await super().read_body(from_the_first)
 
     async def _send_until_cancelled(self, response: HttpResponseBase, send: Send) -> None:
@@ -148,7 +148,7 @@ async def read_to_disk(receive: Receive) -> Any:
     file = tempfile.TemporaryFile(dir=uploads_dir())  # noqa: SIM115 - the request closes it
     is_complete = False
     try:
-        with full_disk_as_error(_NO_ROOM):
+        with full_disk_as_error(_DISK_FULL):
             while not is_complete:
                 message = await receive()
                 if message["type"] == "http.disconnect":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from inference.modelling.hyper_specs import HyperConnectionSpec, HyperStreamsSpec
-from inference.modelling.indexer_specs import PooledIndexerSpec
 from inference.modelling.latent_specs import MLASpec
 from inference.modelling.layer_parts import NormSpec, RopeScaling, RopeSpec
 from inference.modelling.layer_specs import AttentionSpec, Mamba1Spec, Mamba2Spec, MLPSpec, MoESpec
