@@ -19,6 +19,7 @@ from django.core.exceptions import SuspiciousFileOperation
 from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseNotModified
 from django.utils.http import http_date
+from django.views.decorators.http import require_safe
 from django.views.static import was_modified_since
 
 _FOREVER = "public, max-age=31536000, immutable"
@@ -72,6 +73,7 @@ def static_file(request: HttpRequest, path: str) -> HttpResponse:
     return response
 
 
+@require_safe
 def favicon(request: HttpRequest) -> HttpResponse:
     """Return the icon where browsers and link previews look for it without having read a page."""
     response = static_file(request, "registry/favicon.ico")

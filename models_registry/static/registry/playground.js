@@ -178,7 +178,7 @@ async function keepChat() {
   chatId ??= newId();
   const body = { model: model().name, mode: mode(), system: $("#system").value, params, turns: messages };
   try {
-    const { title } = await call("PUT", `/playground/chats/${chatId}`, body);
+    const { title } = await call("PUT", `/registry/chats/${chatId}`, body);
     history.replaceState(null, "", `?chat=${chatId}`);
     if (!isNew) return;
     $("#chats .muted")?.remove();

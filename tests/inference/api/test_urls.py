@@ -86,7 +86,7 @@ def _views(resolver: URLResolver, prefix: str = "/") -> Iterator[tuple[str, Any]
         if isinstance(pattern, URLResolver):
             if path != "/admin/":  # Django's own, with its own tests
                 yield from _views(pattern, path)
-        elif isinstance(pattern, URLPattern) and not path.startswith("/static/"):
+        elif isinstance(pattern, URLPattern) and not path.startswith(("/static/", "/favicon.ico")):
             yield path, getattr(pattern.callback, "view_class", getattr(pattern.callback, "cls", None))
 
 

@@ -29,7 +29,7 @@ from inference.batches.schedules import schedule_create
 from inference.dialects.openai.requests import plan_from_body
 from inference.files.store import FileWriter
 from inference.jobs.services import JobRequest, jobs_submit
-from inference.models import ApiKey, StoredResponse, UsageDay
+from inference.models import ApiKey, SavedChat, StoredResponse, UsageDay
 from inference.states.services import StateFacts, state_create
 from inference.transport import questions as worker_questions
 from inference.values.messages import StateOrder
@@ -99,6 +99,9 @@ def objects(db, data_dir, tmp_path, settings) -> dict[str, Any]:
     run = TrainingRun.objects.create(name="nano", directory=str(tmp_path), **DEFAULTS)
     passport = Passport.objects.create(source=checkpoint, source_name="tiny", active_at=timezone.now())
     pull = PullJob.objects.create(origin="org/tiny", state="done", active_at=timezone.now())
+    chat = SavedChat.objects.create(
+        owner=account("chatter", "member"), title="Hi", model="tiny", content='{"mode": "chat", "turns": []}'
+    )
     UsageDay.objects.create(day=timezone.now().date(), tenant=owner.tenant, model="tiny")
     writer = FileWriter()
     writer.write(b"state")
@@ -111,7 +114,7 @@ def objects(db, data_dir, tmp_path, settings) -> dict[str, Any]:
         "rest": "nowhere", "path": "registry/app.css", "object_id": 1, "content_type_id": 1, "id": 1, "url": "nowhere",
         "app_label": "inference", "owner": key, "quantisation_id": quantisation.pk,
         "measurement_id": measurement.pk, "run_id": run.pk, "passport_id": passport.pk, "alias": "alias",
-        "digest": "sha256:" + "0" * 64, "pull_id": pull.pk,
+        "digest": "sha256:" + "0" * 64, "pull_id": pull.pk, "chat_id": chat.chat_id, "prefix": row.prefix,
     }  # fmt: skip
 
 
@@ -216,6 +219,7 @@ def test_every_route_lets_in_whom_the_table_says(objects, callers, settings, mon
 
 
 WEBSOCKET = "/v1/stream"
+CONSOLE_SOCKET = "/console/live"
 
 
 async def _websocket(arguments: dict[str, Any]) -> str:
@@ -251,8 +255,34 @@ def test_the_websocket_lets_in_whom_the_table_says(callers, settings, monkeypatc
     assert declared()[f"WS {WEBSOCKET}"] == cells
 
 
+async def _console_socket(arguments: dict[str, Any]) -> str:
+    """Open the pages' socket: ``+`` if it stays open, else the code of its end."""
+    headers = [(b"host", b"testserver"), (b"origin", b"http://testserver")]
+    headers += [(b"cookie", value.encode()) for name, value in arguments.items() if name == "HTTP_COOKIE"]
+    scope = {"type": "websocket", "path": CONSOLE_SOCKET, "headers": headers, "client": ("127.0.0.1", 50000)}
+    connection = ApplicationCommunicator(application, {**scope, "query_string": b"", "subprotocols": []})
+    await connection.send_input({"type": "websocket.connect"})
+    assert (await connection.receive_output(5))["type"] == "websocket.accept"
+    is_open = await connection.receive_nothing(0.3)
+    found = "+" if is_open else str((await connection.receive_output(1)).get("code", "+"))
+    await connection.send_input({"type": "websocket.disconnect", "code": 1000})
+    await connection.wait(5)
+    return found
+
+
+@pytest.mark.django_db
+def test_the_pages_socket_lets_in_whom_the_table_says(callers, monkeypatch, settings):
+    monkeypatch.setattr("channels.db.close_old_connections", lambda: None)
+    settings.ALLOWED_HOSTS = ["testserver"]
+    callers["unscoped"] = {}
+    assert declared()[f"WS {CONSOLE_SOCKET}"] == [async_to_sync(_console_socket)(callers[name]) for name in CALLERS]
+
+
 def test_the_socket_has_no_other_routes():
     routed = application.application_mapping["websocket"]
     while not hasattr(routed, "routes"):
         routed = getattr(routed, "inner", None) or routed._app
-    assert [str(route.pattern) for route in routed.routes] == [WEBSOCKET.removeprefix("/")]
+    assert [str(route.pattern) for route in routed.routes] == [
+        WEBSOCKET.removeprefix("/"),
+        CONSOLE_SOCKET.removeprefix("/"),
+    ]

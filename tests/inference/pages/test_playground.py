@@ -30,7 +30,7 @@ def member(client: Client) -> Client:
 
 
 def put(client: Client, key: uuid.UUID, body: dict[str, Any]) -> Any:
-    return client.put(f"/playground/chats/{key}", json.dumps(body), content_type="application/json")
+    return client.put(f"/registry/chats/{key}", json.dumps(body), content_type="application/json")
 
 
 def test_a_chat_is_kept_shown_changed_and_forgotten(member: Client) -> None:
@@ -42,7 +42,7 @@ def test_a_chat_is_kept_shown_changed_and_forgotten(member: Client) -> None:
     longer = {**CHAT, "turns": [*CHAT["turns"], {"role": "user", "content": "More"}]}
     assert put(member, key, longer).status_code == 200
     assert len(member.get(f"/playground/?chat={key}").context["chat"]["turns"]) == 3
-    assert member.delete(f"/playground/chats/{key}").status_code == 204
+    assert member.delete(f"/registry/chats/{key}").status_code == 204
     assert not SavedChat.objects.exists()
 
 
@@ -53,7 +53,7 @@ def test_a_chat_is_its_accounts_alone(member: Client) -> None:
     other.force_login(account("mark", "member"))
     assert other.get(f"/playground/?chat={key}").status_code == 404
     assert put(other, key, CHAT).status_code == 404
-    other.delete(f"/playground/chats/{key}")
+    other.delete(f"/registry/chats/{key}")
     assert SavedChat.objects.count() == 1
     assert str(key) not in other.get("/playground/").content.decode()
 
