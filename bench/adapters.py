@@ -2,9 +2,9 @@
 
 Each round decodes ``--batch`` requests through the base, then as many through adapters that all differ, in one process
 and on the same weights. Prints the medians of tokens per second and of their ratio: for the decoding alone, by the
-clock and by processor time (which other work on the machine disturbs less; with ``--threads 1`` no thread spins in it),
-and with the prompts. ``--many`` instead sends requests over more adapters than are resident and counts the wrong ones: those
-that differ from what the same adapter gives alone.
+clock and by processor time (which other work disturbs less; with ``--threads 1`` no thread spins in it), and with the
+prompts. ``--many`` instead sends requests over more adapters than are resident and counts the wrong ones: those that
+differ from what the same adapter gives alone.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def add(llm: LLM, request_id: str, prompt: Sequence[int], adapter: str | None, m
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Tokens per second of one turn: of the decoding once all prompts are read, also by processor time; of all of it."""
+    """Tokens per second of one turn: of decoding alone, by the clock and by processor time, and of all of it."""
 
     decode: float
     processor: float

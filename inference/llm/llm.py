@@ -181,16 +181,9 @@ class LLM(OfflineRequests):
         with on_device(torch.device(options.device)), contextlib.ExitStack() as undo:
             text = TextLoading(tokenizer, plan.max_model_len)
             undo.callback(text.close)
-
-            def report(share: float, name: str) -> None:
-                text.check()
-                if progress is not None:
-                    progress(share, name)
-
             network = load_network(
                 spec, weight_files, dtype=TORCH_DTYPES[dtype], device=options.device, quant=options.quant, pack=True,
-                progress=report,
-                changes=None if merged is None else merged.tensors,
+                progress=text.checking(progress), changes=None if merged is None else merged.tensors,
             )  # fmt: skip
             loaded, template = text.result()
             speculation = load_speculation(options, draft, loaded, plan, spec, weight_files, dtype)

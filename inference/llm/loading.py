@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -50,6 +50,16 @@ class TextLoading:
         """Raise what went wrong, if it has by now."""
         if self._loading.done():
             self._loading.result()
+
+    def checking(self, progress: Callable[[float, str], None] | None) -> Callable[[float, str], None]:
+        """Return a callback for a load's progress that raises what went wrong here, too."""
+
+        def report(share: float, name: str) -> None:
+            self.check()
+            if progress is not None:
+                progress(share, name)
+
+        return report
 
     def result(self) -> tuple[Tokenizer, ChatTemplate | None]:
         """Wait for both.

@@ -104,7 +104,7 @@ def _max_snapshots(options: LLMOptions, slot_bytes: int) -> tuple[int, float]:
 
 
 def needed_bytes(spec: ModelSpec, options: LLMOptions, draft: DraftCheckpoint | None = None) -> int:
-    """Bytes of weights and states, the draft model's included, after a load with these options.
+    """Bytes of weights, states and the adapters' budget, the draft model's included, after a load with these options.
 
     Raises:
         OutOfCacheBlocks: As ``plan_states``.
@@ -115,7 +115,7 @@ def needed_bytes(spec: ModelSpec, options: LLMOptions, draft: DraftCheckpoint | 
         dtype = choose_dtype(draft.spec, options)
         weights += weights_bytes(draft.spec, dtype, options.quant)
         weights += plan_draft(draft, dtype, options.speculative, plan).total_bytes
-    return weights + plan.total_bytes
+    return weights + plan.total_bytes + (options.adapter_bytes or 0 if options.max_adapters else 0)
 
 
 def load_sizes(spec: ModelSpec, options: LLMOptions) -> dict[str, int]:

@@ -1,0 +1,43 @@
+"""Modules of a base by PEFT's names."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.inference.modelling.families.headers import HIDDEN
+from tests.inference.modelling.lora.bases import llama, mixtral
+
+
+def test_a_module_is_found_whatever_stands_before_the_layers() -> None:
+    base = llama()
+    (query,) = base.find("model.layers.0.self_attn.q_proj")
+    assert base.find("layers.0.self_attn.q_proj") == base.find("language_model.model.layers.0.self_attn.q_proj") == [query]
+    assert (query.owner, query.leaf, query.first_row) == ("layers.0.token_mixer.qkv_proj", "weight", 0)
+    (key,) = base.find("model.layers.0.self_attn.k_proj")
+    assert key.owner == query.owner and key.first_row == query.num_rows
+    (up,) = base.find("model.layers.0.mlp.up_proj")
+    assert (up.owner, up.first_row, up.num_rows) == ("layers.0.channel_mixer.gate_up_proj", 12, 12)
+
+
+@pytest.mark.parametrize("name", ["model.layers.1.self_attn.q_proj", "model.layers.0.self_attn.w_proj", "q_proj", ""])
+def test_other_modules_are_not_found(name: str) -> None:
+    base = llama()
+    assert base.find(name) == []
+    assert "self_attn.q_proj" in base.similar("model.layers.0.self_attn.q_pro")
+
+
+def test_experts_one_by_one_and_as_transformers_stacks_them() -> None:
+    base = mixtral()
+    (first,) = base.find("model.layers.0.block_sparse_moe.experts.3.w1")
+    (third,) = base.find("model.layers.0.block_sparse_moe.experts.3.w3")
+    assert first.owner == third.owner == "layers.0.channel_mixer.experts"
+    assert (first.expert, first.leaf, first.first_row, third.first_row) == (3, "gate_up_proj", 0, first.num_rows)
+    (stack,) = base.find_stack("model.layers.0.mlp.experts", "gate_up_proj")
+    assert (stack.owner, stack.stored) == (first.owner, (4, 2 * first.num_rows, HIDDEN))
+    assert base.find_stack("model.layers.0.mlp.experts", "up_proj") == []
+    assert [place.owner for place in base.find("model.layers.0.mlp.gate")] == ["layers.0.channel_mixer.router"]
+
+
+def test_a_matrix_for_each_expert_is_none_of_the_targets() -> None:
+    assert llama().has_matrix("q_proj") and not llama().has_matrix("proj")
+    assert not mixtral().has_matrix("w1")
