@@ -36,11 +36,11 @@ def _words(fit: Mapping[str, Any], tokens: int, sequences: int) -> dict[str, str
     split += f"; up to {fit['max_num_seqs']:,} are computed at once."
     each = fit["bytes_per_sequence"] + tokens * fit["bytes_per_token"]
     needed = fit["weights_bytes"] + sequences * each
-    room = fit["budget_bytes"] - fit["pinned_bytes"]
+    capacity = fit["budget_bytes"] - fit["pinned_bytes"]
     verdict = (
-        f"room enough in {format_bytes(room)}"
-        if needed <= room
-        else f"more than {format_bytes(room)}, which can be had"
+        f"room enough in {format_bytes(capacity)}"
+        if needed <= capacity
+        else f"more than {format_bytes(capacity)}, which can be had"
     )
     wish = (
         f"{format_bytes(fit['weights_bytes'])} of weights and {sequences:,} × {format_bytes(each)} of state are "

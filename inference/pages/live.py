@@ -49,7 +49,7 @@ class ConsoleConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         self.sees_models, self.sees_uploads = await sync_to_async(_permissions)(user)
         is_watched = ConsoleConsumer._watch is not None and not ConsoleConsumer._watch.done()
         if is_watched and ConsoleConsumer._last is not None:
-            await self.tell([], *ConsoleConsumer._last)
+            await self.report([], *ConsoleConsumer._last)
         ConsoleConsumer._open.add(self)
         if not is_watched:
             ConsoleConsumer._watch = run_in_background(_watch())
@@ -58,7 +58,7 @@ class ConsoleConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         """Forget the page."""
         ConsoleConsumer._open.discard(self)
 
-    async def tell(self, changed: list[str], memory: dict[str, int], uploads: list[dict[str, Any]]) -> None:
+    async def report(self, changed: list[str], memory: dict[str, int], uploads: list[dict[str, Any]]) -> None:
         """Send what has changed."""
         frame: dict[str, Any] = {"changed": changed}
         if self.sees_models:
@@ -86,7 +86,7 @@ async def _watch() -> None:
         changed = [topic for topic in now if before is not None and now[topic] != before.get(topic)]
         if changed or before is None:
             pages = list(ConsoleConsumer._open)
-            await asyncio.gather(*(page.tell(changed, memory, uploads) for page in pages), return_exceptions=True)
+            await asyncio.gather(*(page.report(changed, memory, uploads) for page in pages), return_exceptions=True)
         before = now
         await asyncio.sleep(PERIOD_S)
 

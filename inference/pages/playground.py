@@ -36,8 +36,8 @@ class PlaygroundPage(StaffPage):
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
         """Return the models with their abilities and recommended parameters, and the account's chats."""
-        wanted = self.request.GET.get("chat")
-        chat = None if wanted is None else chat_get(wanted, self.request.user)
+        requested = self.request.GET.get("chat")
+        chat = None if requested is None else chat_get(requested, self.request.user)
         return {
             "models": [
                 {

@@ -73,7 +73,7 @@ def chat(context: BrowserContext) -> None:
 
 
 def take(page: Page, path: str, file: Path, width: int) -> None:
-    page.goto(path, wait_until="networkidle")
+    page.goto(path)
     page.wait_for_timeout(300)
     page.screenshot(path=file, full_page=True)
     if overflow := page.evaluate("document.documentElement.scrollWidth - innerWidth"):

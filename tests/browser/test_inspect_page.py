@@ -143,7 +143,7 @@ def test_dialog_and_rows_fit_and_can_be_read(page: Page, site: LiveServer) -> No
 def test_pictures_follow_the_chosen_scheme(page: Page, site: LiveServer) -> None:
     """The button's choice, against the system's."""
     page.emulate_media(color_scheme="light")
-    page.goto(f"/models/{site.checkpoint_id('demo')}/?tab=memory", wait_until="networkidle")
+    page.goto(f"/models/{site.checkpoint_id('demo')}/?tab=memory")
     picture = page.locator("#spans img")
     picture.scroll_into_view_if_needed()
     light = picture.screenshot()

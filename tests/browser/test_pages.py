@@ -101,7 +101,7 @@ def test_the_theme_follows_the_system_until_chosen(page: Page) -> None:
 
 
 def test_the_keyboard_reaches_everything_visibly(page: Page) -> None:
-    page.goto("/models/", wait_until="networkidle")
+    page.goto("/models/")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to content"
     seen = set()
