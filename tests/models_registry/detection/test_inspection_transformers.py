@@ -25,6 +25,7 @@ MOE = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_
 MLA = {"q_lora_rank": 12, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8,
        "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1,
        "num_key_value_heads": 4, "moe_intermediate_size": 16, "num_experts_per_tok": 2}  # fmt: skip
+INDEXER = {"index_topk": 8, "index_head_dim": 8, "index_n_heads": 2}
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_expand": 2, "mamba_n_groups": 1}
 KIMI = {
     "num_experts": 4, "num_experts_per_token": 2, "moe_intermediate_size": 16, "kv_lora_rank": 16, "v_head_dim": 8,
@@ -44,6 +45,13 @@ SUPPORTED: dict[str, dict[str, Any]] = {
     "gemma3_text": {"layer_types": None, "sliding_window": 8},
     "deepseek_v2": MLA,
     "deepseek_v3": MLA,
+    "axk1": MLA,
+    "axk2": MLA | INDEXER | {"gated_norm_rank": 4},
+    "deepseek_v32": MLA | INDEXER,
+    "hy_v4": MLA | INDEXER,
+    "bitnet": {},
+    "diffllama": {},
+    "jetmoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "kv_channels": 8},
     "mamba": {"state_size": 8},
     "mamba2": {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1},
     "falcon_mamba": {"state_size": 8},
@@ -81,7 +89,7 @@ SUPPORTED: dict[str, dict[str, Any]] = {
               "num_experts": 2, "use_mamba_kernels": False, "mamba_d_state": 8, "mamba_dt_rank": 4},
 }  # fmt: skip
 
-LOOK_ALIKES = ("bitnet", "diffllama")
+LOOK_ALIKES = ("doge", "gpt_neox_japanese")
 
 # The same names as another type's, another arithmetic: without a model_type only this key tells them apart.
 TELLTALE_KEYS = {"mistral": "sliding_window", "falcon_mamba": "mixer_rms_eps"}
