@@ -12,7 +12,13 @@ from inference.modelling.lora.config import LoraConfig
 
 def test_defaults_are_pefts() -> None:
     config = LoraConfig.from_dict({})
-    assert (config.rank, config.alpha, config.bias, config.is_dora, config.target_modules) == (8, 8.0, "none", False, ())
+    assert (config.rank, config.alpha, config.bias, config.is_dora, config.target_modules) == (
+        8,
+        8.0,
+        "none",
+        False,
+        (),
+    )
     assert config.scale_of("model.layers.0.self_attn.q_proj", 8) == 1.0
 
 

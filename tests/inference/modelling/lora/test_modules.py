@@ -11,7 +11,9 @@ from tests.inference.modelling.lora.bases import llama, mixtral
 def test_a_module_is_found_whatever_stands_before_the_layers() -> None:
     base = llama()
     (query,) = base.find("model.layers.0.self_attn.q_proj")
-    assert base.find("layers.0.self_attn.q_proj") == base.find("language_model.model.layers.0.self_attn.q_proj") == [query]
+    assert (
+        base.find("layers.0.self_attn.q_proj") == base.find("language_model.model.layers.0.self_attn.q_proj") == [query]
+    )
     assert (query.owner, query.leaf, query.first_row) == ("layers.0.token_mixer.qkv_proj", "weight", 0)
     (key,) = base.find("model.layers.0.self_attn.k_proj")
     assert key.owner == query.owner and key.first_row == query.num_rows
