@@ -94,7 +94,8 @@ def test_stacked_experts_are_told_by_their_shapes() -> None:
     module = f"{PREFIX}model.layers.0.mlp.experts"
     outer = {f"{module}.lora_A.weight": (2 * count, rows // 2), f"{module}.lora_B.weight": (inputs, 2 * count)}
     inner = {
-        f"{module}.base_layer.lora_A.weight": (2 * count, inputs), f"{module}.base_layer.lora_B.weight": (rows, 2 * count)
+        f"{module}.base_layer.lora_A.weight": (2 * count, inputs),
+        f"{module}.base_layer.lora_B.weight": (rows, 2 * count),
     }  # fmt: skip
     found = {matrix.place.leaf: matrix for matrix in plan(outer | inner, base).matrices}
     assert found["gate_up_proj"].a == f"{module}.base_layer.lora_A.weight"
