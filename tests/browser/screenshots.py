@@ -1,6 +1,6 @@
 """Take pictures of every page, in both themes and sizes, of a real server with a model that has answered.
 
-``python -m tests.browser.screenshots DIRECTORY [--url URL --password FILE]``; without a URL it starts a server.
+``python -m tests.browser.screenshots DIRECTORY [--only overview,jobs]`` starts a server of its own.
 """
 
 from __future__ import annotations
@@ -21,16 +21,20 @@ SIZES = {"wide": (1440, 900), "narrow": (360, 780)}
 THEMES = ("light", "dark")
 
 
-def pages(site: LiveServer) -> dict[str, str]:
+def pages(site: LiveServer, chat: str) -> dict[str, str]:
     """The pages by the names of their pictures."""
     model = f"/models/{site.checkpoint_id('demo')}/"
+    tabs = ("overview", "layers", "tensors", "memory", "template", "facts", "settings")
     return {
         "overview": "/",
         "models": "/models/",
         "upload": "/models/upload/",
-        "model": model,
-        "playground": "/playground/?model=demo",
+        **{f"model-{tab}": f"{model}?tab={tab}" for tab in tabs},
+        "playground": f"/playground/{chat}",
         "jobs": "/jobs/",
+        "requests": "/requests/",
+        "keys": "/keys/",
+        "settings": "/settings/",
         "docs": "/docs",
         "not-found": "/nowhere",
     }
@@ -61,20 +65,23 @@ def sign_in(browser: Browser, site: LiveServer) -> dict:
     return state
 
 
-def chat(context: BrowserContext) -> None:
-    """Let the model answer once, so that the pages have something to show."""
+def chat(context: BrowserContext) -> str:
+    """Let the model answer once, so that the pages have something to show; returns the query of the kept chat."""
     page = context.new_page()
     page.goto("/playground/?model=demo")
     page.fill("#p-max_tokens", "48")
     page.fill("#prompt", "What is a module?")
     page.keyboard.press("Enter")
     page.locator("#readout", has_text="ended by").wait_for()
+    page.wait_for_url("**/playground/?chat=*")
+    address = page.url.partition("/playground/")[2]
     page.close()
+    return address
 
 
 def take(page: Page, path: str, file: Path, width: int) -> None:
     page.goto(path)
-    page.wait_for_timeout(300)
+    page.wait_for_timeout(500)
     page.screenshot(path=file, full_page=True)
     if overflow := page.evaluate("document.documentElement.scrollWidth - innerWidth"):
         sys.stderr.write(f"{file.name}: {overflow} px wider than {width}\n")
@@ -94,7 +101,7 @@ def main() -> int:
     with demo_server() as site, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=binary, args=["--no-sandbox"])
         state = sign_in(browser, site)
-        chat(browser.new_context(base_url=site.url, storage_state=state))
+        kept = chat(browser.new_context(base_url=site.url, storage_state=state))
         for size, (width, height) in SIZES.items():
             for theme in THEMES:
                 context = browser.new_context(
@@ -104,7 +111,7 @@ def main() -> int:
                     viewport={"width": width, "height": height},
                 )
                 page = context.new_page()
-                for name, path in pages(site).items():
+                for name, path in pages(site, kept).items():
                     if not wanted or name in wanted:
                         take(page, path, arguments.directory / f"{name}-{size}-{theme}.png", width)
                 context.close()
