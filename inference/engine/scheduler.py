@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from types import MappingProxyType
 from typing import NamedTuple
@@ -258,6 +259,7 @@ class Scheduler:
         while (span := request.whole_image_at(match.num_tokens)) is not None:
             ids = ids[: span.start + 1]  # resume before the picture
             match = self._cache.find(request.namespace, ids, fetched=request.fetched, can_read=can_read)
+            match = replace(match, reason=match.reason or MissReason.EVICTED)
         saved = request.source.saved_state
         # The request's own state is further on: it needs blocks of its own for all of it.
         return match if saved is None or match.num_tokens >= len(saved.token_ids) else Match(reason=match.reason)
