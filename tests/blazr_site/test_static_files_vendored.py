@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import tomllib
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (ROOT / "blazr_site/static/vendor", ROOT / "tests/browser/vendor")
 MAX_OWN_CSS_BYTES = 8 << 10
+"""Of what is transferred, which is compressed: the source may be readable."""
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.parent.name)
@@ -32,4 +34,4 @@ def test_our_own_stylesheet_is_small() -> None:
     own = [
         file for file in ROOT.glob("*/static/**/*.css") if "vendor" not in file.parts and "api_docs" not in file.name
     ]
-    assert sum(file.stat().st_size for file in own) <= MAX_OWN_CSS_BYTES, own
+    assert sum(len(gzip.compress(file.read_bytes())) for file in own) <= MAX_OWN_CSS_BYTES, own
