@@ -129,7 +129,7 @@ def test_links_to_an_uploaded_tokenizer_do_no_harm(bare: Checkpoint, lender: Che
 
 
 def test_the_pages_offer_models_with_a_tokenizer(browser: Client, bare: Checkpoint, lender: Checkpoint) -> None:
-    of_page = browser.get(f"/models/{bare.pk}/").context["detail"]["description"]["overridable"]
+    of_page = browser.get(f"/models/{bare.pk}/?tab=facts").context["description"]["overridable"]
     of_upload = browser.get("/models/upload/").context["rules"]["facts"]
     for rules in (of_page, of_upload):
         (rule,) = (rule for rule in rules if rule["name"] == "tokenizer_from")
