@@ -225,13 +225,13 @@ def test_a_key_is_made_shown_once_tried_and_revoked(page: Page, site: LiveServer
     headers = {"Authorization": f"Bearer {key}"}
     assert page.request.post(f"{site.url}/v1/completions", data={**body, "max_tokens": 2}, headers=headers).ok
     page.goto("/keys/")
-    row = page.locator("tr", has_text="for a test")
+    row = page.locator("[aria-labelledby=keys-title] tr", has_text="for a test")
     expect(row).to_contain_text("files, generate, models")
     expect(row).to_contain_text("60 requests a minute")
     assert key not in page.content()
     row.get_by_role("button", name="Revoke").click()
     page.click("dialog >> text=Revoke >> nth=-1")
-    expect(page.locator("tr", has_text="for a test")).to_contain_text("revoked")
+    expect(page.locator("[aria-labelledby=keys-title] tr", has_text="for a test")).to_contain_text("revoked")
     refused = page.request.post(f"{site.url}/v1/completions", data=body, headers=headers)
     assert refused.status == 401
 
