@@ -12,6 +12,7 @@ import uuid
 from django.db import transaction
 
 from inference.errors import Conflict, NotFound, UnknownModel
+from models_registry.adapter_names import names_adapter
 from models_registry.models import AliasRevision, Checkpoint, ModelAlias, TrainingRun
 from models_registry.names import check_name
 from models_registry.passport_gaps import passport_gap
@@ -30,6 +31,8 @@ def alias_promote(*, name: str, checkpoint: Checkpoint, author_name: str = "") -
     check_name(name)
     if Checkpoint.objects.filter(served_model_name=name).exists():
         raise Conflict(f"{name!r} is the name of a checkpoint; choose another one for the alias.", param="model")
+    if names_adapter(name):
+        raise Conflict(f"{name!r} is the name of an adapter; choose another one for the alias.", param="model")
     with transaction.atomic():
         ModelAlias.objects.get_or_create(name=name)
         alias = ModelAlias.objects.select_for_update().get(name=name)

@@ -14,7 +14,7 @@ from asgiref.sync import async_to_sync
 
 from inference.errors import BlazrError, Unavailable
 from inference.transport import queue as broker
-from inference.transport.control import request_unload_sync
+from inference.transport.control import forget_adapter_sync, request_unload_sync
 from inference.transport.questions import fits_somewhere, model_fit
 from inference.transport.worker_states import model_states_sync, worker_states_sync
 from inference.values.states import ModelState, WorkerState, departures_of
@@ -109,5 +109,16 @@ def unload_before_delete(checkpoint: Checkpoint) -> None:
     """Call ``unload``; ignore an unavailable Redis, because a checkpoint can be deleted without Redis."""
     try:
         unload(checkpoint)
+    except Unavailable:
+        return
+
+
+def forget_adapter(adapter_id: str) -> None:
+    """Take a removed adapter away from the workers.
+
+    Without Redis they keep it until their model goes, and no request can name it any more.
+    """
+    try:
+        forget_adapter_sync(adapter_id)
     except Unavailable:
         return

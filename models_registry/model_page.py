@@ -13,7 +13,10 @@ from inference.models.readable_rows import readable_rows
 from inference.values.memory_span import MAX_TOKENS
 from inference.values.tokenizer_spec import MAX_TEMPLATE_CHARS
 from models_registry import live, selectors
+from models_registry.adapter_names import MAX_ADAPTER_CHARS
+from models_registry.adapters import adapter_list
 from models_registry.aliases import alias_names
+from models_registry.api.adapter_views import AdapterSerializer
 from models_registry.api.passport_views import passport_context
 from models_registry.api.quantisation_views import quantisation_list
 from models_registry.api.serializers import CheckpointSerializer, OverrideSerializer
@@ -46,6 +49,7 @@ TABS = {
     "memory": "Memory",
     "template": "Template",
     "facts": "Facts",
+    "adapters": "Adapters",
     "passport": "Passport",
     "settings": "Settings",
 }
@@ -55,6 +59,7 @@ SCRIPTS = {
     "memory": ("registry/fit.js", "registry/spans.js"),
     "template": ("registry/chat_template.js",),
     "facts": ("registry/model_facts.js",),
+    "adapters": ("registry/adapters.js",),
     "passport": ("registry/passport.js",),
     "settings": ("registry/model_settings.js",),
 }
@@ -129,6 +134,9 @@ class ModelPage(StaffPage):
 
     def _layers_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:
         return _layers(describe(checkpoint_inspection(checkpoint)))
+
+    def _adapters_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        return {"adapters": AdapterSerializer(adapter_list(checkpoint), many=True).data, "max_name": MAX_ADAPTER_CHARS}
 
     def _passport_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:
         return {**passport_context(checkpoint), "alias_names": alias_names()}

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from inference.errors import UnknownModel
 from inference.models.readable_rows import readable_rows
+from models_registry.adapter_names import full_name, split_name
 from models_registry.aliases import alias_checkpoint_id
 from models_registry.detection.inspection import Inspection
-from models_registry.models import Checkpoint, CheckpointOverride
+from models_registry.models import Adapter, Checkpoint, CheckpointOverride
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
@@ -47,6 +48,30 @@ def checkpoint_get(checkpoint_id: uuid.UUID | str) -> Checkpoint:
     if not rows:
         raise UnknownModel(f"There is no checkpoint with the id {str(checkpoint_id)[:60]!r}.", param="checkpoint")
     return rows[0]
+
+
+def adapter_key(name: str) -> tuple[uuid.UUID, uuid.UUID] | None:
+    """Return checkpoint and adapter of ``BASE:NAME``, BASE being a checkpoint or an alias; None: there is none."""
+    parts = None if "\0" in name else split_name(name)
+    if parts is None:
+        return None
+    base = Checkpoint.objects.filter(served_model_name=parts[0]).values_list("pk", flat=True).first()
+    base = base or alias_checkpoint_id(parts[0])
+    key = Adapter.objects.filter(base_id=base, name=parts[1]).values_list("pk", flat=True).first()
+    return None if base is None or key is None else (base, key)
+
+
+def adapter_name(adapter_id: uuid.UUID) -> str:
+    """Return an adapter's name by its base's own.
+
+    Raises:
+        UnknownModel: It was removed.
+    """
+    rows = Adapter.objects.filter(pk=adapter_id).values_list("base__served_model_name", "name")
+    found = rows.first()
+    if found is None:
+        raise UnknownModel("The adapter was removed; GET /v1/models lists the models that are there.", param="model")
+    return full_name(*found)
 
 
 def checkpoint_version(checkpoint_id: uuid.UUID) -> str:

@@ -19,12 +19,13 @@ from django.utils import timezone
 
 from inference.errors import BlazrError, ChecksumMismatch, Conflict, CorruptCheckpoint, NotFound
 from models_registry import storage
+from models_registry.adapter_names import full_name, names_adapter
 from models_registry.aliases import check_not_current
 from models_registry.chat_templates import check_after_inspection
 from models_registry.detection.child import inspect_in_child
 from models_registry.detection.facts import CHAT_TEMPLATE, TOKENIZER_FROM, check_overrides
 from models_registry.detection.inspection import Inspection, inspect_checkpoint
-from models_registry.models import Checkpoint, CheckpointOverride, ModelAlias
+from models_registry.models import Adapter, Checkpoint, CheckpointOverride, ModelAlias
 from models_registry.names import check_name, make_unique, suggest_name
 from models_registry.selectors import overrides_in_force
 from models_registry.settings_schema import validate_settings
@@ -286,7 +287,9 @@ def free_name(name: str) -> str:
     stem = name[:80]
     taken = Checkpoint.objects.filter(served_model_name__startswith=stem).values_list("served_model_name", flat=True)
     aliases = ModelAlias.objects.filter(name__startswith=stem).values_list("name", flat=True)
-    return make_unique(name, {*taken, *aliases})
+    bases = Adapter.objects.filter(base__served_model_name__startswith=stem.partition(":")[0])
+    adapters = (full_name(*parts) for parts in bases.values_list("base__served_model_name", "name"))
+    return make_unique(name, {*taken, *aliases, *adapters})
 
 
 def architecture_summary(kinds: list[str]) -> str:
@@ -435,7 +438,7 @@ def _create_named(name: str, *, exact: bool, values: dict[str, Any]) -> Checkpoi
 
 
 def _save_named(row: Checkpoint, fields: list[str] | None = None) -> None:
-    if ModelAlias.objects.filter(name=row.served_model_name).exists():
+    if ModelAlias.objects.filter(name=row.served_model_name).exists() or names_adapter(row.served_model_name):
         raise _name_taken(row.served_model_name)
     try:
         with transaction.atomic():
@@ -446,6 +449,6 @@ def _save_named(row: Checkpoint, fields: list[str] | None = None) -> None:
 
 def _name_taken(name: str) -> Conflict:
     return Conflict(
-        f"The name {name!r} is taken by another checkpoint or an alias; choose a different served_model_name.",
+        f"The name {name!r} is taken by another checkpoint, an alias or an adapter; choose another served_model_name.",
         param="served_model_name",
     )

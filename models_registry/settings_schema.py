@@ -73,6 +73,15 @@ MODEL_SETTINGS: tuple[Setting, ...] = (
         high=4096,
     ),
     Setting(
+        "max_adapters",
+        "LoRA adapters at once",
+        "How many of the model's adapters are in memory together; others take the place of those unused for longest. "
+        "0 turns them off. Default: 8.",
+        "integer",
+        low=0,
+        high=256,
+    ),
+    Setting(
         "speculative",
         "Speculative decoding",
         "ngram, mtp with the checkpoint's own head, or draft:MODEL with a smaller model of the same vocabulary, and "

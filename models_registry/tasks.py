@@ -5,6 +5,7 @@ from __future__ import annotations
 from celery import shared_task
 
 from models_registry import services
+from models_registry.adapters import adapter_states_refresh
 from models_registry.passports import passport_next
 from models_registry.runs.turns import start_turn
 from models_registry.sweep import storage_sweep
@@ -12,9 +13,10 @@ from models_registry.sweep import storage_sweep
 
 @shared_task(name="models_registry.sweep", ignore_result=True)  # type: ignore[untyped-decorator]
 def sweep() -> None:
-    """Remove what dead processes left, record missing checkpoints, start a passport; run by beat every minute."""
+    """Remove what dead processes left, record missing files, start a passport; run by beat every minute."""
     storage_sweep()
     services.checkpoint_states_refresh()
+    adapter_states_refresh()
     passport_next()
 
 

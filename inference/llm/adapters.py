@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,19 +9,17 @@ from pathlib import Path
 
 from inference.engine.adapter import Adapter
 from inference.engine.engine import Engine
-from inference.engine.prefix_cache.model_key import file_digest
-from inference.errors import InvalidRequest, UnknownModel, UnsupportedFormat
+from inference.errors import InvalidRequest, UnknownModel
 from inference.llm.merging import stored_shapes
 from inference.modelling.adapters.network import NetworkAdapters
 from inference.modelling.lora.modules import BaseModules
 from inference.modelling.lora.plan import AdapterPlan, plan_adapter
 from inference.modelling.spec import ModelSpec
 from inference.values.tokenizer_spec import TokenizerSpec
-from models_registry.detection.adapter_files import TOKENIZER_FILE, AdapterFiles, read_adapter
-from models_registry.detection.json_file import read_object
+from models_registry.detection.adapter_files import TOKENIZER_FILE, read_adapter
+from models_registry.detection.adapter_tokenizer import check_tokenizer
 
 MAX_NAME_CHARS = 200
-MAX_TOKENIZER_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +134,11 @@ class AdapterRegistry:
             for name, (_, facts) in known.items()
         }
 
+    @property
+    def budget_bytes(self) -> int | None:
+        """Memory for resident adapters; None: it isn't limited."""
+        return self._budget_bytes
+
     def reserved_bytes(self) -> int:
         """The budget, or without one the bytes of the adapters that are resident."""
         if self._budget_bytes is not None:
@@ -149,10 +151,10 @@ class AdapterRegistry:
 
     def _read(self, path: Path, name: str) -> tuple[Adapter, AdapterFacts]:
         files = read_adapter(path)
-        self._check_tokenizer(files)
+        check_tokenizer(files, self._tokenizer)
         plan = plan_adapter(files.config, files.tensors, self._base_modules())
         num_bytes = self._size_of(plan)
-        digest = _digest_of(files)
+        digest = files.digest()
         adapter = Adapter(digest, plan, files.weights, num_bytes, files.weights.stat().st_mtime_ns)
         config = files.config
         facts = AdapterFacts(name, digest, plan.rank, plan.targets, config.is_dora, config.base_model, num_bytes)
@@ -163,20 +165,6 @@ class AdapterRegistry:
             if self._base is None:
                 self._base = BaseModules(self._spec, stored_shapes(self._spec, self._weight_files).__getitem__)
             return self._base
-
-    def _check_tokenizer(self, files: AdapterFiles) -> None:
-        """Refuse an adapter whose tokenizer gives tokens of the base other numbers."""
-        if files.tokenizer is None or self._tokenizer is None:
-            return
-        theirs, ours = _token_ids(files.tokenizer), _token_ids(self._tokenizer)
-        for token, number in theirs.items():
-            if token in ours and ours[token] != number:
-                raise UnsupportedFormat(
-                    f"the adapter was trained with another tokenizer: {files.tokenizer.name} beside it gives the token "
-                    f"{token[:40]!r} the number {number}, the base's gives it {ours[token]}; use the base that it was "
-                    f"trained on{', ' + files.config.base_model if files.config.base_model else ''}.",
-                    param="tokenizer",
-                )
 
 
 def make_registry(
@@ -226,23 +214,3 @@ def require_adapters(registry: AdapterRegistry | None) -> AdapterRegistry:
             "the model is loaded without room for adapters; load it with max_adapters of at least 1.", param="adapter"
         )
     return registry
-
-
-def _token_ids(path: Path) -> dict[str, int]:
-    """Numbers of the tokens of a tokenizer.json; those of other kinds of vocabulary are left out."""
-    content = read_object(path, MAX_TOKENIZER_BYTES)
-    found: dict[str, int] = {}
-    model = content.get("model")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    if isinstance(vocabulary, dict):
-        found |= {token: number for token, number in vocabulary.items() if isinstance(number, int)}
-    added = content.get("added_tokens")
-    for item in added if isinstance(added, list) else ():
-        if isinstance(item, dict) and isinstance(item.get("id"), int) and isinstance(item.get("content"), str):
-            found[item["content"]] = item["id"]
-    return found
-
-
-def _digest_of(files: AdapterFiles) -> str:
-    parts = (files.weights, files.config_path)
-    return hashlib.sha256("\n".join(file_digest(path, None) for path in parts).encode()).hexdigest()

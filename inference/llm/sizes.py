@@ -55,7 +55,8 @@ def plan_states(spec: ModelSpec, options: LLMOptions) -> StatePlan:
         blocks = options.max_num_seqs * -(-length // options.block_size) + 1
         slots = options.max_num_seqs + 1 + max_snapshots + max_spare_slots
         requested = blocks * options.block_size * token_bytes + slots * sequence_bytes
-        free = max(memory_for_model(options) - _weights_bytes(spec, options), 0)
+        taken = _weights_bytes(spec, options) + (options.adapter_bytes or 0)
+        free = max(memory_for_model(options) - taken, 0)
         budget = min(requested, int(CACHE_SHARE[options.device_kind] * free))
     if options.max_model_len is None and token_bytes:
         # A model's own context may be far more than this memory holds; then the context is what fits.

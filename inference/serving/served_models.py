@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from dataclasses import replace
 from typing import Any
 
 from channels.db import database_sync_to_async
@@ -25,8 +26,14 @@ from inference.values.principal import principal_current
 from inference.values.served_model import ServedModel
 from inference.values.tokenizer_spec import TokenizerSpec
 from models_registry.aliases import alias_checkpoint_id
-from models_registry.models import Checkpoint, ModelAlias
-from models_registry.selectors import checkpoint_get_by_name, checkpoint_list
+from models_registry.models import Adapter, Checkpoint, ModelAlias
+from models_registry.selectors import (
+    adapter_key,
+    adapter_name,
+    checkpoint_get,
+    checkpoint_get_by_name,
+    checkpoint_list,
+)
 
 CACHE_S = 3.0
 """Seconds that a checkpoint's row is cached; a renamed or deleted model is served that much longer."""
@@ -47,8 +54,9 @@ def served_model_cache_clear() -> None:
 
 @receiver([post_save, post_delete], sender=Checkpoint)
 @receiver([post_save, post_delete], sender=ModelAlias)
+@receiver([post_save, post_delete], sender=Adapter)
 def _clear_after_change(**_: Any) -> None:
-    """Serve a changed model or alias at once in this process; other processes read it again after ``CACHE_S``."""
+    """Serve what has changed at once in this process; other processes read it again after ``CACHE_S``."""
     transaction.on_commit(served_model_cache_clear)
 
 
@@ -115,12 +123,20 @@ def _read(name: str, known: ServedModel | None) -> ServedModel | None:
         # The inspection of a large model is megabytes of JSON: read it again only if the row has changed.
         row = next(iter(readable_rows(checkpoint_list().filter(pk=known.checkpoint_id), 1)), None)
         is_same = row is not None and row.updated_at.isoformat() == known.version
-        if row is not None and is_same and (row.served_model_name == name or alias_checkpoint_id(name) == row.pk):
+        if row is not None and is_same and _still_means(name, known, row):
             return known
     try:
         return served_model_read(name)
     except UnknownModel:
         return None
+
+
+def _still_means(name: str, known: ServedModel, row: Checkpoint) -> bool:
+    """Whether ``name`` means what it meant, ``row`` being the checkpoint of ``known``."""
+    if known.adapter:
+        found = adapter_key(name)
+        return found is not None and (found[0], str(found[1])) == (row.pk, known.adapter)
+    return row.served_model_name == name or alias_checkpoint_id(name) == row.pk
 
 
 def served_model_read(name: str) -> ServedModel:
@@ -131,7 +147,14 @@ def served_model_read(name: str) -> ServedModel:
         PermissionRefused: The caller's key doesn't allow the model.
     """
     principal_current().check_model(name)
-    return served_model(checkpoint_get_by_name(name))
+    try:
+        return served_model(checkpoint_get_by_name(name))
+    except UnknownModel:
+        found = adapter_key(name)
+        if found is None:
+            raise
+    base, adapter = found
+    return replace(served_model(checkpoint_get(base)), name=adapter_name(adapter), adapter=str(adapter))
 
 
 def served_model(checkpoint: Checkpoint) -> ServedModel:
@@ -154,13 +177,14 @@ def served_model(checkpoint: Checkpoint) -> ServedModel:
 
 
 def plan_for_model(plan: GenerationPlan, model: ServedModel) -> GenerationPlan:
-    """Check a plan against a model, and fill in the model's tool prompt and output format.
+    """Check a plan against a model, and fill in the model's tool prompt, output format and adapter.
 
     Raises:
         UnsupportedFeature: The model's template can't express the request.
     """
     model.check(plan)
-    return resolve(plan, model.tokenizer, tool_format=model.tool_format, reasoning_format=model.reasoning_format)
+    resolved = resolve(plan, model.tokenizer, tool_format=model.tool_format, reasoning_format=model.reasoning_format)
+    return replace(resolved, adapter=model.adapter)
 
 
 def chat_prompt_for_model(prompt: PromptMessage, options: ChatOptions, model: ServedModel) -> PromptMessage:

@@ -1,4 +1,4 @@
-"""Write and read the control stream: orders to all workers (cancel, unload, pin), queries, job hints."""
+"""Write and read the control stream: orders to all workers (cancel, unload, pin, …), queries, job hints."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ControlReader:
 
     Args:
         client: Used by this reader only; its socket timeout must be longer than a second.
-        handlers: Functions by action. The reader's thread calls them with a subject: a request or checkpoint id.
+        handlers: Functions by action. The reader's thread calls them with a subject: an id.
         cancelled: Receives every cancelled id, including ids cancelled before this worker started.
     """
 
@@ -127,6 +127,12 @@ def request_unload_sync(checkpoint_id: str) -> None:
     """``request_unload`` for synchronous code."""
     with redis_client_sync() as client:
         _add_control(client, "unload", checkpoint_id)
+
+
+def forget_adapter_sync(adapter_id: str) -> None:
+    """Take a removed LoRA adapter away from the models of all workers."""
+    with redis_client_sync() as client:
+        _add_control(client, "forget-adapter", adapter_id)
 
 
 def hint_jobs_sync() -> None:

@@ -62,7 +62,7 @@ class GenerateMessage(TypedDict):
     keep_alive_s: NotRequired[float]  # how long the model stays without a request from here on; -1: for ever
     traceparent: NotRequired[str]  # W3C trace context of the generation, when it is traced
     pooling: NotRequired[str | None]  # vectors are wanted, not text; None: pooled as the model is set
-    adapter: NotRequired[str]  # name of the LoRA adapter that the request goes through; none: the base
+    adapter: NotRequired[str]  # LoRA adapter that the request goes through, a server's: its row's key
     state: NotRequired[str]  # SHA-256 of the saved state's file from which the request goes on
     saves_state: NotRequired[StateOrder]  # the state after the prompt is wanted, not text
 

@@ -57,6 +57,7 @@ class GenerationPlan:
         output: How to read the text, once the model is known; None: it is all content.
         state: Name of the saved state to go on from; ``state_file``, ``state_tokens``: digest of its file and number of
             its tokens, once it is looked up.
+        adapter: Id of the LoRA adapter that the model's name means, once it is looked up; empty: none.
         saves_state: The state after the prompt is stored so, in place of an output.
     """
 
@@ -81,6 +82,7 @@ class GenerationPlan:
     state_file: str | None = None
     state_tokens: int = 0
     saves_state: StateOrder | None = None
+    adapter: str = ""
 
     @property
     def num_choices(self) -> int:
@@ -190,6 +192,8 @@ class GenerationPlan:
             raise UnsupportedFeature("state names a state of a server, and there is none here.", param="state")
         if self.saves_state is not None:
             message["saves_state"] = self.saves_state
+        if self.adapter:
+            message["adapter"] = self.adapter
 
 
 def _wrapped(seed: int) -> int:

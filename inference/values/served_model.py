@@ -25,6 +25,7 @@ class ServedModel:
         hidden_size: Numbers in an embedding; 0: not known.
         tool_format, reasoning_format: As the operator set them; auto: what the template says.
         images: How it sees pictures; None: it reads text only.
+        adapter: Id of the LoRA adapter through which its requests go; empty: none.
         parameters: Options of Ollama's requests that don't give them, as pairs.
     """
 
@@ -39,6 +40,7 @@ class ServedModel:
     tool_format: str = "auto"
     reasoning_format: str = "auto"
     images: ImageInput | None = None
+    adapter: str = ""
     parameters: tuple[tuple[str, Any], ...] = ()
 
     def check(self, plan: GenerationPlan) -> None:

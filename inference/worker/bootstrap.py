@@ -38,7 +38,7 @@ def make_runtime() -> WorkerRuntime:
 
     # Celery imports its pool, and so this module, before Django is set up.
     from inference.modelling.backends.native import library  # with torch
-    from inference.worker.load_plan import plan_load  # needs Django
+    from inference.worker.load_plan import find_adapter, plan_load  # needs Django
 
     library.select(settings.BLAZR_NATIVE)
     if settings.BLAZR_TRACES_ENDPOINT:
@@ -60,6 +60,7 @@ def make_runtime() -> WorkerRuntime:
     return WorkerRuntime(
         config,
         lambda checkpoint_id: plan_load(checkpoint_id, device=device, memory_bytes=config.budget_bytes),
+        find_adapter=find_adapter,
         start_background=lambda manager: start_job_runner(manager, config.worker_id),
     )
 

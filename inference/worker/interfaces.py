@@ -24,6 +24,11 @@ class ServedLLM(LoopOwner[Any, GenerationEvent], Protocol):
         """Maximum tokens of prompt and output."""
         ...
 
+    @property
+    def adapters(self) -> Any:
+        """The ``AdapterRegistry``; an ``InvalidRequest`` if the model is loaded without room for adapters."""
+        ...
+
     def prepare(self, message: GenerateMessage, /) -> Any:
         """Apply the template, tokenise and check; thread-safe. The result has the ``request_id``."""
         ...
@@ -32,8 +37,8 @@ class ServedLLM(LoopOwner[Any, GenerationEvent], Protocol):
         """Do the same for a request that goes on from a saved state."""
         ...
 
-    def read_state(self, path: Path, source: str | None = None, /) -> Any:
-        """Read a saved state of this model; messages call it ``source``."""
+    def read_state(self, path: Path, source: str | None = None, /, *, adapter: str | None = None) -> Any:
+        """Read a saved state of this model and adapter; messages call it ``source``."""
         ...
 
     def state_identity(self) -> object:
@@ -76,6 +81,7 @@ class LoadPlan:
         max_num_seqs: Maximum requests that the model's engine computes together.
         load: Loads the model; reports progress (share, stage).
         pinned: Whether the model stays until an order to unload it.
+        adapter_bytes: Of it, memory for LoRA adapters; 0: requests can't name any.
         sizes: The parts of ``needed_bytes``, for users.
     """
 
@@ -85,6 +91,7 @@ class LoadPlan:
     max_num_seqs: int
     load: Callable[[Progress], ServedLLM]
     pinned: bool = False
+    adapter_bytes: int = 0
     sizes: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 from django.conf import settings
+from django.core.exceptions import ValidationError
 from django.db import DatabaseError, close_old_connections
 
 from inference.engine.device import is_memory_error, return_device_memory
-from inference.errors import BlazrError, ModelLoadFailed
+from inference.errors import BlazrError, ModelLoadFailed, UnknownModel
 from inference.llm.draft_loading import DraftCheckpoint
 from inference.llm.llm import LLM
+from inference.llm.loading import choose_dtype
 from inference.llm.options import LLMOptions
 from inference.llm.sizes import load_sizes, needed_bytes
+from inference.modelling.layer_parts import DTYPE_BYTES
 from inference.values.speculative_options import SpeculativeOptions
+from inference.worker.adapters import AdapterFile
 from inference.worker.interfaces import LoadPlan, Progress
 from models_registry.detection.inspection import Inspection
-from models_registry.models import Checkpoint
+from models_registry.models import Adapter, Checkpoint
 from models_registry.selectors import checkpoint_get, checkpoint_get_by_name
 from models_registry.services import checkpoint_files_verify
 
 MODEL_OPTIONS = ("dtype", "quant", "max_model_len", "max_num_seqs", "pooling")
 """Fields of ``LLMOptions`` that a model's settings may replace."""
+DEFAULT_MAX_ADAPTERS = 8
+"""LoRA adapters that are resident at once, where a model has any and doesn't set it."""
 
 
 def plan_load(checkpoint_id: str, *, device: str, memory_bytes: int | None = None) -> LoadPlan:
@@ -48,19 +56,16 @@ def plan_load(checkpoint_id: str, *, device: str, memory_bytes: int | None = Non
     elif speculative is not None and speculative.draft_model:
         draft = _draft(speculative.draft_model)
     set_here = {name: own[name] for name in MODEL_OPTIONS if own.get(name)}
-    options = LLMOptions(
-        **{**settings.BLAZR_LLM_OPTIONS, **set_here, "speculative": speculative},
-        device=device,
-        memory_bytes=memory_bytes,
-    )
+    chosen = {**settings.BLAZR_LLM_OPTIONS, **set_here, "speculative": speculative, "max_adapters": 0}
+    options = LLMOptions(**chosen, device=device, memory_bytes=memory_bytes)
+    options = with_adapters(options, checkpoint, inspection)
     keep_alive_s = own.get("keep_alive_s")
 
     def load(progress: Progress) -> LLM:
         try:
             checkpoint_files_verify(checkpoint)  # evictions may have taken a minute since the plan was made
-            llm = LLM.load(
-                inspection.spec, inspection.tokenizer, inspection.weight_paths, options, progress, draft=draft
-            )
+            parts = (inspection.spec, inspection.tokenizer, inspection.weight_paths)
+            llm = LLM.load(*parts, options, progress, draft=draft)
             try:
                 checkpoint_files_verify(checkpoint)
             except BlazrError:
@@ -82,8 +87,51 @@ def plan_load(checkpoint_id: str, *, device: str, memory_bytes: int | None = Non
         max_num_seqs=options.max_num_seqs,
         load=load,
         pinned=own.get("pinned") == "yes",
+        adapter_bytes=options.adapter_bytes or 0,
         sizes=load_sizes(inspection.spec, options),
     )
+
+
+def with_adapters(options: LLMOptions, checkpoint: Checkpoint, inspection: Inspection) -> LLMOptions:
+    """Return ``options`` with room for as many of the checkpoint's LoRA adapters as may be resident, the largest ones.
+
+    Raises:
+        ModelLoadFailed: The database can't be reached.
+    """
+    most = checkpoint.settings.get("max_adapters")
+    try:
+        values = checkpoint.adapters.order_by("-num_values").values_list("num_values", flat=True)
+        largest = list(values[: DEFAULT_MAX_ADAPTERS if most is None else most])
+    except DatabaseError as error:
+        raise _no_database() from error
+    finally:
+        close_old_connections()
+    if not largest:
+        return options
+    width = DTYPE_BYTES[choose_dtype(inspection.spec, options)]
+    count = DEFAULT_MAX_ADAPTERS if most is None else most
+    return replace(options, max_adapters=count, adapter_bytes=sum(largest) * width)
+
+
+def find_adapter(checkpoint_id: str, adapter_id: str) -> AdapterFile:
+    """Return the files of a checkpoint's LoRA adapter.
+
+    Raises:
+        UnknownModel: The adapter was removed.
+        ModelLoadFailed: The database can't be reached.
+    """
+    close_old_connections()
+    try:
+        row = Adapter.objects.filter(base__pk=checkpoint_id, pk=adapter_id).first()
+    except (ValidationError, ValueError):
+        row = None
+    except DatabaseError as error:
+        raise _no_database() from error
+    finally:
+        close_old_connections()
+    if row is None:
+        raise UnknownModel("The adapter was removed; GET /v1/models lists the models that are there.", param="model")
+    return AdapterFile(row.name, Path(row.path), row.digest)
 
 
 def _draft(name: str) -> DraftCheckpoint:
@@ -96,6 +144,10 @@ def _draft(name: str) -> DraftCheckpoint:
     """
     _, found = _verified(lambda: checkpoint_get_by_name(name))
     return DraftCheckpoint(name, found.spec, found.tokenizer, found.weight_paths)
+
+
+def _no_database() -> ModelLoadFailed:
+    return ModelLoadFailed("The database can't be reached; try again.", retry_after_s=5)
 
 
 def _verified(read: Callable[[], Checkpoint]) -> tuple[Checkpoint, Inspection]:
@@ -111,7 +163,7 @@ def _verified(read: Callable[[], Checkpoint]) -> tuple[Checkpoint, Inspection]:
         checkpoint = read()
         checkpoint_files_verify(checkpoint)
     except DatabaseError as error:
-        raise ModelLoadFailed("The database can't be reached; try again.", retry_after_s=5) from error
+        raise _no_database() from error
     finally:
         close_old_connections()
     return checkpoint, Inspection.from_dict(checkpoint.inspection)

@@ -19,9 +19,11 @@ from functools import partial
 from typing import Any
 
 from inference.engine.loop import EngineLoop
-from inference.errors import BlazrError, EngineDead, EngineError, GenerationFailed
+from inference.errors import BlazrError, EngineDead, EngineError, GenerationFailed, InvalidRequest
+from inference.host.units import format_bytes
 from inference.values.messages import GenerateMessage, GenerationEvent
 from inference.values.states import Departure, ResidentModel
+from inference.worker.adapters import FindAdapter, NeedsReload, ServedAdapters, forget, no_adapters
 from inference.worker.interfaces import LoadPlan, OnAlone, OnEvents, Presence, ServedLLM
 from inference.worker.loader import ModelLoader
 from inference.worker.resident import ActiveRequest, Resident
@@ -41,6 +43,7 @@ class ModelManager:
         budget_bytes: Memory for all models together.
         on_dead: Called when an engine has died and the process must be replaced. The engine's requests get no event.
         min_residence_s: Minimum seconds from load to eviction; at least the time of the load (up to a limit) if not 0.
+        find_adapter: Finds the files of a LoRA adapter that a request names.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class ModelManager:
         budget_bytes: int,
         on_dead: Callable[[EngineDead], None],
         min_residence_s: float = 0.0,
+        find_adapter: FindAdapter = no_adapters,
     ) -> None:
         self._plan = plan
         self._presence = presence
@@ -58,6 +62,7 @@ class ModelManager:
         self._residents = ResidentModels(presence, budget_bytes=budget_bytes, min_residence_s=min_residence_s)
         self._starts = StartQueue(self._prepare)
         self._states = SavedStates()
+        self._adapters = ServedAdapters(find_adapter)
         self._loader = ModelLoader(
             self._residents,
             presence,
@@ -130,6 +135,10 @@ class ModelManager:
         resident = self._residents.request_unload(checkpoint_id)
         if resident is not None:
             self._loader.unload(resident)
+
+    def forget_adapter(self, adapter_id: str) -> None:
+        """Take a removed LoRA adapter away from the model that knows it; requests that run go on."""
+        forget((engine.llm for engine in self._residents.engines()), adapter_id)
 
     def set_pinned(self, checkpoint_id: str, pinned: bool) -> bool:
         """Pin or unpin a model, which keeps it until an order to unload; False if the model isn't here."""
@@ -236,7 +245,10 @@ class ModelManager:
         if engine is None:
             return  # the request was cancelled
         try:
+            self._adapters.ensure(engine.llm, request.message)
             engine.loop.submit(self._states.prepare(engine.llm, request.message))
+        except NeedsReload as missing:
+            self._reload_for(request, missing.num_bytes)
         except BlazrError as error:
             self._fail(request, error)
         except Exception:
@@ -246,6 +258,29 @@ class ModelManager:
             if not self._residents.is_open(request):
                 # The request was cancelled meanwhile, and its abort may have come before the submit.
                 engine.loop.abort(request.request_id)
+
+    def _reload_for(self, request: ActiveRequest, num_bytes: int) -> None:
+        """Let a request wait until its model is loaded again, with room for the request's adapter."""
+        try:
+            plan = self._plan(request.message["model"])
+        except BlazrError as error:
+            self._fail(request, error)
+            return
+        if plan.adapter_bytes < num_bytes:
+            self._fail(
+                request,
+                InvalidRequest(
+                    f"{plan.name} has room for {format_bytes(plan.adapter_bytes)} of adapters, this one takes "
+                    f"{format_bytes(num_bytes)}; set max_adapters of the model to at least 1, or leave it out.",
+                    param="model",
+                ),
+            )
+            return
+        self._starts.remove(request.request_id)
+        resident = self._residents.wait_for_reload(request, "it is loaded again with room for an adapter")
+        if resident is not None:
+            self._loader.unload(resident)
+        self._admit()
 
     # --- its events out
 

@@ -1,11 +1,11 @@
-"""Define the state of a loaded model, of its engine and of its active requests."""
+"""Define the state of a loaded model, of its engine and of its active requests, and what changes of them lead to."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from inference.engine.loop import EngineLoop
 from inference.errors import BlazrError
@@ -196,3 +196,31 @@ class Resident:
             pinned=self.pinned,
             load_s=round(self.load_s, 3),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """The result of ``ResidentModels.add_request``.
+
+    Attributes:
+        error: Error with which the request must end.
+        is_new_model: Whether the load of a new model was queued, and the model must be advertised.
+    """
+
+    request: ActiveRequest
+    error: BlazrError | None = None
+    is_new_model: bool = False
+
+
+class Expired(NamedTuple):
+    """Models to unload, and failed loads to remove."""
+
+    idle: list[Resident]
+    failed: list[Resident]
+
+
+class Drained(NamedTuple):
+    """Ids of requests that did not end, and engines to stop."""
+
+    unfinished: list[str]
+    engines: list[Engine]

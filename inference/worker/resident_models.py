@@ -11,8 +11,8 @@ import logging
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from inference.errors import BlazrError, GenerationFailed, ModelLoadFailed
 from inference.host.units import format_bytes
@@ -21,41 +21,13 @@ from inference.values.states import Departure, ResidentModel
 from inference.worker.entry import Admission, EntryQueue
 from inference.worker.eviction import fit_report, next_eviction_step
 from inference.worker.interfaces import LoadPlan, OnAlone, OnEvents, Presence
-from inference.worker.resident import ActiveRequest, Engine, Resident
+from inference.worker.resident import ActiveRequest, Drained, Engine, Expired, Resident, Submission
 
 logger = logging.getLogger(__name__)
 
 FAILED_FOR_S = 2.0
 """Seconds that further requests get the error of a failed load."""
 MAX_DEPARTURES = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """The result of ``ResidentModels.add_request``.
-
-    Attributes:
-        error: Error with which the request must end.
-        is_new_model: Whether the load of a new model was queued, and the model must be advertised.
-    """
-
-    request: ActiveRequest
-    error: BlazrError | None = None
-    is_new_model: bool = False
-
-
-class Expired(NamedTuple):
-    """Models to unload, and failed loads to remove."""
-
-    idle: list[Resident]
-    failed: list[Resident]
-
-
-class Drained(NamedTuple):
-    """Ids of requests that did not end, and engines to stop."""
-
-    unfinished: list[str]
-    engines: list[Engine]
 
 
 class ResidentModels:
@@ -228,6 +200,27 @@ class ResidentModels:
                 resident.reload_requested = False
                 return None
             self._begin_unload(resident, "an unload was requested")
+            return resident
+
+    def wait_for_reload(self, request: ActiveRequest, reason: str) -> Resident | None:
+        """Let a request that is being prepared wait for its model's next load.
+
+        Returns:
+            The model, if its unload begins now.
+        """
+        with self._condition:
+            if not self._is_open(request):
+                return None
+            resident = request.resident
+            self._entry.leave(request)
+            request.in_engine = False
+            resident.num_in_engine -= 1
+            resident.num_interactive -= request.is_interactive
+            resident.waiting.append(request)
+            self._condition.notify_all()
+            if resident.status != "ready":
+                return None  # its unload has begun, and it is loaded again because a request waits
+            self._begin_unload(resident, reason)
             return resident
 
     def set_pinned(self, checkpoint_id: str, pinned: bool) -> bool:

@@ -18,6 +18,7 @@ from inference.transport.held_messages import release_dead_workers, release_work
 from inference.transport.keys import fenced
 from inference.transport.publisher import EventPublisher
 from inference.values.states import WorkerState
+from inference.worker.adapters import FindAdapter, no_adapters
 from inference.worker.deliveries import Deliveries
 from inference.worker.heartbeat import Heartbeat
 from inference.worker.intake import Intake
@@ -78,6 +79,7 @@ class WorkerRuntime:
     Args:
         plan: Returns the load plan of a checkpoint (see ``ModelManager``).
         config: Settings of the worker.
+        find_adapter: Finds the files of a LoRA adapter (see ``ModelManager``).
         start_background: Called after the start with the manager; returns the part that is stopped first, or None.
     """
 
@@ -86,6 +88,7 @@ class WorkerRuntime:
         config: WorkerConfig,
         plan: Callable[[str], LoadPlan],
         *,
+        find_adapter: FindAdapter = no_adapters,
         start_background: Callable[[ModelManager], Background | None] = lambda manager: None,
     ) -> None:
         self.config = config
@@ -119,13 +122,10 @@ class WorkerRuntime:
             budget_bytes=config.budget_bytes,
             on_dead=self._on_engine_dead,
             min_residence_s=config.min_residence_s,
+            find_adapter=find_adapter,
         )
         self.deliveries = Deliveries(
-            self._client,
-            config.worker_id,
-            manager=self.manager,
-            publisher=self.publisher,
-            cancelled=self.cancelled,
+            self._client, config.worker_id, manager=self.manager, publisher=self.publisher, cancelled=self.cancelled
         )
         self.step_watch = StepWatch(self.manager.loops, self._on_hung, ends_stuck_process=config.ends_stuck_process)
         self.questions = Questions(connect(config.redis_url), config.worker_id, self.manager)
@@ -134,6 +134,7 @@ class WorkerRuntime:
             {
                 "cancel": self.deliveries.cancel,
                 "unload": self.manager.unload,
+                "forget-adapter": self.manager.forget_adapter,
                 "pin": lambda checkpoint_id: self.manager.set_pinned(checkpoint_id, True),
                 "unpin": lambda checkpoint_id: self.manager.set_pinned(checkpoint_id, False),
                 "query": self.questions.take,

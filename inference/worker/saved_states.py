@@ -25,8 +25,8 @@ MAX_WAITING_BYTES = 512 << 20
 """Most bytes of the states that wait to be stored, unless there is only one."""
 
 
-_Key = tuple[int, str]
-"""Identity of an LLM, and the digest of a state's file."""
+_Key = tuple[int, str, str | None]
+"""Identity of an LLM, digest of a state's file, and the adapter of the requests that go on from it."""
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class SavedStates:
         digest = message.get("state")
         if digest is not None or "saves_state" in message:
             llm.state_identity()  # the first call may read all weights, for which no other model's states must wait
-        prepared = llm.prepare(message) if digest is None else llm.prepare_after(self._state(llm, digest), message)
+        prepared = llm.prepare(message) if digest is None else self._prepare_after(llm, digest, message)
         if "saves_state" in message:
             num_tokens = len(prepared.saved_prompt.token_ids)
             num_bytes = llm.state_bytes(num_tokens)
@@ -91,11 +91,14 @@ class SavedStates:
                 self._check_waiting(num_bytes)  # before anything is computed for it
         return prepared
 
-    def _state(self, llm: ServedLLM, digest: str) -> Any:
+    def _prepare_after(self, llm: ServedLLM, digest: str, message: GenerateMessage) -> Any:
+        return llm.prepare_after(self._state(llm, digest, message.get("adapter")), message)
+
+    def _state(self, llm: ServedLLM, digest: str, adapter: str | None) -> Any:
         """Return a state, which is read once, however many requests come with it."""
         from inference.files.store import file_path  # Django, which isn't set up when Celery imports this module
 
-        key, path = (id(llm), digest), file_path(digest)
+        key, path = (id(llm), digest, adapter), file_path(digest)
         with self._lock:
             found = self._read.get(key)
             if found is not None:
@@ -106,7 +109,7 @@ class SavedStates:
         if not is_first:
             return reading.result.result()
         try:
-            found = _read_state(llm, path)
+            found = _read_state(llm, path, adapter)
         except BaseException as error:
             self._end(key, error)
             raise
@@ -219,9 +222,10 @@ class SavedStates:
         self._writer.shutdown(wait=True)
 
 
-def _read_state(llm: ServedLLM, path: Path) -> Any:
+def _read_state(llm: ServedLLM, path: Path, adapter: str | None) -> Any:
     try:
-        return llm.read_state(path, "the state")  # clients know it by another name than its file's
+        # Clients know it by another name than its file's.
+        return llm.read_state(path, "the state", adapter=adapter)
     except InvalidRequest:
         if not path.exists():
             raise _deleted() from None

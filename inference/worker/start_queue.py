@@ -30,8 +30,9 @@ MAX_CALLER_CHARS = 32 << 20
 """Most characters of prompts that wait: of one model, and of one caller of it."""
 FEW_TOKENS = 4096
 """Most token ids of a prompt that is prepared in the caller's thread, because another thread would take longer."""
-_SLOW_MEMBERS = ("echo", "state", "saves_state")
-"""Members of messages that take more than a moment: a text, a file of up to 512 MiB, a digest of all weights."""
+_SLOW_MEMBERS = ("echo", "state", "saves_state", "adapter")
+"""Members of messages that take more than a moment: a text, a file of up to 512 MiB, a digest of all weights, the files
+of an adapter that no request has named before."""
 
 
 class NumPreparations(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.urls import path
 
 from models_registry.api import (
+    adapter_views,
     passport_views,
     pull_views,
     quantisation_views,
@@ -33,6 +34,8 @@ urlpatterns = [
         name="registry-template-preview",
     ),
     path(f"{_ONE}/settings", views.SettingsView.as_view(), name="registry-settings"),
+    path(f"{_ONE}/adapters", adapter_views.AdapterListView.as_view(), name="registry-adapters"),
+    path(f"{_ONE}/adapters/<uuid:adapter_id>", adapter_views.AdapterView.as_view(), name="registry-adapter"),
     path(f"{_ONE}/fit", views.FitView.as_view(), name="registry-fit"),
     path(f"{_ONE}/load", views.LoadView.as_view(), name="registry-load"),
     path(f"{_ONE}/unload", views.UnloadView.as_view(), name="registry-unload"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,14 @@ class AdapterFiles:
     def size_bytes(self) -> int:
         """Bytes of the tensors."""
         return sum(info.end - info.begin for info in self.tensors.values())
+
+    def digest(self) -> str:
+        """Read all of the files and return the SHA-256 of their content."""
+        digests = []
+        for path in (self.weights, self.config_path):
+            with path.open("rb") as file:
+                digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+        return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
 def read_adapter(path: Path) -> AdapterFiles:

@@ -23,6 +23,7 @@ from typing import Any
 
 from inference.errors import BlazrError, CorruptCheckpoint, EngineError
 from inference.host.confinement import confine
+from models_registry.detection.adapter_facts import InspectedAdapter, base_facts, inspect_adapter
 from models_registry.detection.directory import MAX_DIRECTORY_ENTRIES
 from models_registry.detection.facts import TOKENIZER_FROM
 from models_registry.detection.inspection import Inspection, inspect_checkpoint
@@ -57,8 +58,25 @@ def inspect_in_child(
         CorruptCheckpoint: It went over a limit.
         EngineError: The child broke.
     """
-    limits = limits or ChildLimits()
-    request = json.dumps({"path": str(path.absolute()), "overrides": dict(overrides or {}), "limits": asdict(limits)})
+    request = {"path": str(path.absolute()), "overrides": dict(overrides or {})}
+    return Inspection.from_dict(_run(path, request, limits or ChildLimits())["inspection"])
+
+
+def inspect_adapter_in_child(path: Path, base: Inspection, limits: ChildLimits | None = None) -> InspectedAdapter:
+    """As ``inspect_adapter``, in a process of its own under limits. Blocks; call it off the event loop.
+
+    Raises:
+        BlazrError: What the inspection raised.
+        CorruptCheckpoint: It went over a limit.
+        EngineError: The child broke.
+    """
+    request = {"path": str(path.absolute()), "overrides": {}, "base": base_facts(base)}
+    return InspectedAdapter.from_dict(_run(path, request, limits or ChildLimits())["adapter"])
+
+
+def _run(path: Path, request: Mapping[str, Any], limits: ChildLimits) -> dict[str, Any]:
+    """Run the child with a request; returns its reply."""
+    text = json.dumps({**request, "limits": asdict(limits)})
     # Only what an interpreter needs: no key, address or password of ours gets near the files.
     environment = {key: os.environ[key] for key in ("PATH", "LANG", "LC_ALL", "HOME", "TMPDIR") if key in os.environ}
     environment |= {"PYTHONPATH": str(_ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -73,7 +91,7 @@ def inspect_in_child(
             start_new_session=True,
         )
         try:
-            process.communicate(request.encode(), timeout=limits.wall_s)
+            process.communicate(text.encode(), timeout=limits.wall_s)
         except subprocess.TimeoutExpired:
             raise CorruptCheckpoint(
                 f"inspecting {path.name} took more than {limits.wall_s:g} s; the files are not what they seem.",
@@ -88,7 +106,7 @@ def inspect_in_child(
     return _result(stdout, process.returncode, stderr, path, limits)
 
 
-def _result(stdout: bytes, status: int, stderr: str, path: Path, limits: ChildLimits) -> Inspection:
+def _result(stdout: bytes, status: int, stderr: str, path: Path, limits: ChildLimits) -> dict[str, Any]:
     if status in (-signal.SIGXCPU, -signal.SIGKILL):
         raise CorruptCheckpoint(
             f"inspecting {path.name} took more than {limits.cpu_s} s of processor time, or too much memory; the files "
@@ -104,7 +122,7 @@ def _result(stdout: bytes, status: int, stderr: str, path: Path, limits: ChildLi
         raise EngineError(f"the inspection of {path.name} broke (exit status {status}): {last[:200] or 'no message'}.")
     if "error" in payload:
         raise BlazrError.from_dict(payload["error"])
-    return Inspection.from_dict(payload["inspection"])
+    return payload
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -141,12 +159,16 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
     resource.setrlimit(resource.RLIMIT_FSIZE, (limits.output_bytes, limits.output_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    other = request["overrides"].get(TOKENIZER_FROM)
+    base = request.get("base")
+    other = request["overrides"].get(TOKENIZER_FROM) if base is None else base["tokenizer"]
     _confine([Path(request["path"]), *([Path(other)] if isinstance(other, str) and other else [])])
     reply: dict[str, Any]
     try:
-        inspection = inspect_checkpoint(Path(request["path"]), overrides=request["overrides"])
-        reply = {"inspection": inspection.to_dict()}
+        if base is None:
+            inspection = inspect_checkpoint(Path(request["path"]), overrides=request["overrides"])
+            reply = {"inspection": inspection.to_dict()}
+        else:
+            reply = {"adapter": inspect_adapter(Path(request["path"]), base).to_dict()}
     except BlazrError as error:
         reply = {"error": error.to_dict()}
     except MemoryError:

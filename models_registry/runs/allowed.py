@@ -13,6 +13,8 @@ from django.conf import settings
 
 from inference.errors import PermissionRefused
 
+_BY_HAND = ", or run blazr watch DIR on the server's machine"
+
 
 def allowed_directories() -> list[Path]:
     """Return the directories that the settings name, without links; those for watching come first."""
@@ -27,8 +29,11 @@ def is_allowed(directory: Path) -> bool:
     return any(place.is_relative_to(parent) for parent in allowed_directories())
 
 
-def check_allowed(directory: Path) -> None:
-    """Refuse a directory that the settings don't name, whether it exists or not.
+def check_allowed(directory: Path, *, param: str = "directory") -> None:
+    """Refuse a directory, or a file, that isn't in one that the settings name, whether it exists or not.
+
+    Args:
+        param: Name of the value in the request.
 
     Raises:
         PermissionRefused: The settings name neither it nor one that it is in.
@@ -36,6 +41,6 @@ def check_allowed(directory: Path) -> None:
     if not is_allowed(directory):
         raise PermissionRefused(
             f"{str(directory)[:300]!r} is in no directory of the server's settings; name one in blazr.toml "
-            "([[models]] with watch = true), or run blazr watch DIR on the server's machine.",
-            param="directory",
+            f"([[models]] with watch = true){_BY_HAND if param == 'directory' else ''}.",
+            param=param,
         )

@@ -12,6 +12,8 @@ from inference.models.readable_rows import readable_rows
 from inference.serving.served_models import max_model_len
 from inference.values.principal import principal_current
 from inference.values.states import WorkerState
+from models_registry.adapter_names import full_name
+from models_registry.adapters import adapters_available
 from models_registry.aliases import aliases_of
 from models_registry.models import Checkpoint
 from models_registry.selectors import checkpoint_get
@@ -32,6 +34,10 @@ def tags() -> list[dict[str, Any]]:
         meant = by_id.get(alias.current.checkpoint_id)
         if meant is not None and (allowed is None or alias.name in allowed):
             found.append((alias.name, meant))
+    for adapter in adapters_available():
+        name, meant = full_name(adapter.base.served_model_name, adapter.name), by_id.get(adapter.base_id)
+        if meant is not None and (allowed is None or name in allowed):
+            found.append((name, meant))
     return [
         {**_entry(row), "name": name, "model": name, "modified_at": _time(row.updated_at), "size": row.size_bytes}
         for name, row in found

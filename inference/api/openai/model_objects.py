@@ -10,15 +10,21 @@ from inference.errors import UnknownModel
 from inference.models.readable_rows import readable_rows
 from inference.serving.served_models import available_checkpoints, max_model_len
 from inference.values.principal import principal_current
+from models_registry.adapter_names import full_name
+from models_registry.adapters import adapters_available
 from models_registry.aliases import aliases_of
 from models_registry.models import Checkpoint
 from models_registry.selectors import checkpoint_list
 
 
 async def model_objects() -> list[dict[str, Any]]:
-    """Return OpenAI's model objects of all checkpoints that can be served, by name."""
+    """Return OpenAI's model objects of all checkpoints that can be served, by name, then of aliases and adapters."""
     return await sync_to_async(
-        lambda: [*(_model_object(row) for row in readable_rows(available_checkpoints())), *_alias_objects()]
+        lambda: [
+            *(_model_object(row) for row in readable_rows(available_checkpoints())),
+            *_alias_objects(),
+            *_adapter_objects(),
+        ]
     )()
 
 
@@ -32,10 +38,10 @@ async def model_object(*, name: str) -> dict[str, Any]:
     def read() -> dict[str, Any]:
         rows = [] if "\0" in name else readable_rows(available_checkpoints().filter(served_model_name=name), 1)
         row = next(iter(rows), None)
-        alias = next((item for item in _alias_objects() if item["id"] == name), None) if row is None else None
-        if alias is not None:
-            return alias
         if row is None:
+            for item in (*_alias_objects(), *_adapter_objects()):
+                if item["id"] == name:
+                    return item
             raise UnknownModel(
                 f"The model {name[:120]!r} does not exist; GET /v1/models lists the models that do.", param="model"
             )
@@ -64,6 +70,19 @@ def _alias_objects() -> list[dict[str, Any]]:
                 "revision": alias.current.number,
             }
         )
+    return found
+
+
+def _adapter_objects() -> list[dict[str, Any]]:
+    """Return a model object per adapter; ``parent`` is its base."""
+    allowed = principal_current().models
+    found = []
+    for adapter in adapters_available():
+        base = adapter.base
+        name = full_name(base.served_model_name, adapter.name)
+        if allowed is None or name in allowed:
+            created = int(adapter.created_at.timestamp())
+            found.append({**_model_object(base), "id": name, "created": created, "parent": base.served_model_name})
     return found
 
 

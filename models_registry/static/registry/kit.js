@@ -42,7 +42,7 @@ export function redraw(container, ...children) {
 
 /** Replace elements by those of the same ids on the page as the server draws it now; focus and places in lists stay. */
 export async function redrawParts(...ids) {
-  const response = await fetch(location.pathname, { credentials: "same-origin" });
+  const response = await fetch(location.pathname + location.search, { credentials: "same-origin" });
   const text = await response.text();
   if (!response.ok) throw errorOf(response.status, text);
   const fresh = new DOMParser().parseFromString(text, "text/html");

@@ -1,0 +1,110 @@
+"""Make the LoRA adapters that requests name known to the models that are here.
+
+A request names an adapter by the key of its row. The first one that does has its files found and checked; an adapter
+that was removed and registered again has another key, so that nothing is served under an earlier one's name.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from inference.errors import ChecksumMismatch, InvalidRequest, UnknownModel
+from inference.values.messages import GenerateMessage
+from inference.worker.interfaces import ServedLLM
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFile:
+    """An adapter as its row says.
+
+    Attributes:
+        name: By which people know it.
+        digest: SHA-256 of the files' content.
+    """
+
+    name: str
+    path: Path
+    digest: str
+
+
+FindAdapter = Callable[[str, str], AdapterFile]
+"""From the ids of a checkpoint and of its adapter; raises ``BlazrError``, ``UnknownModel`` if there is no such row."""
+
+
+class NeedsReload(Exception):
+    """The model must be loaded again with room for an adapter of ``num_bytes``."""
+
+    def __init__(self, num_bytes: int) -> None:
+        super().__init__(num_bytes)
+        self.num_bytes = num_bytes
+
+
+class ServedAdapters:
+    """Adds adapters to models; thread-safe.
+
+    Args:
+        find: Finds an adapter.
+    """
+
+    def __init__(self, find: FindAdapter) -> None:
+        self._find = find
+        self._lock = threading.Lock()
+
+    def ensure(self, llm: ServedLLM, message: GenerateMessage) -> None:
+        """Make the adapter that a message names known to its model; the first time reads all of the files.
+
+        Raises:
+            NeedsReload: The model has been loaded with none, or with too little.
+            UnknownModel: The adapter was removed.
+            ChecksumMismatch: Its files aren't those that were registered.
+            BlazrError: As ``llm.adapters.add``, or the database can't be reached.
+        """
+        adapter_id = message.get("adapter")
+        if adapter_id is None or knows(llm, adapter_id):
+            return
+        with self._lock:  # several requests come with a new adapter, and its files are read once
+            if knows(llm, adapter_id):
+                return
+            file = self._find(message["model"], adapter_id)
+            try:
+                registry = llm.adapters
+            except InvalidRequest:
+                raise NeedsReload(1) from None
+            facts = registry.check(file.path, adapter_id)
+            if facts.digest != file.digest:
+                raise ChecksumMismatch(
+                    f"The files of the adapter {file.name} have changed since it was registered; remove it and "
+                    "register it again.",
+                    param="model",
+                )
+            if registry.budget_bytes is not None and facts.num_bytes > registry.budget_bytes:
+                raise NeedsReload(facts.num_bytes)
+            registry.add(adapter_id, file.path)
+
+
+def knows(llm: ServedLLM, adapter_id: str) -> bool:
+    """Whether requests to a model may name an adapter."""
+    try:
+        llm.adapters.get(adapter_id)
+    except (InvalidRequest, UnknownModel):
+        return False
+    return True
+
+
+def forget(llms: Iterable[ServedLLM], adapter_id: str) -> None:
+    """Take an adapter away from the models that know it; requests that run go on."""
+    for llm in llms:
+        if knows(llm, adapter_id):
+            llm.adapters.remove(adapter_id)
+
+
+def no_adapters(checkpoint_id: str, adapter_id: str) -> AdapterFile:
+    """Find nothing, where there are no rows.
+
+    Raises:
+        UnknownModel: Always.
+    """
+    raise UnknownModel(f"There is no adapter {adapter_id[:60]!r}.", param="model")

@@ -1,0 +1,48 @@
+"""Compare an adapter's tokenizer with its base's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from inference.errors import UnsupportedFormat
+from models_registry.detection.adapter_files import AdapterFiles
+from models_registry.detection.json_file import read_object
+
+MAX_TOKENIZER_BYTES = 64 << 20
+
+
+def check_tokenizer(files: AdapterFiles, base: Path | None) -> None:
+    """Refuse an adapter whose tokenizer gives tokens of the base other numbers.
+
+    Args:
+        base: The base's tokenizer.json; None: it has none, and nothing is compared.
+
+    Raises:
+        UnsupportedFormat: Names the first such token.
+    """
+    if files.tokenizer is None or base is None:
+        return
+    theirs, ours = _token_ids(files.tokenizer), _token_ids(base)
+    for token, number in theirs.items():
+        if token in ours and ours[token] != number:
+            raise UnsupportedFormat(
+                f"the adapter was trained with another tokenizer: {files.tokenizer.name} beside it gives the token "
+                f"{token[:40]!r} the number {number}, the base's gives it {ours[token]}; use the base that it was "
+                f"trained on{', ' + files.config.base_model if files.config.base_model else ''}.",
+                param="tokenizer",
+            )
+
+
+def _token_ids(path: Path) -> dict[str, int]:
+    """Numbers of the tokens of a tokenizer.json; those of other kinds of vocabulary are left out."""
+    content = read_object(path, MAX_TOKENIZER_BYTES)
+    found: dict[str, int] = {}
+    model = content.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, dict):
+        found |= {token: number for token, number in vocabulary.items() if isinstance(number, int)}
+    added = content.get("added_tokens")
+    for item in added if isinstance(added, list) else ():
+        if isinstance(item, dict) and isinstance(item.get("id"), int) and isinstance(item.get("content"), str):
+            found[item["content"]] = item["id"]
+    return found
