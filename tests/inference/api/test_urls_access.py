@@ -35,7 +35,7 @@ from inference.transport import questions as worker_questions
 from inference.values.messages import StateOrder
 from inference.values.principal import DEFAULT_SCOPES, LOCAL, principal_set
 from models_registry.aliases import alias_promote
-from models_registry.models import Passport, PullJob, Quantisation, SpanMeasurement, TrainingRun, Upload, UploadFile
+from models_registry.models import Adapter, Passport, PullJob, Quantisation, SpanMeasurement, TrainingRun, Upload, UploadFile
 from models_registry.runs.services import DEFAULTS
 from models_registry.services import checkpoint_register
 from tests.accounts import account
@@ -98,6 +98,7 @@ def objects(db, data_dir, tmp_path, settings) -> dict[str, Any]:
     settings.BLAZR_WATCHED_DIRECTORIES = [str(tmp_path)]
     run = TrainingRun.objects.create(name="nano", directory=str(tmp_path), **DEFAULTS)
     passport = Passport.objects.create(source=checkpoint, source_name="tiny", active_at=timezone.now())
+    adapter = Adapter.objects.create(base=checkpoint, name="sql", path="/sql", rank=1, num_values=1, size_bytes=1)
     pull = PullJob.objects.create(origin="org/tiny", state="done", active_at=timezone.now())
     chat = SavedChat.objects.create(
         owner=account("chatter", "member"), title="Hi", model="tiny", content='{"mode": "chat", "turns": []}'
@@ -115,6 +116,7 @@ def objects(db, data_dir, tmp_path, settings) -> dict[str, Any]:
         "app_label": "inference", "owner": key, "quantisation_id": quantisation.pk,
         "measurement_id": measurement.pk, "run_id": run.pk, "passport_id": passport.pk, "alias": "alias",
         "digest": "sha256:" + "0" * 64, "pull_id": pull.pk, "chat_id": chat.chat_id, "prefix": row.prefix,
+        "adapter_id": adapter.pk,
     }  # fmt: skip
 
 

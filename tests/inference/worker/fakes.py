@@ -43,7 +43,7 @@ class FakeLLM:
     def prepare_after(self, state: Any, message: GenerateMessage) -> Prepared:
         return self.prepare(message)
 
-    def read_state(self, path: Path, source: str | None = None) -> Any:
+    def read_state(self, path: Path, source: str | None = None, *, adapter: str | None = None) -> Any:
         return path.read_bytes()
 
     def state_bytes(self, num_tokens: int) -> int:

@@ -33,7 +33,7 @@ def test_without_own_settings_the_sites_options_hold(row, options, settings):
     settings.BLAZR_LLM_OPTIONS = {**settings.BLAZR_LLM_OPTIONS, "max_num_seqs": 3, "cache_bytes": 8 << 20}
     settings.BLAZR_KEEP_ALIVE_S = 7
     plan = load_plan.plan_load(str(row.pk), device="cpu", memory_bytes=123)
-    assert options == [LLMOptions(max_num_seqs=3, cache_bytes=8 << 20, memory_bytes=123)]
+    assert options == [LLMOptions(max_num_seqs=3, cache_bytes=8 << 20, memory_bytes=123, max_adapters=0)]
     assert (plan.name, plan.keep_alive_s, plan.max_num_seqs, plan.pinned) == ("demo", 7, 3, False)
     assert plan.needed_bytes == plan.sizes["weights_bytes"] + plan.sizes["states_bytes"]
 

@@ -35,7 +35,7 @@ class FakeLLM:
     def state_identity(self):
         return None
 
-    def read_state(self, path, source):
+    def read_state(self, path, source, adapter=None):
         self.num_read += 1
         return State(path.stat().st_size)
 
@@ -85,7 +85,7 @@ def test_messages_have_no_path_of_the_server(settings, tmp_path, is_deleted):
     (tmp_path / "a").write_bytes(b"no state")
 
     class Reader(FakeLLM):
-        def read_state(self, path, source):
+        def read_state(self, path, source, adapter=None):
             if is_deleted:
                 path.unlink()
             return read_state_file(path, None, None, source)
@@ -145,7 +145,7 @@ def test_a_large_model_s_identity_keeps_no_other_model_waiting(llm):
     kept, other, gate = SavedStates(), FakeLLM(), threading.Event()
     other.state_identity = lambda: gate.wait(30)  # reads all weights
     original = other.read_state
-    other.read_state = lambda *args: [other.state_identity(), original(*args)][1]
+    other.read_state = lambda *args, **options: [other.state_identity(), original(*args, **options)][1]
     slow = threading.Thread(target=kept.prepare, args=(other, {"state": "c"}))
     slow.start()
     quick = threading.Thread(target=kept.prepare, args=(llm, {"state": "a"}))
@@ -169,7 +169,7 @@ def test_nobody_waits_while_a_large_state_is_read(llm):
     kept, gate, started, found = SavedStates(), threading.Event(), threading.Event(), []
     original = llm.read_state
 
-    def read(path, source):
+    def read(path, source, adapter=None):
         if path.name == "a":
             started.set()
             gate.wait(30)
@@ -204,7 +204,7 @@ def test_an_error_of_reading_is_that_of_all_who_wait_and_of_nobody_later(llm):
     kept, gate, errors = SavedStates(), threading.Event(), []
     original = llm.read_state
 
-    def read(path, source):
+    def read(path, source, adapter=None):
         gate.wait(30)
         raise InvalidRequest("the state is damaged")
 

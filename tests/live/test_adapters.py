@@ -1,0 +1,154 @@
+"""LoRA adapters of a running server: registered by path, named by real clients, many at once, removed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from inference.llm.llm import LLM
+from inference.llm.options import LLMOptions
+from inference.values.sampling_params import SamplingParams
+from models_registry.detection.inspection import inspect_checkpoint
+from tests.inference.llm.adapter_writing import write_adapter
+from tests.inference.llm.harness import Checkpoint, ids_of
+from tests.live.conftest import LiveServer, wait_until
+
+pytestmark = pytest.mark.live
+
+PROMPT = "the quick brown fox"
+NUM_TOKENS = 24
+NAMES = ("a0", "a1", "a2")
+ACCOUNT = """
+from django.contrib.auth.models import User
+User.objects.create_superuser("vera", password="rotation-curve")
+"""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """A base with three adapters below its directory, which the settings name."""
+    directory = tmp_path_factory.mktemp("bases") / "tiny"
+    directory.mkdir()
+    for number, name in enumerate(NAMES):
+        write_adapter(directory / "adapters" / name, number)
+    return Checkpoint(directory)
+
+
+@pytest.fixture(scope="module")
+def answers(checkpoint: Checkpoint) -> dict[str, list[int]]:
+    """What each adapter and the base answer in this process, one by one."""
+    paths = {name: checkpoint.directory / "adapters" / name for name in NAMES}
+    options = LLMOptions(dtype="float32", max_num_seqs=4, cache_bytes=1 << 22)
+    base = inspect_checkpoint(checkpoint.directory)
+    llm = LLM.load(base.spec, base.tokenizer, base.weight_paths, options, adapters=paths)
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    try:
+        found = {f"tiny:{name}": ids_of(list(llm.events(PROMPT, params, adapter=name))) for name in NAMES}
+        return found | {"tiny": ids_of(list(llm.events(PROMPT, params)))}
+    finally:
+        llm.close()
+
+
+@pytest.fixture(scope="module")
+def adapted(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    place = tmp_path_factory.mktemp("adapted") / "data"
+    server = LiveServer(place, "--cpu", "--dtype", "float32", "--model", str(checkpoint.directory))
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.stop()
+
+
+@pytest.fixture(scope="module")
+def session(adapted: LiveServer) -> Iterator[httpx.Client]:
+    """A signed-in administrator."""
+    adapted.manage(ACCOUNT)
+    with httpx.Client(base_url=adapted.url, timeout=60) as client:
+        form = client.get("/login/").text
+        token = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', form)[1]
+        values = {"username": "vera", "password": "rotation-curve", "csrfmiddlewaretoken": token}
+        signed_in = client.post("/login/", data=values, headers={"Referer": f"{adapted.url}/login/"})
+        assert signed_in.status_code == 302, signed_in.text
+        client.headers.update({"X-CSRFToken": client.cookies["csrftoken"], "Referer": adapted.url})
+        yield client
+
+
+def complete(server: LiveServer, model: str) -> list[int]:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    extra: dict[str, Any] = {"ignore_eos": True, "return_token_ids": True}
+    answer = client.completions.create(
+        model=model, prompt=PROMPT, max_tokens=NUM_TOKENS, temperature=0, extra_body=extra
+    )
+    assert answer.model == model
+    return list(answer.choices[0].token_ids)
+
+
+def test_three_adapters_in_one_batch(
+    adapted: LiveServer, session: httpx.Client, checkpoint: Checkpoint, answers: dict[str, list[int]]
+) -> None:
+    assert len({tuple(found) for found in answers.values()}) == 4
+    assert complete(adapted, "tiny") == answers["tiny"]  # loaded without adapters
+    path = f"/registry/checkpoints/{adapted.checkpoint_id('tiny')}/adapters"
+    for name in NAMES:
+        made = session.post(path, json={"path": str(checkpoint.directory / "adapters" / name)})
+        assert made.status_code == 201, made.text
+        assert made.json()["model"] == f"tiny:{name}"
+    client = openai.OpenAI(base_url=f"{adapted.url}/v1", api_key="none")
+    assert {f"tiny:{name}" for name in NAMES} < {model.id for model in client.models.list()}
+    assert client.models.retrieve("tiny:a1").id == "tiny:a1"
+    asked = list(answers) * 4
+    with ThreadPoolExecutor(len(asked)) as threads:
+        found = list(threads.map(lambda model: complete(adapted, model), asked))
+    assert found == [answers[model] for model in asked]
+
+    def num_loads() -> int:
+        (worker,) = adapted.workers()
+        (model,) = worker.models
+        return model.stats.get("adapters", {}).get("num_loads", 0)
+
+    wait_until(lambda: num_loads() == 3, 20, "each adapter's one load")
+
+
+def test_an_unknown_one_is_refused_and_a_removed_one_too(
+    adapted: LiveServer, session: httpx.Client, answers: dict[str, list[int]]
+) -> None:
+    with pytest.raises(openai.NotFoundError, match="'tiny:a9' does not exist") as caught:
+        complete(adapted, "tiny:a9")
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+    path = f"/registry/checkpoints/{adapted.checkpoint_id('tiny')}/adapters"
+    rows = {row["name"]: row for row in session.get(path).json()}
+    assert session.delete(f"{path}/{rows['a1']['id']}").status_code == 204
+    with pytest.raises(openai.NotFoundError):
+        complete(adapted, "tiny:a1")
+    known = session.post(path, json={"path": rows["a0"]["path"], "name": "a1"})  # the same name, other files
+    assert known.status_code == 201, known.text
+    wait_until(lambda: complete(adapted, "tiny:a1") == answers["tiny:a0"], what="the other adapter")
+    assert complete(adapted, "tiny:a2") == answers["tiny:a2"]
+
+
+def test_clients_of_ollama_name_adapters_as_tags(adapted: LiveServer) -> None:
+    names = [model["name"] for model in httpx.get(f"{adapted.url}/api/tags", timeout=30).json()["models"]]
+    assert "tiny:a2" in names
+    body = {"model": "tiny:a2", "prompt": PROMPT, "raw": True, "stream": False, "options": {"num_predict": 4}}
+    answer = httpx.post(f"{adapted.url}/api/generate", json=body, timeout=60)
+    assert (answer.status_code, answer.json()["model"]) == (200, "tiny:a2"), answer.text
+
+
+def test_changed_files_are_refused_in_words(
+    adapted: LiveServer, session: httpx.Client, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    place = write_adapter(checkpoint.directory / "adapters" / "new", 7)
+    path = f"/registry/checkpoints/{adapted.checkpoint_id('tiny')}/adapters"
+    assert session.post(path, json={"path": str(place)}).status_code == 201
+    write_adapter(place, 8)
+    with pytest.raises(openai.APIStatusError, match="files of the adapter new have changed"):
+        complete(adapted, "tiny:new")

@@ -1,0 +1,83 @@
+"""Adapters over HTTP: registered, listed, shown on the model's page, removed; refusals in OpenAI's form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from models_registry import live
+from models_registry.models import Adapter, Checkpoint
+from models_registry.services import checkpoint_register
+from tests.accounts import account
+from tests.inference.llm.adapter_writing import write_adapter
+from tests.inference.llm.harness import Checkpoint as TinyCheckpoint
+from tests.models_registry.api.test_run_views import error_of, send
+from tests.models_registry.api.test_views import SOME_ID
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("storage_dirs")]
+
+
+@pytest.fixture
+def base(tmp_path: Path, settings) -> Checkpoint:
+    settings.BLAZR_WATCHED_DIRECTORIES = [str(tmp_path / "adapters")]
+    (tmp_path / "tiny").mkdir()
+    TinyCheckpoint(tmp_path / "tiny")
+    return checkpoint_register(path=tmp_path / "tiny", served_model_name="tiny")
+
+
+def register(client: Client, url: str, **body: object) -> Any:
+    return client.post(url, json.dumps(body), content_type="application/json")
+
+
+def test_an_adapter_over_http(
+    browser: Client, base: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgotten: list[str] = []
+    monkeypatch.setattr(live, "forget_adapter_sync", forgotten.append)
+    path = f"/registry/checkpoints/{base.pk}/adapters"
+    assert browser.get(path).json() == []
+    place = write_adapter(tmp_path / "adapters" / "sql", 1)
+    response = register(browser, path, path=str(place))
+    assert response.status_code == 201, response.content
+    shown = response.json()
+    assert (shown["name"], shown["model"], shown["rank"], shown["owner"]) == ("sql", "tiny:sql", 4, "vera")
+    assert browser.get(path).json() == [shown]
+    page = browser.get(f"/models/{base.pk}/?tab=adapters").content.decode()
+    assert "tiny:sql" in page and str(place) in page and f'data-remove="{shown["id"]}"' in page
+    assert send(browser, "DELETE", f"{path}/{shown['id']}").status_code == 204
+    assert forgotten == [shown["id"]]
+    assert error_of(send(browser, "DELETE", f"{path}/{shown['id']}"), 404)["param"] == "adapter"
+    assert (place / "adapter_config.json").exists()
+
+
+def test_refusals_name_what_is_wrong(browser: Client, base: Checkpoint, tmp_path: Path) -> None:
+    path = f"/registry/checkpoints/{base.pk}/adapters"
+    place = write_adapter(tmp_path / "adapters" / "sql", 1)
+    assert error_of(send(browser, "POST", path), 400)["param"] == "path"
+    assert error_of(register(browser, path, path=str(place), name="a:b"), 400)["param"] == "name"
+    assert error_of(register(browser, path, path="/etc"), 403)["param"] == "path"
+    (place / "adapter_config.json").unlink()
+    error = error_of(register(browser, path, path=str(place)), 422)
+    assert "has no adapter_config.json" in error["message"]
+    assert error_of(register(browser, f"/registry/checkpoints/{SOME_ID}/adapters", path=str(place)), 404)
+    assert not Adapter.objects.exists()
+
+
+def test_another_model_does_not_remove_it(browser: Client, base: Checkpoint, hybrid: Path, tmp_path: Path) -> None:
+    place = write_adapter(tmp_path / "adapters" / "sql", 1)
+    path = f"/registry/checkpoints/{base.pk}/adapters"
+    made = register(browser, path, path=str(place)).json()
+    other = checkpoint_register(path=hybrid, served_model_name="other")
+    assert error_of(send(browser, "DELETE", f"/registry/checkpoints/{other.pk}/adapters/{made['id']}"), 404)
+    assert Adapter.objects.count() == 1
+
+
+def test_who_may_only_look_gets_no_form(base: Checkpoint) -> None:
+    client = Client()
+    client.force_login(account("walter", "viewer"))
+    page = client.get(f"/models/{base.pk}/?tab=adapters").content.decode()
+    assert "None is registered." in page and "add-adapter" not in page

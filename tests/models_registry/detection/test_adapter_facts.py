@@ -1,0 +1,55 @@
+"""An adapter inspected in a child process: what it finds, and that its refusals arrive as they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from inference.errors import CorruptCheckpoint, UnsupportedFormat
+from models_registry.detection.adapter_facts import InspectedAdapter, base_facts, inspect_adapter
+from models_registry.detection.child import inspect_adapter_in_child
+from models_registry.detection.inspection import Inspection, inspect_checkpoint
+from tests.inference.llm.adapter_writing import factors, write_adapter
+from tests.inference.llm.harness import Checkpoint
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Inspection:
+    directory = tmp_path_factory.mktemp("base")
+    Checkpoint(directory)
+    return inspect_checkpoint(directory)
+
+
+def test_a_child_finds_what_this_process_finds(base: Inspection, tmp_path: Path) -> None:
+    path = write_adapter(tmp_path / "sql", 1)
+    found = inspect_adapter_in_child(path, base)
+    assert found == inspect_adapter(path, json.loads(json.dumps(base_facts(base))))
+    assert found == InspectedAdapter.from_dict(found.to_dict())
+    assert (found.rank, found.num_values) == (4, sum(tensor.numel() for tensor in factors(1).values()))
+
+
+def test_the_digest_is_that_of_the_content(base: Inspection, tmp_path: Path) -> None:
+    facts = base_facts(base)
+    paths = [write_adapter(tmp_path / name, seed) for name, seed in (("a", 1), ("b", 1), ("c", 2))]
+    first, same, other = (inspect_adapter(path, facts).digest for path in paths)
+    assert first == same != other
+
+
+def test_another_tokenizer_is_refused(base: Inspection, tmp_path: Path) -> None:
+    path = write_adapter(tmp_path / "sql", 1)
+    tokens = json.loads((base.directory / "tokenizer.json").read_text())
+    vocabulary = tokens["model"]["vocab"]
+    one, two = list(vocabulary)[-2:]
+    vocabulary[one], vocabulary[two] = vocabulary[two], vocabulary[one]
+    (path / "tokenizer.json").write_text(json.dumps(tokens))
+    with pytest.raises(UnsupportedFormat, match="was trained with another tokenizer"):
+        inspect_adapter_in_child(path, base)
+
+
+def test_broken_files_are_refused_in_words(base: Inspection, tmp_path: Path) -> None:
+    path = write_adapter(tmp_path / "sql", 1)
+    (path / "adapter_model.safetensors").write_bytes(b"no header")
+    with pytest.raises(CorruptCheckpoint):
+        inspect_adapter_in_child(path, base)
