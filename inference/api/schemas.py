@@ -257,7 +257,7 @@ class ModelSerializer(serializers.Serializer[Any]):
         required=False, help_text="Of an alias: the checkpoint that it means."
     )
     revision = serializers.IntegerField(required=False, help_text="Of an alias: its current revision.")
-    parent = serializers.CharField(required=False, help_text="Of a LoRA adapter: its base.")
+    parent = serializers.CharField(required=False, help_text="Of a LoRA adapter: its base.")  # type: ignore[assignment]
 
 
 class ModelListSerializer(serializers.Serializer[Any]):

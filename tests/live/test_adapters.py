@@ -143,6 +143,25 @@ def test_clients_of_ollama_name_adapters_as_tags(adapted: LiveServer) -> None:
     assert (answer.status_code, answer.json()["model"]) == (200, "tiny:a2"), answer.text
 
 
+def test_states_and_jobs_go_through_the_adapter(adapted: LiveServer, answers: dict[str, list[int]]) -> None:
+    with httpx.Client(base_url=adapted.url, timeout=60) as client:
+        saved = client.post("/v1/states", json={"name": "fox", "model": "tiny:a2", "prompt": "the quick brown"})
+        assert saved.status_code == 200, saved.text
+        body = {"prompt": " fox", "state": "fox", "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
+        body["return_token_ids"] = True
+        after = client.post("/v1/completions", json={"model": "tiny:a2", **body})
+        assert after.status_code == 200, after.text
+        assert after.json()["choices"][0]["token_ids"] == answers["tiny:a2"]
+        assert client.post("/v1/completions", json={"model": "tiny", **body}).status_code == 400
+        del body["state"]
+        job = {"endpoint": "completion", "body": {"model": "tiny:a0", **body, "prompt": PROMPT}}
+        made = client.post("/api/jobs", json=job)
+        assert made.status_code in (200, 201, 202), made.text
+        place = f"/api/jobs/{made.json()['data'][0]['id']}"
+        done = wait_until(lambda: (found := client.get(place).json())["status"] == "done" and found, what="the job")
+        assert done["result"]["choices"][0]["token_ids"] == answers["tiny:a0"], done
+
+
 def test_changed_files_are_refused_in_words(
     adapted: LiveServer, session: httpx.Client, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:

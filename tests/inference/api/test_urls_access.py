@@ -35,7 +35,16 @@ from inference.transport import questions as worker_questions
 from inference.values.messages import StateOrder
 from inference.values.principal import DEFAULT_SCOPES, LOCAL, principal_set
 from models_registry.aliases import alias_promote
-from models_registry.models import Adapter, Passport, PullJob, Quantisation, SpanMeasurement, TrainingRun, Upload, UploadFile
+from models_registry.models import (
+    Adapter,
+    Passport,
+    PullJob,
+    Quantisation,
+    SpanMeasurement,
+    TrainingRun,
+    Upload,
+    UploadFile,
+)
 from models_registry.runs.services import DEFAULTS
 from models_registry.services import checkpoint_register
 from tests.accounts import account

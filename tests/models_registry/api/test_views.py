@@ -25,7 +25,10 @@ SOME_ID = "00000000-0000-4000-8000-000000000000"
 
 def all_paths() -> list[str]:
     paths = [str(pattern.pattern) for pattern in urlpatterns]
-    names = ("checkpoint_id", "upload_id", "quantisation_id", "measurement_id", "run_id", "passport_id", "pull_id")
+    names = (
+        "checkpoint_id", "upload_id", "quantisation_id", "measurement_id", "run_id", "passport_id", "pull_id",
+        "adapter_id",
+    )  # fmt: skip
     for name, value in {**dict.fromkeys(names, SOME_ID), "number": "0", "fact": "top_k", "alias": "chat"}.items():
         paths = [path.replace(f"<uuid:{name}>", value).replace(f"<int:{name}>", value) for path in paths]
         paths = [path.replace(f"<str:{name}>", value) for path in paths]
