@@ -158,8 +158,8 @@ def test_states_and_jobs_go_through_the_adapter(adapted: LiveServer, answers: di
         made = client.post("/api/jobs", json=job)
         assert made.status_code in (200, 201, 202), made.text
         place = f"/api/jobs/{made.json()['data'][0]['id']}"
-        done = wait_until(lambda: (found := client.get(place).json())["status"] == "done" and found, what="the job")
-        assert done["result"]["choices"][0]["token_ids"] == answers["tiny:a0"], done
+        wait_until(lambda: client.get(place).json()["state"] == "succeeded", what="the job")
+        assert client.get(f"{place}/result").json()["choices"][0]["token_ids"] == answers["tiny:a0"]
 
 
 def test_changed_files_are_refused_in_words(
