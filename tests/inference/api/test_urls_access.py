@@ -116,7 +116,7 @@ def objects(db, data_dir, tmp_path, settings) -> dict[str, Any]:
     writer = FileWriter()
     writer.write(b"state")
     order = StateOrder(name="mine", tenant=owner.tenant, model="tiny", is_pinned=False, expires_s=None, replaces=False)
-    state_create(writer=writer, facts=StateFacts("tiny", "a" * 64, 2, has_conversation=False), order=order)
+    state = state_create(writer=writer, facts=StateFacts("tiny", "a" * 64, 2, has_conversation=False), order=order)
     return {
         "checkpoint_id": checkpoint.pk, "model_id": "alias", "fact": "vocab_size", "upload_id": upload.pk, "number": 0,
         "name": "mine", "file_id": batch.input_file_id, "batch_id": batch.batch_id, "schedule_id": schedule.schedule_id,
@@ -125,7 +125,7 @@ def objects(db, data_dir, tmp_path, settings) -> dict[str, Any]:
         "app_label": "inference", "owner": key, "quantisation_id": quantisation.pk,
         "measurement_id": measurement.pk, "run_id": run.pk, "passport_id": passport.pk, "alias": "alias",
         "digest": "sha256:" + "0" * 64, "pull_id": pull.pk, "chat_id": chat.chat_id, "prefix": row.prefix,
-        "adapter_id": adapter.pk,
+        "adapter_id": adapter.pk, "key": state.pk,
     }  # fmt: skip
 
 

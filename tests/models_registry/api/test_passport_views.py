@@ -74,7 +74,7 @@ def test_what_is_not_there(browser: Client) -> None:
 
 
 def test_the_page_shows_it(browser: Client, source: Checkpoint) -> None:
-    page = f"/models/{source.pk}/"
+    page = f"/models/{source.pk}/?tab=passport"
     assert "None was made yet." in browser.get(page).content.decode()
     entries = [PASSED, {**PASSED, "name": "int4", "state": "failed", "words": "<b>hostile</b>"}]
     values = {"source": source, "source_name": "tiny", "active_at": timezone.now()}
