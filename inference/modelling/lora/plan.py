@@ -208,10 +208,16 @@ class _Planner:
 
     def _matrix(self, module: str, place: Place, parts: dict[str, str], kind: tuple[str, str]) -> MatrixPlan:
         (rank, inputs), (outputs, columns) = (self._tensors[parts[name]].shape for name in kind)
-        if len(place.stored) != 2 or place.leaf != "weight":
+        if len(place.stored) != 2 or (place.leaf != "weight" and place.expert is None):
             raise UnsupportedFormat(
                 f"{module} is no matrix in the base (its shape is {list(place.stored)}), so an adapter can't change "
                 "it per request; merge the adapter into the base with PEFT (merge_and_unload).",
+                param=module,
+            )
+        if place.expert is not None and parts.keys() != {*kind}:
+            raise UnsupportedFormat(
+                f"the adapter has a magnitude or a bias for the expert {module}, which can't be changed per request; "
+                "merge the adapter into its base (blazr merge) and serve the result.",
                 param=module,
             )
         if place.piece.reshape is not None or place.piece.parts is not None:

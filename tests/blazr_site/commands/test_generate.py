@@ -1,29 +1,87 @@
-"""``blazr generate`` with the demo model; states are in ``test_state``."""
+"""``blazr generate --adapter`` and ``blazr merge``, with the demo model, whose layers are of several types."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from blazr_site.cli import main
+from inference.demo import __file__ as demo
 
-DEMO = ("generate", "--model", "demo", "--cpu", "--temperature", "0", "--max-tokens", "8")
-
-
-def test_text_goes_to_the_output_and_figures_beside_it(capsys) -> None:
-    assert main([*DEMO, "--prompt", "The statement"]) == 0
-    found = capsys.readouterr()
-    assert found.out.startswith("The statement") and len(found.out) > len("The statement\n")
-    assert "8 generated" in found.err and "tokens/s" in found.err
+DEMO = Path(demo).parent / "checkpoint"
+TARGETS = ("in_proj", "out_proj", "gate_proj", "down_proj")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ((), "--prompt or --state is needed"),
-        (("--prompt", "x", "--merged"), "--merged merges an adapter"),
-        (("--prompt", "x", "--adapter", "/nowhere"), "nowhere"),
-    ],
-)
-def test_one_line_says_what_is_missing(capsys, options: tuple[str, ...], message: str) -> None:
-    assert main([*DEMO, *options]) != 0
-    assert message in capsys.readouterr().err
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter of Mamba-2's projections and of each expert."""
+    directory = tmp_path_factory.mktemp("adapter")
+    generator = torch.Generator().manual_seed(1)
+    tensors = {}
+    with safe_open(DEMO / "model.safetensors", "pt") as file:
+        for name in file.keys():  # noqa: SIM118
+            module, _, leaf = name.rpartition(".")
+            if leaf == "weight" and module.rpartition(".")[2] in TARGETS:
+                outputs, inputs = file.get_slice(name).get_shape()
+                prefix = f"base_model.model.{module}"
+                tensors[f"{prefix}.lora_A.weight"] = torch.randn(4, inputs, generator=generator) * inputs**-0.5
+                tensors[f"{prefix}.lora_B.weight"] = torch.randn(outputs, 4, generator=generator)
+    save_file(tensors, directory / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 4, "target_modules": list(TARGETS)}
+    (directory / "adapter_config.json").write_text(json.dumps(config))
+    return directory
+
+
+def generated(capsys: pytest.CaptureFixture[str], *options: str, model: str = "demo") -> str:
+    line = ["generate", "--model", model, "--cpu", "--dtype", "float32", "--prompt", "A list", "--temperature", "0"]
+    capsys.readouterr()
+    assert main([*line, "--max-tokens", "16", *options]) == 0
+    return capsys.readouterr().out
+
+
+def test_an_adapter_by_request_merged_while_loading_and_to_disk(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, adapter: Path
+) -> None:
+    plain, adapted = generated(capsys), generated(capsys, "--adapter", str(adapter))
+    assert plain != adapted
+    assert generated(capsys, "--adapter", str(adapter), "--merged") == adapted
+    target = tmp_path / "merged"
+    assert (
+        main(
+            [
+                "merge",
+                "--model",
+                "demo",
+                "--adapter",
+                f"{adapter}=0.5",
+                "--adapter",
+                f"{adapter}=0.5",
+                "-o",
+                str(target),
+            ]
+        )
+        == 0
+    )
+    assert "2 adapters merged by linear" in capsys.readouterr().err.replace("\n", " ")
+    assert generated(capsys, model=str(target)) == adapted
+
+
+def test_bad_input_is_one_line_and_leaves_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, adapter: Path
+) -> None:
+    line = ["generate", "--model", "demo", "--cpu", "--prompt", "A list"]
+    assert main([*line, "--merged"]) == 2
+    assert "--merged merges an adapter" in capsys.readouterr().err
+    assert main([*line, "--adapter", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: ")
+    assert (
+        main(["merge", "--model", "demo", "--adapter", str(adapter), "--method", "slerp", "-o", str(tmp_path / "out")])
+        == 2
+    )
+    assert "slerp mixes 2 adapters, not 1" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

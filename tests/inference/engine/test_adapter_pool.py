@@ -1,129 +1,158 @@
-"""Places of adapters: who gets one, who waits, and who leaves."""
+"""The pool of adapters by itself: places, order, budgets, failures."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from inference.engine.adapter import Adapter
 from inference.engine.adapter_pool import AdapterPool
-from inference.engine.running_request import Request
-from inference.errors import InvalidRequest
-from inference.modelling.adapters.network import NetworkAdapters
-from inference.modelling.lora.plan import AdapterPlan
+from inference.errors import CorruptCheckpoint, InvalidRequest
 
 
-class Slots:
-    """Stands for a network: remembers what lies in its slots."""
+class Network:
+    """Notes what becomes resident; a load waits for ``gate``."""
 
-    num_slots = 2
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self.resident: dict[int, str] = {}
+        self.gate = threading.Event()
+        self.gate.set()
+        self.broken: set[str] = set()
 
-    def __init__(self) -> None:
-        self.installed: dict[int, str] = {}
+    def load(self, plan: str, path: Path) -> str:
+        self.gate.wait(5)
+        if plan in self.broken:
+            raise CorruptCheckpoint(f"{plan} is broken.")
+        return plan
 
-    def load(self, plan: AdapterPlan, path: Path) -> str:
-        return path.name
-
-    def install(self, slot: int, loaded: str) -> None:
-        self.installed[slot] = loaded
+    def install(self, slot: int, name: str) -> None:
+        assert slot not in self.resident
+        self.resident[slot] = name
 
     def remove(self, slot: int) -> None:
-        del self.installed[slot]
+        del self.resident[slot]
 
 
 @pytest.fixture
 def make(tmp_path: Path):
-    def adapter(name: str, num_bytes: int = 10) -> Adapter:
-        file = tmp_path / name
-        if not file.exists():
-            file.write_text(name)
-        return Adapter(name, cast("AdapterPlan", None), file, num_bytes, file.stat().st_mtime_ns)
+    pools: list[AdapterPool] = []
+    file = tmp_path / "weights"
+    file.touch()
 
-    return adapter
+    def build(num_slots: int, budget: int | None = None) -> tuple[Network, AdapterPool, Callable[..., Any]]:
+        network = Network(num_slots)
+        pools.append(AdapterPool(network, budget))
+        count = iter(range(1000))
 
+        def request(name: str, size: int = 1) -> Any:
+            adapter = Adapter(name, name, file, size, file.stat().st_mtime_ns)
+            found = Hashable(source=SimpleNamespace(adapter=adapter), rank=(0, next(count)), adapter_slot=0)
+            pools[-1].add(found)
+            return found
 
-@pytest.fixture
-def network():
-    return Slots()
+        return network, pools[-1], request
 
-
-def pool_of(network: Slots, budget: int | None = None) -> AdapterPool:
-    return AdapterPool(cast("NetworkAdapters", network), budget)
-
-
-class Waiting(SimpleNamespace):
-    """A request as the pool sees it."""
-
-    __eq__, __hash__ = object.__eq__, object.__hash__
+    yield build
+    for pool in pools:
+        pool.close()
 
 
-def request(adapter: Adapter, rank: int) -> Request:
-    return cast("Request", Waiting(source=SimpleNamespace(adapter=adapter), rank=(0, rank), adapter_slot=0))
+class Hashable(SimpleNamespace):
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
 
 
 def placed(pool: AdapterPool) -> list[Any]:
-    """What can run once all reads that began are done."""
+    """The requests that can run, once all reads are done."""
     ready: list[Any] = []
-    for _ in range(3):  # a look may begin a read, and reads end one by one
-        found = pool.place()
-        assert not found.failed
-        ready += found.ready
-        pool.await_load(5.0)
+    for _ in range(5):
+        ready += pool.place().ready
+        pool.await_load(5)
     return ready
 
 
-def test_the_longest_unused_adapter_leaves_and_none_in_use(make, network) -> None:
-    pool = pool_of(network)
-    first, second, third = (request(make(name), rank) for rank, name in enumerate("abc"))
-    for one in (first, second, third):
-        pool.add(one)
-    assert placed(pool) == [first, second]
-    assert pool.has_waiting() and sorted(network.installed.values()) == ["a", "b"]
-    pool.release(second)
-    assert placed(pool) == [third]
-    assert sorted(network.installed.values()) == ["a", "c"] and third.adapter_slot != first.adapter_slot
-    stats = pool.stats()
-    assert (stats.num_resident, stats.num_in_use, stats.num_loads, stats.num_evictions) == (2, 2, 3, 1)
-    pool.close()
+def test_the_longest_unused_leaves_and_none_in_use(make) -> None:
+    network, pool, request = make(2)
+    a, b = request("a"), request("b")
+    assert placed(pool) == [a, b] and set(network.resident.values()) == {"a", "b"}
+    assert {a.adapter_slot, b.adapter_slot} == {1, 2}
+    c = request("c")
+    assert placed(pool) == [] and pool.stats().num_waiting == 1
+    pool.release(a)
+    assert placed(pool) == [c] and set(network.resident.values()) == {"b", "c"}
+    again = request("b")
+    assert placed(pool) == [again] and pool.stats().num_loads == 3
+    assert pool.users() == {"b": 2, "c": 1}
 
 
-def test_nobody_overtakes_a_request_that_waits_for_a_place(make, network) -> None:
-    pool = pool_of(network)
-    first, second, third, fourth = (request(make(name), rank) for rank, name in enumerate("abca"))
-    for one in (fourth, third, second, first):
-        pool.add(one)
-    assert placed(pool) == [first, second]  # a is resident, but the request for c is before the second one for a
-    pool.release(third)
-    assert placed(pool) == [fourth] and not pool.has_waiting()
-    pool.close()
+def test_none_overtakes_one_that_waits_for_a_place(make) -> None:
+    _, pool, request = make(1)
+    a = request("a")
+    assert placed(pool) == [a]
+    b, later = request("b"), request("a")
+    assert placed(pool) == []
+    pool.release(a)
+    assert placed(pool) == [b]
+    pool.release(b)
+    assert placed(pool) == [later]
 
 
-def test_a_budget_counts_like_places(make, network) -> None:
-    pool = pool_of(network, budget=15)
-    with pytest.raises(InvalidRequest, match="adapter_bytes is 15"):
-        pool.check(make("large", 16))
-    first, second = request(make("a"), 0), request(make("b"), 1)
-    pool.add(first)
-    pool.add(second)
-    assert placed(pool) == [first] and pool.stats().resident_bytes == 10
-    pool.release(first)
-    assert placed(pool) == [second] and list(network.installed.values()) == ["b"]
-    pool.close()
+def test_others_go_on_while_one_is_read(make) -> None:
+    network, pool, request = make(2)
+    a = request("a")
+    assert placed(pool) == [a]
+    network.gate.clear()
+    b, other = request("b"), request("a")
+    assert pool.place().ready == [other]
+    network.gate.set()
+    pool.await_load(5)
+    assert pool.place().ready == [b]
 
 
-def test_a_file_that_changed_fails_all_that_wait_for_it(make, network) -> None:
-    pool = pool_of(network)
-    adapter = make("a")
-    one, two = request(adapter, 0), request(adapter, 1)
-    pool.add(one)
-    pool.add(two)
-    adapter.weights.unlink()
-    failed = pool.place().failed
-    pool.await_load(5.0)
-    failed += pool.place().failed
-    assert [item for item, _ in failed] == [one, two] and "changed or is gone" in failed[0][1].message
-    assert pool.stats().num_resident == 0 and not pool.has_waiting()
-    pool.close()
+def test_bytes_are_a_limit_too(make) -> None:
+    network, pool, request = make(4, budget=10)
+    a, b = request("a", 6), request("b", 4)
+    assert placed(pool) == [a, b] and pool.stats().resident_bytes == 10
+    c = request("c", 5)
+    assert placed(pool) == []
+    pool.release(b)
+    assert placed(pool) == []  # 4 bytes are too few
+    pool.release(a)
+    assert placed(pool) == [c] and set(network.resident.values()) <= {"b", "c"}
+    with pytest.raises(InvalidRequest, match="adapter_bytes is 10"):
+        pool.check(Adapter("d", "d", Path("d"), 11, 0))
+
+
+def test_a_broken_file_fails_its_requests_only(make) -> None:
+    network, pool, request = make(2)
+    network.broken.add("bad")
+    bad, good, worse = request("bad"), request("good"), request("bad")
+    found = pool.place()
+    while pool.has_waiting():
+        pool.await_load(5)
+        more = pool.place()
+        found.ready += more.ready
+        found.failed += more.failed
+    assert found.ready == [good]
+    assert {one for one, _ in found.failed} == {bad, worse}
+    assert all("is broken" in error.message for _, error in found.failed)
+    assert pool.stats().num_resident == 1
+
+
+def test_a_request_that_waits_can_leave(make) -> None:
+    _, pool, request = make(1)
+    a = request("a")
+    assert placed(pool) == [a]
+    b = request("b")
+    pool.place()
+    pool.release(b)
+    assert not pool.has_waiting()
+    pool.release(a)
+    pool.release(a)  # again: it has ended
+    assert pool.stats().num_in_use == 0

@@ -1,43 +1,47 @@
-"""A written checkpoint is whole or not there, and its file is one that the safetensors library reads."""
+"""Writing a checkpoint's directory: complete or not there."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from inference.errors import InvalidRequest
-from inference.llm.checkpoint_writing import check_target, partial_directory, tensor_entry, write_tensors
-
-
-def test_written_tensors_are_read_by_the_library(tmp_path: Path) -> None:
-    tensors = {
-        "a": torch.arange(6, dtype=torch.float32).view(2, 3),
-        "b": torch.tensor([1, 2, 255], dtype=torch.uint8),
-        "c": torch.randn(4, generator=torch.Generator().manual_seed(1)).bfloat16(),
-    }
-    size = write_tensors(tmp_path / "x.safetensors", (tensor_entry(*item) for item in tensors.items()), 1024)
-    assert size == (tmp_path / "x.safetensors").stat().st_size
-    found = load_file(tmp_path / "x.safetensors")
-    assert found.keys() == tensors.keys()
-    assert all(torch.equal(found[name], value) for name, value in tensors.items())
+from inference.errors import CorruptCheckpoint, InvalidRequest
+from inference.llm.checkpoint_writing import check_target, partial_directory, stored_entry, tensor_entry, write_tensors
+from models_registry.detection.safetensors_header import read_header
 
 
-def test_an_unfinished_directory_leaves_nothing_behind(tmp_path: Path) -> None:
-    target = tmp_path / "new" / "model"
-    with pytest.raises(RuntimeError, match="stopped"), partial_directory(target) as partial:
-        (partial / "half").write_bytes(b"x")
-        raise RuntimeError("stopped")
+def test_stored_and_new_tensors_lie_in_one_file(tmp_path: Path) -> None:
+    stored = {"a": torch.randn(3, 4), "b": torch.randn(5).bfloat16()}
+    save_file(stored, tmp_path / "source")
+    header = read_header(tmp_path / "source")
+    new = {"c": torch.arange(4, dtype=torch.float16), "d": torch.ones(2, 2)}
+    entries = [stored_entry(tmp_path, name, info) for name, info in header.items()]
+    entries += [tensor_entry(name, tensor) for name, tensor in new.items()]
+    write_tensors(tmp_path / "target", iter(entries), 4096)
+    found = load_file(tmp_path / "target")
+    assert found.keys() == {*stored, *new}
+    assert all(torch.equal(found[name], tensor) for name, tensor in {**stored, **new}.items())
+
+
+def test_a_file_that_ends_early_is_said(tmp_path: Path) -> None:
+    save_file({"a": torch.randn(30, 4)}, tmp_path / "source")
+    info = read_header(tmp_path / "source")["a"]
+    os.truncate(tmp_path / "source", info.end - 8)
+    with pytest.raises(CorruptCheckpoint, match="ends before"):
+        write_tensors(tmp_path / "target", iter([stored_entry(tmp_path, "a", info)]), 4096)
+
+
+def test_nothing_is_left_of_a_failure(tmp_path: Path) -> None:
+    target = tmp_path / "new" / "deep"
+    with pytest.raises(RuntimeError), partial_directory(target) as partial:
+        (partial / "file").touch()
+        raise RuntimeError
     assert not (tmp_path / "new").exists()
-
-
-def test_targets_that_cannot_be_written_are_refused_before_the_work(tmp_path: Path) -> None:
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "file").write_text("x")
-    with pytest.raises(InvalidRequest, match="isn't an empty directory"):
-        check_target(tmp_path / "full", 1)
-    with pytest.raises(InvalidRequest, match="the checkpoint takes"):
-        check_target(tmp_path / "large", 1 << 60)
-    assert not (tmp_path / "large").exists()
+    check_target(target, 1)
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(InvalidRequest, match="free"):
+        check_target(target, 1 << 60)

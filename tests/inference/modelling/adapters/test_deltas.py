@@ -1,4 +1,4 @@
-"""What one adapter adds to one module's rows, against the formula written out."""
+"""Deltas against the changed matrix itself."""
 
 from __future__ import annotations
 
@@ -7,31 +7,27 @@ import torch
 from inference.modelling.adapters.deltas import ModuleDelta, Term, add_terms
 
 
-def draw(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
-
-
-def test_a_change_is_gain_offset_and_terms_of_their_rows() -> None:
-    weight, bias, hidden = draw(6, 4), draw(6), draw(3, 4)
-    a, b, gain, offset = draw(2, 4), draw(2, 3), draw(6, 1)[:, 0], draw(6, 2)[:, 0]
-    delta = ModuleDelta([Term(a, b, 2, 0.5)], gain, offset)
+def test_a_delta_is_the_product_of_the_changed_matrix() -> None:
+    weight, bias, hidden = torch.randn(10, 6), torch.randn(10), torch.randn(4, 6)
+    a, b = torch.randn(3, 6), torch.randn(4, 3)
+    changed = weight.clone()
+    changed[2:6] += 0.5 * b @ a
+    gain = torch.randn(10)
+    offset = torch.randn(10)
+    expected = hidden @ (changed * (1 + gain).unsqueeze(1)).T + bias + offset
+    term = Term(a, (b * (1 + gain[2:6]).unsqueeze(1)).T.contiguous(), 2, 0.5)
+    delta = ModuleDelta([term], gain=gain, offset=offset)
     out = hidden @ weight.T + bias
-    expected = (1 + gain) * (out - bias) + bias + offset
-    expected[:, 2:5] += 0.5 * (hidden @ a.T) @ b
-    torch.testing.assert_close(delta.changed(out.clone(), hidden, bias), expected)
+    torch.testing.assert_close(delta.changed(out.clone(), hidden, bias), expected, atol=1e-5, rtol=1e-5)
+    assert delta.nbytes == term.nbytes + 80
 
 
-def test_a_whole_matrix_stands_in_the_place_of_the_modules() -> None:
-    weight, bias, hidden = draw(6, 4), draw(6), draw(3, 4)
-    found = ModuleDelta(whole=weight).changed(draw(3, 6), hidden, bias)
-    torch.testing.assert_close(found, hidden @ weight.T + bias)
+def test_a_whole_matrix_takes_the_place_of_the_modules() -> None:
+    whole, bias, hidden = torch.randn(10, 6), torch.randn(10), torch.randn(4, 6)
+    delta = ModuleDelta(whole=whole)
+    torch.testing.assert_close(delta.changed(torch.zeros(4, 10), hidden, bias), hidden @ whole.T + bias)
 
 
-def test_terms_add_up_and_count_their_bytes() -> None:
-    hidden, one, two = draw(5, 4), Term(draw(2, 4), draw(2, 6), 0, 1.0), Term(draw(1, 4), draw(1, 2), 4, -2.0)
-    found = add_terms(torch.zeros(5, 6), hidden, [one, two])
-    expected = one.of(hidden)
-    expected[:, 4:] += two.of(hidden)
-    torch.testing.assert_close(found, expected)
-    delta = ModuleDelta([one], gain=torch.zeros(6), experts={("up_proj", 1): [two]})
-    assert delta.nbytes == 4 * (2 * 4 + 2 * 6 + 6 + 4 + 2)
+def test_terms_keep_the_dtype_of_what_they_are_added_to() -> None:
+    term = Term(torch.randn(2, 6).bfloat16(), torch.randn(2, 8).bfloat16(), 0, 1.0)
+    assert add_terms(torch.zeros(3, 8).bfloat16(), torch.randn(3, 6).bfloat16(), [term]).dtype == torch.bfloat16

@@ -1,28 +1,76 @@
-"""Modules that adapters change: rows without an adapter keep their bits, and modules that can't be changed say so."""
+"""Adapted modules by themselves: rows that stand there several times, heads, routers, step sizes."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
+import pytest
 import torch
-from transformers import LlamaConfig
 
-from tests.inference.modelling.adapters.harness import load_adapted, make_adapter
-from tests.inference.modelling.huggingface import make_checkpoint
+from inference.modelling.adapters.deltas import ModuleDelta, Term
+from inference.modelling.adapters.forms import ADAPTED, ActiveRows, AdaptedLinear, AdaptedStepProjection
+from inference.modelling.adapters.products import DeltaTable
+from inference.modelling.forward_batch import AdapterRows
+from inference.modelling.layers.linear import Linear
+from inference.modelling.layers.mamba1 import StepProjection
 
-CONFIG = LlamaConfig(
-    vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2, max_position_embeddings=64,
-)  # fmt: skip
+ROWS = AdapterRows(torch.tensor([0, 1, 2]), (1, 2))
 
 
-def test_rows_without_an_adapter_keep_their_bits_beside_adapted_ones(tmp_path: Path) -> None:
-    base, _ = make_checkpoint(CONFIG, tmp_path / "base")
-    make_adapter(base, tmp_path / "adapter", r=4, target_modules="all-linear")
-    plain = load_adapted(base, {})
-    adapted = load_adapted(base, {1: tmp_path / "adapter"})
-    prompts = [[5, 9, 2, 7], [1, 2, 3, 4], [8, 8, 1, 3]]
-    alone = plain.run((0, 0, 0), prompts, 2)
-    first, second, third = adapted.run((0, 1, 0), prompts, 2)
-    assert torch.equal(first, alone[0]) and torch.equal(third, alone[2])
-    assert (second - alone[1]).abs().max() > 0.01
+def adapt(module: torch.nn.Module, deltas: dict[int, ModuleDelta]) -> ActiveRows:
+    module.__class__ = ADAPTED[type(module)]
+    module.active, module.head_deltas, module.deltas = ActiveRows(), None, DeltaTable(2, 1, is_native=False)
+    for slot, delta in deltas.items():
+        module.deltas.put(slot, delta)
+    return module.active
+
+
+def linear() -> tuple[AdaptedLinear, torch.Tensor, ActiveRows]:
+    """A product, and what its first adapter adds to the matrix."""
+    module = Linear(6, 8, bias=True)
+    module.weight.data, module.bias.data = torch.randn(8, 6), torch.randn(8)
+    a, b = torch.randn(2, 6), torch.randn(2, 8)
+    active = adapt(module, {1: ModuleDelta([Term(a, b, 0, 2.0)])})
+    return module, 2.0 * b.T @ a, active
+
+
+def test_rows_of_a_slot_change_and_others_do_not() -> None:
+    module, change, active = linear()
+    hidden = torch.randn(3, 6)
+    plain = Linear.forward(module, hidden)
+    assert torch.equal(module(hidden), plain)
+    active.rows = ROWS
+    found = module(hidden)
+    torch.testing.assert_close(found[1], plain[1] + change @ hidden[1])
+    assert torch.equal(found[[0, 2]], plain[[0, 2]])
+    torch.testing.assert_close(module.logits(hidden), found)
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 6), (4, 3, 6)])
+def test_tokens_may_have_several_rows_each_or_stand_in_several_streams(shape: tuple[int, ...]) -> None:
+    module, change, active = linear()
+    hidden = torch.randn(shape)
+    plain = Linear.forward(module, hidden)
+    active.rows = ROWS
+    found = module(hidden)
+    own = (slice(None), 1) if shape[0] == 4 else (1,)
+    torch.testing.assert_close(found[own], plain[own] + hidden[own] @ change.T)
+    torch.testing.assert_close((found - plain).abs().sum(), (hidden[own] @ change.T).abs().sum())
+
+
+def test_other_numbers_of_rows_are_a_mistake() -> None:
+    module, _, active = linear()
+    active.rows = ROWS
+    with pytest.raises(ValueError, match="4 rows can't be those of 3 tokens"):
+        module(torch.randn(4, 6))
+
+
+def test_step_sizes_change_before_their_bias() -> None:
+    module = StepProjection(3, 5)
+    module.weight.data = torch.randn(5, 3)
+    offset = torch.randn(5)
+    active = adapt(module, {2: ModuleDelta(offset=offset)})
+    assert isinstance(module, AdaptedStepProjection)
+    active.rows = ROWS
+    hidden = torch.randn(3, 3)
+    found, plain = module(hidden), StepProjection.forward(module, hidden)
+    torch.testing.assert_close(found[2], plain[2] + offset)
+    assert torch.equal(found[:2], plain[:2])

@@ -93,13 +93,16 @@ def test_stacked_experts_are_told_by_their_shapes() -> None:
     count, rows, inputs = stack.stored
     module = f"{PREFIX}model.layers.0.mlp.experts"
     outer = {f"{module}.lora_A.weight": (2 * count, rows // 2), f"{module}.lora_B.weight": (inputs, 2 * count)}
-    inner = {
-        f"{module}.base_layer.lora_A.weight": (2 * count, inputs),
-        f"{module}.base_layer.lora_B.weight": (rows, 2 * count),
-    }  # fmt: skip
+    nested = f"{module}.base_layer"
+    inner = {f"{nested}.lora_A.weight": (2 * count, inputs), f"{nested}.lora_B.weight": (rows, 2 * count)}
     found = {matrix.place.leaf: matrix for matrix in plan(outer | inner, base).matrices}
     assert found["gate_up_proj"].a == f"{module}.base_layer.lora_A.weight"
     assert found["down_proj"].num_stacked == count and found["down_proj"].rank == 2
+    one = f"{PREFIX}model.layers.0.block_sparse_moe.experts.3.w1"
+    (matrix,) = plan(pair(one, rows // 2, inputs), base).matrices
+    assert (matrix.place.expert, matrix.num_stacked) == (3, 0)
+    with pytest.raises(UnsupportedFormat, match="for the expert"):
+        plan(pair(one, rows // 2, inputs) | {f"{one}.lora_magnitude_vector": (rows // 2,)}, base, use_dora=True)
     with pytest.raises(TensorShapeMismatch, match="gate_up_proj"):
         plan({name: (shape[0], shape[1] + 1) for name, shape in inner.items()}, base)
 
