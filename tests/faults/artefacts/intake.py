@@ -65,7 +65,8 @@ class Intake:
         self.cost = Cost(reply["status"], reply["cpu_s"], reply["peak_bytes"])
         if reply["is_late"]:
             raise CorruptCheckpoint(f"inspecting {path.name} took more than {limits.wall_s:g} s.")
-        return child._result(reply["stdout"].encode(), self.cost.status, reply["stderr"], path, limits)
+        payload = child._result(reply["stdout"].encode(), self.cost.status, reply["stderr"], path, limits)
+        return Inspection.from_dict(payload["inspection"])
 
     def close(self) -> None:
         """End the process."""
