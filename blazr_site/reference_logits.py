@@ -66,7 +66,9 @@ def reference_ids(directory: Path, texts: Sequence[str]) -> list[list[int]]:
     """
     from transformers import AutoTokenizer  # as above
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
+    tokenizer: Any = AutoTokenizer.from_pretrained(  # nosec B615 - a directory on this disk
+        str(directory), local_files_only=True, trust_remote_code=False
+    )
     return [list(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
 
 

@@ -61,7 +61,7 @@ def test_a_run_with_checkpoints_curve_and_samples(
     assert "lowest at step 20" in text
     assert text[text.index('id="run-curve"') : text.index('id="run-steps"')].count("<circle") == 2
     assert "nano@2" in text
-    assert '<span class="chip">production</span>' in text
+    assert '<span class="badge border text-body">production</span>' in text
     assert "a safetensors file has at least 10" in text
     assert "no memory." in text
     assert HOSTILE not in text
@@ -73,7 +73,7 @@ def test_states_say_what_to_do(browser: Client, run: TrainingRun, settings) -> N
     TrainingRun.objects.update(state="missing", reason="it is gone; restore it.")
     assert "it is gone; restore it." in text_of(browser, page_of(run))
     settings.BLAZR_WATCHED_DIRECTORIES = []
-    assert 'only <span class="mono">blazr watch</span> looks at it' in text_of(browser, page_of(run))
+    assert 'only <span class="font-monospace">blazr watch</span> looks at it' in text_of(browser, page_of(run))
     TrainingRun.objects.update(state="stopped")
     assert "Watch again" in text_of(browser, page_of(run))
 
