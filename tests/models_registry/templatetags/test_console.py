@@ -23,9 +23,9 @@ def entries(client: Client, path: str = "/models/") -> list[str]:
 
 def test_the_rail_has_the_entries_that_an_account_may_open(client: Client) -> None:
     client.force_login(account("vera", "viewer"))
-    assert entries(client) == ["Overview", "Models"]
+    assert entries(client) == ["Overview", "Models", "Runs"]
     client.force_login(account("maria", "member"))
-    assert entries(client)[:4] == ["Overview", "Models", "Playground", "Jobs"]
+    assert entries(client)[:5] == ["Overview", "Models", "Runs", "Playground", "Jobs"]
 
 
 def test_an_entry_whose_page_is_not_there_is_left_out(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,11 +50,11 @@ def test_the_memory_of_the_devices_is_in_the_bar(client: Client, monkeypatch: py
 def test_errors_keep_the_navigation_of_who_is_signed_in(client: Client) -> None:
     assert 'class="nav"' not in client.get("/nowhere").content.decode()
     client.force_login(account("vera", "viewer"))
-    assert entries(client, "/nowhere") == ["Overview", "Models"]
+    assert entries(client, "/nowhere") == ["Overview", "Models", "Runs"]
     refused = client.get("/playground/")
     assert refused.status_code == 403
     assert "The role of vera" in refused.content.decode()
-    assert entries(client, "/playground/") == ["Overview", "Models"]
+    assert entries(client, "/playground/") == ["Overview", "Models", "Runs"]
 
 
 def test_a_failure_keeps_the_navigation(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
