@@ -46,7 +46,7 @@ def readable_rows(rows: QuerySet[Row], limit: int | None = None) -> list[Row]:
 
     SQLite stores any value in any column, and Django fails the whole list for one value that it can't convert. What
     a model names in ``JSON_COLUMNS`` (column → type of its value) and ``JSON_MEMBERS`` (column → members that every
-    value has) is checked too, where it was read, and so are prefetched rows.
+    value has) is checked too, where it was read, and so are prefetched and joined rows.
 
     Args:
         rows: A queryset without a slice: rows are fetched one by one after a failure.
@@ -90,7 +90,7 @@ def _checked(row: Row) -> Row:
     """Return the row.
 
     Raises:
-        DamagedRow: Its JSON, or that of a prefetched row, is damaged.
+        DamagedRow: Its JSON, or that of a prefetched or joined row, is damaged.
     """
     for column in getattr(row, "JSON_COLUMNS", {}):
         if column in row.__dict__:  # not deferred
@@ -98,4 +98,7 @@ def _checked(row: Row) -> Row:
     for related in getattr(row, "_prefetched_objects_cache", {}).values():
         for item in related:
             _checked(item)
+    for joined in row._state.fields_cache.values():
+        if isinstance(joined, Model):
+            _checked(joined)
     return row

@@ -93,7 +93,7 @@ class JobPage(_JobsBase):
             "prompts": [prompt_text(prompt) for prompt in plan["prompts"]],
             "params": {name: value for name, value in plan["params"].items() if value not in (None, [], {}, "")},
             "error": None if error is None else error.to_openai()["error"],
-            "outputs": [] if result is None else [output_text(choice) for choice in result["choices"]],
+            "outputs": [output_text(choice) for choice in (result or {}).get("choices", ())],
             "result_json": "" if result is None else orjson.dumps(result, option=orjson.OPT_INDENT_2).decode(),
         }
 
