@@ -32,14 +32,16 @@ class JobProcess:
     Args:
         module: What the child runs: one of our own names.
         request: Arguments of the child's work.
+        can_fetch: Whether it may ask the hub.
     """
 
-    def __init__(self, module: str, request: Mapping[str, Any]) -> None:
+    def __init__(self, module: str, request: Mapping[str, Any], *, can_fetch: bool = False) -> None:
+        offline = {} if can_fetch else {"HF_HUB_OFFLINE": "1"}
         self._process = subprocess.Popen(  # noqa: S603 - no shell, and a name of our own
             [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(_ROOT), "HF_HUB_OFFLINE": "1"},  # a job fetches nothing
+            env={**os.environ, "PYTHONPATH": str(_ROOT), **offline},
             cwd=_ROOT,
             start_new_session=True,
         )

@@ -168,7 +168,7 @@ def _fetch(row: PullJob) -> str | None:
     request = {"repo_id": row.origin, "max_bytes": int(settings.BLAZR_MAX_UPLOAD_BYTES)}
     written_at = 0.0
     seen: dict[str, Any] = {}
-    with JobProcess(CHILD, request) as child:
+    with JobProcess(CHILD, request, can_fetch=True) as child:
         for message in child.messages(TICK_S):
             if "error" in message:
                 raise BlazrError.from_dict(message["error"])
