@@ -38,7 +38,7 @@ def test_implementations_have_what_the_worker_calls(protocol, implementation):
     assert len(declared) >= 6
     for name, value in declared.items():
         if isinstance(value, property):
-            assert name in ("max_model_len", "step_tokens")
+            assert name in ("adapters", "max_model_len", "step_tokens")
             continue
         assert parameters(getattr(implementation, name)) == parameters(value), name
 
