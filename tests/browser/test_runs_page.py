@@ -66,7 +66,7 @@ def test_watch_compare_promote_forget(page: Page, site: LiveServer, run_director
     page.keyboard.type("best")
     page.keyboard.press("Enter")
     expect(page.locator("#toasts")).to_contain_text("best means step 200 now (revision 1).")
-    expect(rows.first.locator(".chip")).to_have_text("best")
+    expect(rows.first.locator(".badge")).to_have_text("best")
     page.get_by_role("button", name="Stop").click()
     expect(page.get_by_role("button", name="Watch again")).to_be_visible()
     page.get_by_role("button", name="Forget").click()
@@ -95,7 +95,7 @@ def test_a_directory_that_is_gone_and_refusals(
 def test_a_passport_is_cancelled_made_and_demanded(
     page: Page, site: LiveServer, run_directory: Path, complaints: Complaints
 ) -> None:
-    model = f"/models/{site.checkpoint_id('demo')}/"
+    model = f"/models/{site.checkpoint_id('demo')}/?tab=passport"
     page.goto(model)
     page.focus("#make-passport")
     page.keyboard.press("Enter")
@@ -162,9 +162,9 @@ def test_pages_and_dialogs_fit_and_can_be_read(page: Page, site: LiveServer, row
         for path, opener in (
             ("/runs/", "#watch"),
             (f"/runs/{rows_of_each_state}/", "[data-promote] >> nth=0"),
-            (f"/models/{site.checkpoint_id('demo')}/", "main [data-promote] >> nth=0"),
+            (f"/models/{site.checkpoint_id('demo')}/?tab=passport", "main [data-promote] >> nth=0"),
         ):
-            page.goto(path, wait_until="networkidle")
+            page.goto(path, wait_until="load")
             for step in ("page", "dialog"):
                 for scheme in ("light", "dark"):
                     page.emulate_media(color_scheme=scheme)
