@@ -61,7 +61,7 @@ def test_a_run_with_checkpoints_curve_and_samples(
     assert "lowest at step 20" in text
     assert text[text.index('id="run-curve"') : text.index('id="run-steps"')].count("<circle") == 2
     assert "nano@2" in text
-    assert '<span class="badge border text-body">production</span>' in text
+    assert '<span class="badge border text-body text-wrap text-break">production</span>' in text
     assert "a safetensors file has at least 10" in text
     assert "no memory." in text
     assert HOSTILE not in text
