@@ -38,7 +38,7 @@ class GatedStreamsSpec:
         return self._shapes(hidden_size, 1)
 
     def layer_shapes(self, hidden_size: int) -> dict[str, Shape]:
-        """Shapes of the parameters of a layer, by name within ``gated_streams``."""
+        """Shapes of the parameters of a layer, by name within ``hyper``."""
         shapes = self._shapes(hidden_size, 2)
         return {**prefixed("token", shapes), **prefixed("channel", shapes)}
 

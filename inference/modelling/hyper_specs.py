@@ -40,7 +40,7 @@ class HyperConnectionSpec:
             "up_proj.weight": (width, self.rank),
         }
 
-    def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
+    def layer_shapes(self, hidden_size: int) -> dict[str, Shape]:
         """Shapes of the parameters of a layer, by name within ``hyper``: for each mixer, reading and adding."""
         shapes = self.reading_shapes(hidden_size)
         shapes["inject.weight"] = (self.num_streams, self.num_streams * hidden_size)

@@ -15,7 +15,7 @@ from inference.modelling.hyper_specs import HyperStreamsSpec
 from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layer_specs import ChannelMixerSpec
 from inference.modelling.layers.altup import AltUp, Streams
-from inference.modelling.layers.gated_streams import GatedStreams, StreamGate
+from inference.modelling.layers.gated_streams import StreamGate
 from inference.modelling.layers.hyper import HyperConnections, HyperStreams
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.layer_inputs import LayerInput, LayerInputs
@@ -182,7 +182,6 @@ class HybridLayer(Layer):
         self.channel_residual = ScaledResidual(hidden_size) if spec.scales_residual else None
         self.layer_input = None if spec.layer_input is None else LayerInput(spec.layer_input, hidden_size)
         self.stream_scale = nn.Parameter(torch.empty(1), requires_grad=False) if spec.has_stream_scale else None
-        self.gated_streams = None if spec.gated_streams is None else GatedStreams(spec.gated_streams, hidden_size)
         self.token_gate = NormGate(spec.token_gate_rank, hidden_size) if spec.token_gate_rank else None
         self.channel_gate = NormGate(spec.channel_gate_rank, hidden_size) if spec.channel_gate_rank else None
 
@@ -196,9 +195,6 @@ class HybridLayer(Layer):
             return
         if self.hyper is not None:
             stream.replace(self._forward_hyper(self.hyper, stream.enter(None), batch, state))
-            return
-        if self.gated_streams is not None:
-            stream.replace(self._forward_gated(self.gated_streams, stream.enter(None), batch, state))
             return
         if self.token_residual is not None:
             stream.replace(self._forward_scaled(self.token_residual, stream, batch, state))
@@ -261,14 +257,16 @@ class HybridLayer(Layer):
     def _forward_hyper(
         self, hyper: HyperConnections, streams: torch.Tensor, batch: ForwardBatch, state: LayerState
     ) -> torch.Tensor:
-        """The streams (T, P, h) after the layer; see ``HyperConnectionSpec``."""
+        """The streams (T, P, h) after the layer; see ``HyperConnectionSpec`` and ``GatedStreamsSpec``."""
         assert self.token_mixer is not None and self.channel_mixer is not None
         if self.ngram is not None:
             streams = streams + self.ngram(streams, batch, state)
         entering, weights = hyper.token.enter(streams)
-        streams = streams + weights * self.token_mixer(entering, batch, state).unsqueeze(1)
+        mixed = self.token_mixer(entering if self.token_norm is None else self.token_norm(entering), batch, state)
+        streams = (streams + weights * mixed.unsqueeze(1)).to(streams.dtype)
         entering, weights = hyper.channel.enter(streams)
-        after: torch.Tensor = streams + weights * self.channel_mixer(entering).unsqueeze(1)
+        mixed = self.channel_mixer(entering if self.channel_norm is None else self.channel_norm(entering))
+        after: torch.Tensor = (streams + weights * mixed.unsqueeze(1)).to(streams.dtype)
         return after
 
     def _forward_scaled(
@@ -284,20 +282,6 @@ class HybridLayer(Layer):
         else:
             mixed = self.channel_mixer(entering)
         after: torch.Tensor = self.channel_residual(mixed, hidden)
-        return after
-
-    def _forward_gated(
-        self, gates: GatedStreams, streams: torch.Tensor, batch: ForwardBatch, state: LayerState
-    ) -> torch.Tensor:
-        """The streams (T, P, h) after the layer; see ``GatedStreamsSpec``."""
-        assert self.token_mixer is not None and self.channel_mixer is not None
-        assert self.token_norm is not None and self.channel_norm is not None
-        entering, weights = gates.token.enter(streams)
-        mixed = self.token_mixer(self.token_norm(entering), batch, state)
-        streams = (streams + weights * mixed.unsqueeze(1)).to(streams.dtype)
-        entering, weights = gates.channel.enter(streams)
-        mixed = self.channel_mixer(self.channel_norm(entering))
-        after: torch.Tensor = (streams + weights * mixed.unsqueeze(1)).to(streams.dtype)
         return after
 
     def _leave(self, stream: ResidualStream, mixed: torch.Tensor, post_norm: Norm | None) -> None:

@@ -96,11 +96,10 @@ class LayerSpec:
         layer_input: What the layer adds of its own input, at its end.
         altup: There are several streams, and what is around the mixers is this (Gemma 3n); None: one stream.
         has_stream_scale: A learned number multiplies the stream, at the layer's end (Gemma 4).
-        hyper: There are several streams, of which each mixer reads a mix, without further norms (Qwen4-Exp).
+        hyper: There are several streams, of which each mixer, or its norm, reads a mix (Qwen4-Exp, HY 4).
         scales_residual: The stream is float32, and becomes (y + b) · s + (x + b') · s' of a mixer's result y and
             itself, with learned vectors (ZAYA).
         ngram: What the layer first adds to those streams from the last tokens.
-        gated_streams: There are several streams, of which each mixer's norm reads a sum (HY 4); None: one stream.
         token_gate_rank, channel_gate_rank: What a norm before a mixer gives is multiplied by sigmoid of a low-rank MLP
             of itself, of this rank (A.X-K2); 0: it isn't.
         prologue: Runs first; its result is added to what the token mixer's norm reads, not to the stream (Zamba 2).
@@ -121,9 +120,8 @@ class LayerSpec:
     layer_input: LayerInputSpec | None = None
     has_stream_scale: bool = False
     altup: AltUpSpec | None = None
-    hyper: HyperConnectionSpec | None = None
+    hyper: HyperConnectionSpec | GatedStreamsSpec | None = None
     ngram: NGramSpec | None = None
-    gated_streams: GatedStreamsSpec | None = None
     token_gate_rank: int = 0
     channel_gate_rank: int = 0
     scales_residual: bool = False
@@ -162,14 +160,12 @@ class LayerSpec:
         if self.altup is not None:
             shapes |= prefixed("altup", self.altup.parameter_shapes(hidden_size))
         if self.hyper is not None:
-            shapes |= prefixed("hyper", self.hyper.parameter_shapes(hidden_size))
+            shapes |= prefixed("hyper", self.hyper.layer_shapes(hidden_size))
         if self.ngram is not None:
             shapes |= prefixed("ngram", self.ngram.parameter_shapes())
         if self.scales_residual:
             for name in ("token_residual", "channel_residual"):
                 shapes |= {f"{name}.{part}": (hidden_size,) for part in RESIDUAL_VECTORS}
-        if self.gated_streams is not None:
-            shapes |= prefixed("gated_streams", self.gated_streams.layer_shapes(hidden_size))
         if self.has_stream_scale:
             shapes["stream_scale"] = (1,)
         for name, rank in (("token_gate", self.token_gate_rank), ("channel_gate", self.channel_gate_rank)):

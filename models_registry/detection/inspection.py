@@ -37,6 +37,7 @@ from inference.modelling.families.config import (
 from inference.modelling.families.config_keys import IGNORED_KEYS
 from inference.modelling.families.registry import family_builder
 from inference.modelling.families.vision_part import PREPROCESSOR
+from inference.modelling.hyper_specs import HyperConnectionSpec
 from inference.modelling.latent_specs import MLASpec
 from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layer_specs import AttentionSpec, Mamba2Spec, MoESpec
@@ -390,7 +391,7 @@ def _outer_norms(spec: ModelSpec) -> list[NormSpec]:
     """The norm behind the layers, or those of the streams that the head reads a mix of."""
     if spec.final_norm is not None:
         return [spec.final_norm]
-    return [layer.hyper.norm for layer in spec.layers if layer.hyper is not None]
+    return [layer.hyper.norm for layer in spec.layers if isinstance(layer.hyper, HyperConnectionSpec)]
 
 
 def _check_tied_head(spec: ModelSpec, directory: Path, tensors: Mapping[str, TensorInfo]) -> None:

@@ -115,9 +115,9 @@ def _layer(view: CheckpointView, base: str, layer: HeadLayer, streams: GatedStre
     found["token_mixer.gate_proj.weight"] = _renamed(view, tensor(f"{attention}gate_proj.weight"))
     found["token_mixer.sinks"] = _stored(view, [f"{attention}sinks", f"{attention}learnable_sink_param"])
     for mixer, parts in STREAMS.items():
-        found |= prefixed(f"gated_streams.{mixer}", _gates(view, base, parts))
+        found |= prefixed(f"hyper.{mixer}", _gates(view, base, parts))
     channel = spec.channel_mixer
     if isinstance(channel, MoESpec):
         limit = number_with_evidence(view, "moe.activation_limit", ("swiglu_limit",), 10.0, low=1e-6, high=1e6)
         channel = replace(channel, activation_limit=limit)
-    return replace(spec, channel_mixer=channel, gated_streams=streams), found
+    return replace(spec, channel_mixer=channel, hyper=streams), found

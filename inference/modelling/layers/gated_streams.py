@@ -60,17 +60,3 @@ class StreamGate(Layer):
     def _sum(self, streams: torch.Tensor, reading: torch.Tensor) -> torch.Tensor:
         shares = (reading + self.spec.eps).unsqueeze(2)
         return (shares * streams.float()).sum(1).to(streams.dtype)
-
-
-class GatedStreams(Layer):
-    """The gates of a layer's two mixers.
-
-    Args:
-        spec: Sizes and numbers.
-        hidden_size: h.
-    """
-
-    def __init__(self, spec: GatedStreamsSpec, hidden_size: int) -> None:
-        super().__init__()
-        self.token = StreamGate(spec, hidden_size, 2)
-        self.channel = StreamGate(spec, hidden_size, 2)

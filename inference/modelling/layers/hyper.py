@@ -10,7 +10,9 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from inference.modelling.gated_stream_specs import GatedStreamsSpec
 from inference.modelling.hyper_specs import HyperConnectionSpec, HyperStreamsSpec
+from inference.modelling.layers.gated_streams import StreamGate
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.norm import Norm
@@ -62,10 +64,16 @@ class HyperConnections(Layer):
         hidden_size: h.
     """
 
-    def __init__(self, spec: HyperConnectionSpec, hidden_size: int) -> None:
+    def __init__(self, spec: HyperConnectionSpec | GatedStreamsSpec, hidden_size: int) -> None:
         super().__init__()
-        self.token = StreamConnection(spec, hidden_size)
-        self.channel = StreamConnection(spec, hidden_size)
+        self.token = _connection(spec, hidden_size)
+        self.channel = _connection(spec, hidden_size)
+
+
+def _connection(spec: HyperConnectionSpec | GatedStreamsSpec, hidden_size: int) -> StreamConnection | StreamGate:
+    if isinstance(spec, GatedStreamsSpec):
+        return StreamGate(spec, hidden_size, 2)
+    return StreamConnection(spec, hidden_size)
 
 
 class HyperStreams(StreamReader):

@@ -8,7 +8,7 @@ from inference.modelling.layer_parts import NormSpec
 
 def test_shapes_follow_the_streams() -> None:
     spec = HyperConnectionSpec(3, 5, NormSpec(offset=1.0))
-    shapes = spec.parameter_shapes(8)
+    shapes = spec.layer_shapes(8)
     assert shapes["token.norm.weight"] == (3, 8) and shapes["channel.down_proj.weight"] == (5, 24)
     assert shapes["token.up_proj.weight"] == (24, 5) and shapes["channel.inject.weight"] == (3, 24)
     assert "inject.weight" not in HyperStreamsSpec(spec).parameter_shapes(8)

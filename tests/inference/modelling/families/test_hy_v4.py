@@ -39,7 +39,7 @@ def shapes(spelling: str = "in memory", indexed: tuple[int, ...] = (0, 1)) -> Sh
 def test_all_spellings_are_the_same_model(spelling: str) -> None:
     spec = build_spec(view_of(shapes(spelling), CONFIG | {"swiglu_limit": 7.0}))
     assert spec.streams == GatedStreamsSpec(3, 2.0, 1e-3, 1e-5)
-    assert all(layer.gated_streams == spec.streams for layer in spec.layers)
+    assert all(layer.hyper == spec.streams for layer in spec.layers)
     mixers = [layer.token_mixer for layer in spec.layers]
     assert [mixer.choice_source for mixer in mixers] == [None, None, 1]
     assert all(mixer.output_gate and mixer.has_sinks and not mixer.rope.interleaved for mixer in mixers)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from inference.modelling.gated_stream_specs import GatedStreamsSpec
-from inference.modelling.layers.gated_streams import GatedStreams, StreamGate
+from inference.modelling.layers.gated_streams import StreamGate
+from inference.modelling.layers.hyper import HyperConnections
 
 SPEC = GatedStreamsSpec(num_streams=3, magnitude=1.5, eps=0.01, norm_eps=1e-3)
 HIDDEN = 5
@@ -19,7 +20,7 @@ def filled(layer: torch.nn.Module) -> torch.nn.Module:
 
 
 def test_mixers_read_a_sum_and_add_to_each_stream() -> None:
-    gates = filled(GatedStreams(SPEC, HIDDEN))
+    gates = filled(HyperConnections(SPEC, HIDDEN))
     streams = torch.randn(4, 3, HIDDEN, generator=torch.Generator().manual_seed(1))
     for gate in (gates.token, gates.channel):
         entering, weights = gate.enter(streams)
