@@ -28,8 +28,11 @@ def jobs_of(principal: Principal) -> JobQuerySet:
     return rows if principal.sees_everything else rows.filter(tenant=principal.tenant)
 
 
-def job_get(*, job_id: str | uuid.UUID, principal: Principal) -> GenerationJob:
-    """Return one job, without its request.
+def job_get(*, job_id: str | uuid.UUID, principal: Principal, with_plan: bool = False) -> GenerationJob:
+    """Return one job.
+
+    Args:
+        with_plan: Whether its request is read too, which may be large.
 
     Raises:
         UnknownRequest: There is none, it belongs to another tenant, or its row is damaged.
@@ -38,7 +41,10 @@ def job_get(*, job_id: str | uuid.UUID, principal: Principal) -> GenerationJob:
         key = job_id if isinstance(job_id, uuid.UUID) else uuid.UUID(job_id)
     except ValueError:
         key = None
-    rows = [] if key is None else readable_rows(jobs_of(principal).filter(job_id=key).defer("plan"), 1)
+    rows: list[GenerationJob] = []
+    if key is not None:
+        found = jobs_of(principal).filter(job_id=key)
+        rows = readable_rows(found if with_plan else found.defer("plan"), 1)
     if not rows:
         raise UnknownRequest(f"There is no job with the id {str(job_id)[:60]!r}.", param="job_id")
     return rows[0]

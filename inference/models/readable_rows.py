@@ -86,19 +86,26 @@ def _is_damage(error: Exception) -> bool:
     return not isinstance(error, OperationalError) or "malformed JSON" in str(error)
 
 
-def _checked(row: Row) -> Row:
+def _checked(row: Row, parent: Model | None = None) -> Row:
     """Return the row.
+
+    Args:
+        parent: The row that this one was prefetched for, which is checked already.
 
     Raises:
         DamagedRow: Its JSON, or that of a prefetched or joined row, is damaged.
     """
+    _check_columns(row)
+    for related in getattr(row, "_prefetched_objects_cache", {}).values():
+        for item in related:
+            _checked(item, row)
+    for joined in row._state.fields_cache.values():
+        if isinstance(joined, Model) and joined is not parent:
+            _check_columns(joined)
+    return row
+
+
+def _check_columns(row: Model) -> None:
     for column in getattr(row, "JSON_COLUMNS", {}):
         if column in row.__dict__:  # not deferred
             json_value(row, column)
-    for related in getattr(row, "_prefetched_objects_cache", {}).values():
-        for item in related:
-            _checked(item)
-    for joined in row._state.fields_cache.values():
-        if isinstance(joined, Model):
-            _checked(joined)
-    return row

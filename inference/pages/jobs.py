@@ -82,8 +82,8 @@ class JobPage(_JobsBase):
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
         """Return the job with its request and what came of it."""
-        row = job_get(job_id=kwargs["job_id"], principal=self.principal())
-        plan: dict[str, Any] = orjson.loads(GenerationJob.objects.values_list("plan", flat=True).get(pk=row.pk))
+        row = job_get(job_id=kwargs["job_id"], principal=self.principal(), with_plan=True)
+        plan: dict[str, Any] = orjson.loads(row.plan)
         error = job_error(row)
         result = orjson.loads(row.result) if row.state == JobState.SUCCEEDED and row.result else None
         return {
@@ -107,13 +107,11 @@ class JobRetry(StaffAction):
         """Submit the job's plan; returns the address of the new job."""
         principal = principal_of_user(self.request.user)
         assert principal is not None
-        row = job_get(job_id=kwargs["job_id"], principal=principal)
+        row = job_get(job_id=kwargs["job_id"], principal=principal, with_plan=True)
         if row.state not in _ENDED:
             raise Conflict(f"the job is {row.state}; only a finished one can be queued again.", param="job_id")
-        plan = GenerationPlan.from_dict(
-            orjson.loads(GenerationJob.objects.values_list("plan", flat=True).get(pk=row.pk))
-        )
-        (new,) = jobs_submit(requests=[JobRequest(plan)], principal=principal, batch_label=row.batch_label)
+        request = JobRequest(GenerationPlan.from_dict(orjson.loads(row.plan)))
+        (new,) = jobs_submit(requests=[request], principal=principal, batch_label=row.batch_label)
         return reverse("job", args=[new.job_id])
 
 
