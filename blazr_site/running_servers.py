@@ -17,6 +17,7 @@ from blazr_site.process_environment import runtime_base
 from inference.host.disk import try_lock
 
 LOCK_FILE = "serve.lock"
+MAX_URL_CHARS = 2000
 
 
 def _directory() -> Path:
@@ -53,11 +54,21 @@ def running_servers() -> list[Path]:
 
 def is_running(data_dir: Path) -> bool:
     """Whether a server holds the lock of a data directory."""
+    return _lock_content(data_dir) is not None
+
+
+def running_url(data_dir: Path) -> str | None:
+    """Return the URL of the ``blazr serve`` that runs on a data directory; None: none does, or it is starting."""
+    return _lock_content(data_dir) or None
+
+
+def _lock_content(data_dir: Path) -> str | None:
+    """What the server that holds the lock has written to it; None: no server does."""
     try:
         with (data_dir / LOCK_FILE).open("r+") as lock:
-            return not try_lock(lock.fileno())
+            return None if try_lock(lock.fileno()) else lock.read(MAX_URL_CHARS).strip()
     except OSError:
-        return False
+        return None
 
 
 def _is_ours(directory: Path) -> bool:

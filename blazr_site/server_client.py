@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from blazr_site.running_servers import LOCK_FILE
+from blazr_site.running_servers import running_url
 from inference.errors import BlazrError, InvalidRequest, Unavailable
-from inference.host.disk import try_lock
 
 KEY_FILE = "api_key"
 SERVER_VARIABLE, KEY_VARIABLE = "BLAZR_SERVER", "BLAZR_API_KEY"
@@ -68,17 +67,6 @@ def find_server(url: str | None, key: str | None, data_dir: Path | None) -> Serv
     if running is None or data_dir is None:
         return None
     return Server(running, key or _first_key(data_dir))
-
-
-def running_url(data_dir: Path) -> str | None:
-    """Return the URL of the ``blazr serve`` that runs on a data directory; None: none does, or it is starting."""
-    try:
-        with (data_dir / LOCK_FILE).open("r+") as lock:
-            if try_lock(lock.fileno()):
-                return None
-            return lock.read(2000).strip() or None
-    except OSError:
-        return None
 
 
 def _first_key(data_dir: Path) -> str | None:

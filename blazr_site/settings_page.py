@@ -6,8 +6,8 @@ from typing import Any
 
 from django.contrib.auth import get_user_model
 
-from blazr_site.commands.config import in_force
 from blazr_site.settings import read, sources
+from blazr_site.settings.in_force import settings_in_force
 from models_registry.views import StaffPage
 
 
@@ -20,10 +20,10 @@ class SettingsPage(StaffPage):
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
         """Return all settings with their sources; secrets are masked."""
-        rows = []
-        for variable in sorted(read.KNOWN.values(), key=lambda item: item.key):
-            found = in_force(variable)
-            rows.append({"row": found, "help": variable.help, "is_default": found.source == "default"})
+        rows = [
+            {"row": row, "help": variable.help, "is_default": row.source == "default"}
+            for variable, row in settings_in_force()
+        ]
         sees_accounts = self.request.user.has_perm("auth.view_user")
         accounts = get_user_model().objects.order_by("username").prefetch_related("groups") if sees_accounts else []
         return {

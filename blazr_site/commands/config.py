@@ -4,43 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
 
 from rich.text import Text
 
 from blazr_site import settings
 from blazr_site.commands.tables import output_console, table
 from blazr_site.settings import read, sources
-
-MASK = "********"
-_PASSWORD = re.compile(r"(?<=:)[^:/@]+(?=@)")
-
-
-@dataclass(frozen=True, slots=True)
-class InForce:
-    """A setting in force.
-
-    Attributes:
-        key: Key in ``blazr.toml``.
-        variable: Environment variable.
-        value: The value as given, or the default; None: no value. Secrets are masked.
-        source: ``command line``, ``environment``, ``file`` or ``default``.
-        place: Option, variable, or file and key; empty for a default.
-    """
-
-    key: str
-    variable: str
-    value: Any
-    source: str
-    place: str
+from blazr_site.settings.in_force import InForce, settings_in_force
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a table or JSON; variables without effect are reported on the error stream."""
-    rows = [in_force(variable) for variable in sorted(read.KNOWN.values(), key=lambda item: item.key)]
+    rows = [row for _, row in settings_in_force()]
     file = sources.config_file().path
     if arguments.json:
         result = {
@@ -56,21 +33,6 @@ def run(arguments: argparse.Namespace) -> int:
     for sentence, advice in read.warnings():
         sys.stderr.write(f"warning: {sentence} {advice}\n")
     return 0
-
-
-def in_force(variable: read.Variable) -> InForce:
-    """Return the value of a variable and its source."""
-    found = sources.find(variable.name)
-    if found is None:
-        return InForce(variable.key, variable.name, variable.default or None, "default", "")
-    value = masked(found.value) if variable.is_secret else found.value
-    return InForce(variable.key, variable.name, value, found.source, found.place)
-
-
-def masked(value: Any) -> str:
-    """Return a masked secret: a URL without its password; any other value hidden completely."""
-    text = str(value)
-    return _PASSWORD.sub(MASK, text) if "://" in text else MASK
 
 
 def _print(rows: list[InForce]) -> None:

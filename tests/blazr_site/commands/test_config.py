@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from blazr_site.commands.config import MASK, masked
+from blazr_site.settings.in_force import MASK, masked
 from tests.blazr_site.test_cli import blazr
 
 
