@@ -18,7 +18,7 @@ PLAN_FILE = "quantisation.json"
 MAX_BYTES = 8 << 20
 MAX_POINTS = 64
 WIDTH, HEIGHT = 640, 280
-_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 36, 16, 56
+LEFT, RIGHT, TOP, BOTTOM = 72, 36, 16, 56
 _MAX_FORM_CHARS = 16
 _NUM_TICKS = 5
 _MIB = 1 << 20
@@ -52,30 +52,49 @@ class Tick:
     label: str
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """The drawing: divergence on a logarithmic axis over bytes.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """A curve in its axes.
 
     Attributes:
-        points: The smallest first.
-        line: The mixed plans, for a polyline.
+        line: For a polyline.
         columns, rows: Lines of the axes.
-        text: What was read, and how much of it.
         width, height: Of the drawing.
         left, right, top, bottom: Edges of the area of the curve.
     """
 
-    points: Sequence[Point]
     line: str
     columns: Sequence[Tick]
     rows: Sequence[Tick]
-    text: str
     width: int = WIDTH
     height: int = HEIGHT
-    left: int = _LEFT
-    right: int = WIDTH - _RIGHT
-    top: int = _TOP
-    bottom: int = HEIGHT - _BOTTOM
+    left: int = LEFT
+    right: int = WIDTH - RIGHT
+    top: int = TOP
+    bottom: int = HEIGHT - BOTTOM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve(Drawing):
+    """Divergence on a logarithmic axis over bytes; the line is that of the mixed plans.
+
+    Attributes:
+        points: The smallest first.
+        text: What was read, and how much of it.
+    """
+
+    points: Sequence[Point]
+    text: str
+
+
+def across(value: float, low: float, high: float) -> float:
+    """Return the place of a value on the axis of columns, which goes from ``low`` to ``high``."""
+    return round(LEFT + (value - low) / (high - low) * (WIDTH - LEFT - RIGHT), 1)
+
+
+def down(value: float, low: float, high: float) -> float:
+    """Return the place of a value on the axis of rows, which goes from ``low``, below, to ``high``."""
+    return round(TOP + (high - value) / (high - low) * (HEIGHT - TOP - BOTTOM), 1)
 
 
 def read_curve(directory: Path) -> Curve | None:
@@ -117,21 +136,22 @@ def _drawn(points: Sequence[Point], text: str) -> Curve:
     lowest, highest = math.floor(min(powers)), math.ceil(max(powers))
     highest = max(highest, lowest + 1)
 
-    def across(size: float) -> float:
-        return round(_LEFT + (size - low) / (high - low) * (WIDTH - _LEFT - _RIGHT), 1)
-
-    def down(power: float) -> float:
-        return round(_TOP + (highest - power) / (highest - lowest) * (HEIGHT - _TOP - _BOTTOM), 1)
-
     placed = [
-        Point(one.size_bytes, one.mean_kl, one.form, one.is_chosen, across(one.size_bytes), down(power))
+        Point(
+            one.size_bytes,
+            one.mean_kl,
+            one.form,
+            one.is_chosen,
+            across(one.size_bytes, low, high),
+            down(power, lowest, highest),
+        )
         for one, power in zip(points, powers, strict=True)
     ]
     steps = [low + (high - low) * number / (_NUM_TICKS - 1) for number in range(_NUM_TICKS)]
     return Curve(
-        placed,
-        " ".join(f"{one.x},{one.y}" for one in placed if not one.form),
-        [Tick(across(size), f"{size / _MIB:.3g}") for size in steps],
-        [Tick(down(power), f"1e{power}") for power in range(lowest, highest + 1)],
-        text,
+        points=placed,
+        line=" ".join(f"{one.x},{one.y}" for one in placed if not one.form),
+        columns=[Tick(across(size, low, high), f"{size / _MIB:.3g}") for size in steps],
+        rows=[Tick(down(power, lowest, highest), f"1e{power}") for power in range(lowest, highest + 1)],
+        text=text,
     )

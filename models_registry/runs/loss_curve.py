@@ -6,10 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from models_registry.curves import HEIGHT, WIDTH, Tick
+from models_registry.curves import Drawing, Tick, across, down
 from models_registry.models import RunStep
 
-LEFT, RIGHT, TOP, BOTTOM = 72, 36, 16, 56
 MAX_TICKS = 6
 
 
@@ -29,30 +28,17 @@ class LossPoint:
     is_lowest: bool
 
 
-@dataclass(frozen=True, slots=True)
-class LossCurve:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossCurve(Drawing):
     """The drawing.
 
     Attributes:
         points: In the order of training.
-        line: For a polyline.
-        columns, rows: Lines of the axes.
         lowest: The checkpoint with the lowest loss.
-        width, height: Of the drawing.
-        left, right, top, bottom: Edges of the area of the curve.
     """
 
     points: Sequence[LossPoint]
-    line: str
-    columns: Sequence[Tick]
-    rows: Sequence[Tick]
     lowest: RunStep
-    width: int = WIDTH
-    height: int = HEIGHT
-    left: int = LEFT
-    right: int = WIDTH - RIGHT
-    top: int = TOP
-    bottom: int = HEIGHT - BOTTOM
 
 
 def draw_losses(steps: Sequence[RunStep]) -> LossCurve | None:
@@ -71,23 +57,17 @@ def draw_losses(steps: Sequence[RunStep]) -> LossCurve | None:
     low, high = min(rows[0], min(losses)), max(rows[-1], max(losses))
     high = high if high > low else low + 1.0
 
-    def across(number: float) -> float:
-        return round(LEFT + (number - first) / (end - first) * (WIDTH - LEFT - RIGHT), 1)
-
-    def down(loss: float) -> float:
-        return round(TOP + (high - loss) / (high - low) * (HEIGHT - TOP - BOTTOM), 1)
-
     lowest = measured[losses.index(min(losses))]
     points = [
-        LossPoint(step, across(number), down(loss), step is lowest)
+        LossPoint(step, across(number, first, end), down(loss, low, high), step is lowest)
         for step, number, loss in zip(measured, numbers, losses, strict=True)
     ]
     return LossCurve(
-        points,
-        " ".join(f"{point.x},{point.y}" for point in points),
-        [Tick(across(value), f"{value:,.0f}") for value in columns if first <= value <= end],
-        [Tick(down(value), f"{value:.4g}") for value in rows],
-        lowest,
+        points=points,
+        line=" ".join(f"{point.x},{point.y}" for point in points),
+        columns=[Tick(across(value, first, end), f"{value:,.0f}") for value in columns if first <= value <= end],
+        rows=[Tick(down(value, low, high), f"{value:.4g}") for value in rows],
+        lowest=lowest,
     )
 
 

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from models_registry.curves import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
 from models_registry.models import RunStep
-from models_registry.runs.loss_curve import BOTTOM, HEIGHT, LEFT, MAX_TICKS, RIGHT, TOP, WIDTH, draw_losses, nice_ticks
+from models_registry.runs.loss_curve import MAX_TICKS, draw_losses, nice_ticks
 
 
 def steps(*losses: float | None) -> list[RunStep]:
