@@ -8,6 +8,7 @@ import torch
 
 from inference.modelling.lora.plan import MatrixPlan
 from inference.modelling.spec import Piece
+from inference.modelling.weights.piece_rows import take_rows
 
 Factors = tuple[torch.Tensor, torch.Tensor]
 """Left (rows, r) and right (r, inputs): their product is a change of a parameter's rows."""
@@ -55,15 +56,3 @@ def take_factors(piece: Piece, left: torch.Tensor, right: torch.Tensor, expert: 
     if piece.transpose:
         left, right = right.mT, left.mT
     return take_rows(piece, left), right
-
-
-def take_rows(piece: Piece, values: torch.Tensor) -> torch.Tensor:
-    """The rows that a piece takes of (rows, …)."""
-    if piece.rows is not None:
-        values = values[piece.rows[0] : piece.rows[1]]
-    if piece.per_group is not None:
-        size, start, stop = piece.per_group
-        values = values.reshape(-1, size, *values.shape[1:])[:, start:stop].reshape(-1, *values.shape[1:])
-    if piece.stride is not None:
-        values = values[piece.stride[0] :: piece.stride[1]]
-    return values

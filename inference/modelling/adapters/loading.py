@@ -13,7 +13,7 @@ from torch import nn
 
 from inference.errors import UnsupportedFormat
 from inference.modelling.adapters.deltas import ModuleDelta, Term
-from inference.modelling.adapters.factors import matrix_factors, take_rows
+from inference.modelling.adapters.factors import matrix_factors
 from inference.modelling.layers.linear import Embedding, Linear
 from inference.modelling.layers.mamba1 import StepProjection
 from inference.modelling.layers.mla import HeadExpansion, MultiHeadLatentAttention
@@ -22,6 +22,7 @@ from inference.modelling.lora.modules import TABLES
 from inference.modelling.lora.plan import AdapterPlan, MatrixPlan, WholePlan
 from inference.modelling.mapped import mapped_zeros
 from inference.modelling.weights.files import TensorFiles
+from inference.modelling.weights.piece_rows import take_rows
 
 EYE_ROWS = 256
 """Inputs of which the columns of a packed matrix are read at once."""

@@ -41,6 +41,7 @@ from inference.modelling.spec import ModelSpec, Piece, PredictionHeadSpec, Sourc
 from inference.modelling.vision.encoder import ImageEncoder
 from inference.modelling.vision.specs import VisionSpec
 from inference.modelling.weights.files import TensorFiles
+from inference.modelling.weights.piece_rows import take_rows
 
 logger = logging.getLogger(__name__)
 
@@ -444,13 +445,5 @@ def _read_piece(files: TensorFiles, piece: Piece, expert: int | None, changes: C
         value = value[expert if piece.index == -1 and expert is not None else piece.index]
     if piece.transpose:
         value = value.transpose(-1, -2)
-    if piece.rows is not None:
-        value = value[piece.rows[0] : piece.rows[1]]
-    if piece.per_group is not None:
-        size, begin, end = piece.per_group
-        value = value.reshape(-1, size, *value.shape[1:])[:, begin:end].reshape(-1, *value.shape[1:])
-    if piece.stride is not None:
-        value = value[piece.stride[0] :: piece.stride[1]]
-    if piece.reshape is not None:
-        value = value.reshape(piece.reshape)
-    return value
+    value = take_rows(piece, value)
+    return value if piece.reshape is None else value.reshape(piece.reshape)
