@@ -64,7 +64,8 @@ class Part:
 
 def pytest(name: str, *arguments: str) -> Part:
     """A session of pytest."""
-    command = [sys.executable, "-m", "pytest", "-o", f"cache_dir=.pytest_cache/{name}", *arguments, *sys.argv[1:]]
+    options = ["-o", f"cache_dir=.pytest_cache/{name}", "--continue-on-collection-errors"]
+    command = [sys.executable, "-m", "pytest", *options, *arguments, *sys.argv[1:]]
     return Part(name, command)
 
 

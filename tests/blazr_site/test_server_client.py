@@ -6,15 +6,14 @@ import fcntl
 
 import pytest
 
+from blazr_site.running_servers import LOCK_FILE, running_url
 from blazr_site.server_client import (
     KEY_FILE,
-    LOCK_FILE,
     RefusedByServer,
     Server,
     ServerClient,
     find_server,
     quoted,
-    running_url,
 )
 from inference.errors import InvalidRequest, Unavailable
 from tests.blazr_site.chat.fake_server import KEY, fake_server

@@ -72,7 +72,7 @@ def test_watch_compare_promote_forget(page: Page, site: LiveServer, run_director
     page.get_by_role("button", name="Forget").click()
     expect(page.locator("#forget-close")).to_be_focused()
     page.click("#forget-models")
-    page.click("#forget-form .danger")
+    page.click("#forget-form .btn-outline-danger")
     page.wait_for_url("**/runs/")
     expect(page.locator("#runs")).to_contain_text("No directory is watched yet.")
 

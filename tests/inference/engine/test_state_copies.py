@@ -67,7 +67,7 @@ def tokens_beside(engine, gate):
     found = {}
     while "other" not in found or not found["other"].finals:
         collect(engine.step(), found)
-    assert gate.reached.is_set() and not gate.opened.is_set()
+    assert gate.reached.wait(20) and not gate.opened.is_set()
     assert set(found) == {"other"}
     return found["other"].tokens
 
