@@ -8,9 +8,11 @@ import torch
 from torch import nn
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState
+from inference.modelling.layer_forms import make_layer
 from inference.modelling.layers.linear import Embedding, Linear
 from inference.modelling.layers.norm import Norm
-from inference.modelling.network import HybridForCausalLM, HybridLayer, ResidualStream
+from inference.modelling.network import HybridForCausalLM
+from inference.modelling.residual_stream import ResidualStream
 from inference.modelling.spec import PredictionHeadSpec
 
 
@@ -32,7 +34,7 @@ class PredictionHead(nn.Module):
         self.eh_proj = Linear(2 * width, width)  # first, as the backend is chosen by the first parameter
         self.embedding_norm = Norm(spec.embedding_norm, width)
         self.hidden_norm = Norm(spec.hidden_norm, width)
-        self.layers = nn.ModuleList(HybridLayer(layer, width, number, {}) for number, layer in enumerate(spec.layers))
+        self.layers = nn.ModuleList(make_layer(layer, width, number, {}) for number, layer in enumerate(spec.layers))
         self.final_norm = Norm(spec.final_norm, width)
         self.embed_tokens = Embedding(spec.vocab_size, width, is_head=False) if spec.has_embedding else None
         self.lm_head = Linear(width, spec.vocab_size) if spec.has_lm_head else None

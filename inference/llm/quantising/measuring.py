@@ -20,8 +20,8 @@ from inference.llm.quantising.parts import Part
 from inference.modelling.backends.backend import Backend
 from inference.modelling.forward_batch import ForwardBatch
 from inference.modelling.layers.coded import rounded_to_form
-from inference.modelling.network import ResidualStream
 from inference.modelling.quantisation import GROUP_SIZES, OWN_FORMS, FormName
+from inference.modelling.residual_stream import ResidualStream
 from inference.modelling.spec import ModelSpec
 
 REFERENCE_BYTES = 512 << 20

@@ -1,0 +1,81 @@
+"""The forms of a layer: which spec gets which, and their arithmetic written out beside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from inference.modelling.altup_specs import AltUpSpec
+from inference.modelling.hybrid_layer import HybridLayer
+from inference.modelling.layer_forms import AltUpLayer, ParallelLayer, ScaledLayer, make_layer
+from inference.modelling.layer_input_specs import LayerInputSpec
+from inference.modelling.layer_parts import NormSpec
+from inference.modelling.layer_specs import AttentionSpec, MLPSpec
+from inference.modelling.residual_stream import ResidualStream
+from inference.modelling.spec import LayerSpec
+from tests.inference.modelling.test_hybrid_layer import HIDDEN, Twice, filled
+
+NORM = NormSpec(eps=1e-6)
+
+
+def spec(**fields: Any) -> LayerSpec:
+    attention = AttentionSpec(2, 1, 4, 0.5)
+    return LayerSpec(**{"token_mixer": attention, "token_norm": NORM, "channel_mixer": MLPSpec(16), **fields})
+
+
+def make(**fields: Any) -> HybridLayer:
+    layer = filled(make_layer(spec(**fields), HIDDEN, 0, {}))
+    layer.token_mixer = Twice()
+    return layer
+
+
+def passed(layer: HybridLayer, rows: torch.Tensor) -> torch.Tensor:
+    stream = ResidualStream(rows.clone())
+    layer(stream, None, None)
+    return stream.enter(None)
+
+
+ALTUP: dict[str, Any] = {
+    "altup": AltUpSpec(3, 1, 2, NORM), "token_post_norm": NORM, "channel_norm": NORM, "channel_post_norm": NORM,
+    "layer_input": LayerInputSpec(4, "gelu", NORM),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "form"),
+    [
+        ({"channel_norm": NORM}, HybridLayer),
+        ({"is_parallel": True}, ParallelLayer),
+        ({"scales_residual": True, "channel_norm": NORM}, ScaledLayer),
+        (ALTUP, AltUpLayer),
+    ],
+)
+def test_each_form_has_the_parameters_of_its_spec(fields: dict[str, Any], form: type[nn.Module]) -> None:
+    wanted = spec(**fields)
+    layer = make_layer(wanted, HIDDEN, 0, {})
+    assert type(layer) is form
+    assert {name: tuple(value.shape) for name, value in layer.named_parameters()} == wanted.parameter_shapes(HIDDEN)
+
+
+@pytest.mark.parametrize("has_second_norm", [False, True])
+def test_parallel_mixers_read_one_stream(has_second_norm: bool) -> None:
+    second = {"channel_norm": NORM} if has_second_norm else {}
+    layer, rows = make(is_parallel=True, residual_multiplier=0.5, **second), torch.randn(5, HIDDEN)
+    normed = layer.token_norm(rows)
+    channel = layer.channel_mixer(layer.channel_norm(rows) if has_second_norm else normed)
+    torch.testing.assert_close(passed(layer, rows), rows + 0.5 * (2 * normed + channel))
+
+
+def test_a_scaled_stream_is_scaled_with_each_addition() -> None:
+    layer, rows = make(scales_residual=True, channel_norm=NORM), torch.randn(5, HIDDEN)
+    first, second = layer.token_residual, layer.channel_residual
+    x = first(2 * layer.token_norm(rows), rows)
+    torch.testing.assert_close(passed(layer, rows), second(layer.channel_mixer(layer.channel_norm(x)), x))
+
+
+def test_a_form_needs_both_mixers() -> None:
+    with pytest.raises(AssertionError):
+        make_layer(LayerSpec(channel_mixer=MLPSpec(16), is_parallel=True), HIDDEN, 0, {})
