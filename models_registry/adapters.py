@@ -13,6 +13,7 @@ from django.db import IntegrityError, transaction
 
 from inference.errors import Conflict, InvalidRequest, NotFound
 from inference.models.readable_rows import readable_rows
+from models_registry import live
 from models_registry.adapter_names import MAX_ADAPTER_CHARS, check_adapter_name, full_name
 from models_registry.checkpoint_jobs import check_available
 from models_registry.detection.child import inspect_adapter_in_child
@@ -88,6 +89,16 @@ def adapter_get(*, checkpoint: Checkpoint, adapter_id: uuid.UUID) -> Adapter:
     if row is None:
         raise NotFound(f"{checkpoint.served_model_name} has no adapter with the id {adapter_id}.", param="adapter")
     return row
+
+
+def adapter_remove(*, checkpoint: Checkpoint, adapter_id: uuid.UUID) -> None:
+    """Take an adapter out of the registry and away from the workers; its files stay, and running requests go on.
+
+    Raises:
+        NotFound: The checkpoint has none with this id.
+    """
+    adapter_get(checkpoint=checkpoint, adapter_id=adapter_id).delete()
+    live.forget_adapter(str(adapter_id))
 
 
 def adapter_states_refresh() -> int:

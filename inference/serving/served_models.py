@@ -157,6 +157,23 @@ def served_model_read(name: str) -> ServedModel:
     return replace(served_model(checkpoint_get(base)), name=adapter_name(adapter), adapter=str(adapter))
 
 
+def checkpoint_key_of(served: ServedModel, *, param: str) -> str:
+    """Return the id of the checkpoint that a name means, for orders that concern its files.
+
+    Args:
+        param: The request's member that has the name.
+
+    Raises:
+        InvalidRequest: The name means a LoRA adapter, which is only a part of what its requests go through.
+    """
+    if served.adapter:
+        raise InvalidRequest(
+            f"{served.name!r} is a LoRA adapter; name its base, or a checkpoint that blazr merge has made of both.",
+            param=param,
+        )
+    return served.checkpoint_id
+
+
 def served_model(checkpoint: Checkpoint) -> ServedModel:
     """Return the ``ServedModel`` of a checkpoint row that includes its inspection."""
     tokenizer = TokenizerSpec.from_dict(checkpoint.inspection["tokenizer"])

@@ -11,7 +11,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from models_registry import adapters, live, selectors
+from models_registry import adapters, selectors
 from models_registry.adapter_names import MAX_ADAPTER_CHARS, full_name
 from models_registry.api.views import DELETE, UPLOAD, VIEW, StaffView, valid_values
 from models_registry.models import Adapter
@@ -83,7 +83,5 @@ class AdapterView(StaffView):
     @_schema(operation_id="adapter_delete", responses={204: None})
     def delete(self, request: Request, checkpoint_id: uuid.UUID, adapter_id: uuid.UUID) -> Response:
         """Remove an adapter from the registry and the workers; its files stay, and running requests end as they are."""
-        checkpoint = selectors.checkpoint_get(checkpoint_id)
-        adapters.adapter_get(checkpoint=checkpoint, adapter_id=adapter_id).delete()
-        live.forget_adapter(str(adapter_id))
+        adapters.adapter_remove(checkpoint=selectors.checkpoint_get(checkpoint_id), adapter_id=adapter_id)
         return Response(status=204)

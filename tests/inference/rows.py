@@ -36,6 +36,14 @@ def make_checkpoint(name: str = "tiny", *, kind: str = "builtin", template: str 
     return Checkpoint.objects.create(**values | columns)
 
 
+def make_adapter(base: Any, name: str = "sql", **columns: Any):
+    """A LoRA adapter's row; there are no files behind it."""
+    from models_registry.models import Adapter
+
+    values = {"path": f"/nowhere/{name}", "digest": "0" * 64, "rank": 4, "num_values": 8, "size_bytes": 32}
+    return Adapter.objects.create(base=base, name=name, **values | columns)
+
+
 def damage(row: Model, column: str, value: str = "damaged") -> None:
     """Store a value that the column's type can't hold, as SQLite lets anybody; the test is skipped elsewhere.
 

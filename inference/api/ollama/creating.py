@@ -21,6 +21,7 @@ from inference.api.ollama.base import LATEST, OllamaView, line, served_by_ollama
 from inference.api.schemas import GENERATION_ERRORS
 from inference.dialects.ollama.serializers import OllamaCreateRequestSerializer, OptionsSerializer
 from inference.errors import InvalidRequest
+from inference.serving.served_models import checkpoint_key_of
 from models_registry.creations import Creation, creation_begin, creation_finish
 from models_registry.received_blobs import blob_hold, blob_receive, digest_of
 from models_registry.selectors import checkpoint_get
@@ -110,7 +111,7 @@ async def _creation(values: dict[str, Any]) -> Creation:
     source = None
     if values.get("from"):
         served = await served_by_ollama_name(values["from"])
-        source = await sync_to_async(checkpoint_get)(served.checkpoint_id)
+        source = await sync_to_async(checkpoint_get)(checkpoint_key_of(served, param="from"))
     files = values.get("files") or {}
     wrong = next((name for name, digest in files.items() if not isinstance(digest, str)), None)
     if wrong is not None:

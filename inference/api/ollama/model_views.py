@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import uuid
 
 from asgiref.sync import sync_to_async
 from django.http import HttpRequest, HttpResponse
@@ -14,8 +15,10 @@ from inference.api.ollama.base import LATEST, OllamaView, served_by_ollama_name
 from inference.api.platform.probe_views import VERSION
 from inference.dialects.ollama.serializers import OllamaCopyRequestSerializer, OllamaModelNameSerializer
 from inference.errors import Unavailable
+from inference.serving.served_models import checkpoint_key_of
 from inference.transport.control import request_unload
 from inference.transport.worker_states import worker_states
+from models_registry.adapters import adapter_remove
 from models_registry.aliases import alias_checkpoint_id, alias_delete, alias_promote
 from models_registry.selectors import checkpoint_get
 from models_registry.services import checkpoint_check_unused, checkpoint_delete
@@ -73,8 +76,8 @@ class DeleteView(OllamaView):
         operation_id="ollama_delete",
         summary="Take a model out of the registry",
         description=(
-            "An alias goes alone. Uploaded files go with their model; files that were registered by path or pulled "
-            "stay."
+            "An alias or a LoRA adapter goes alone. Uploaded files go with their model; files that were registered by "
+            "path or pulled stay."
         ),
         request=OllamaModelNameSerializer,
         responses={200: None},
@@ -86,6 +89,9 @@ class DeleteView(OllamaView):
         if await sync_to_async(_delete_alias)(name.removesuffix(LATEST)):
             return HttpResponse(status=200)
         served = await served_by_ollama_name(name)
+        if served.adapter:  # its base has other users
+            await sync_to_async(_remove_adapter)(served.checkpoint_id, served.adapter)
+            return HttpResponse(status=200)
         await sync_to_async(_check_unused)(served.checkpoint_id)
         with contextlib.suppress(Unavailable):  # a model may be deleted while no worker can be reached
             await request_unload(served.checkpoint_id)
@@ -109,7 +115,8 @@ class CopyView(OllamaView):
         values = await json_body(request, OllamaCopyRequestSerializer.shared().parse)
         served = await served_by_ollama_name(values["source"])
         name = values["destination"].removesuffix(LATEST)
-        await sync_to_async(_copy)(name, served.checkpoint_id, self.principal.name)
+        checkpoint_id = checkpoint_key_of(served, param="source")
+        await sync_to_async(_copy)(name, checkpoint_id, self.principal.name)
         return HttpResponse(status=200)
 
 
@@ -135,6 +142,10 @@ def _copy(name: str, checkpoint_id: str, author_name: str) -> None:
 
 def _delete_alias(name: str) -> bool:
     return alias_delete(name=name)
+
+
+def _remove_adapter(checkpoint_id: str, adapter_id: str) -> None:
+    adapter_remove(checkpoint=checkpoint_get(checkpoint_id), adapter_id=uuid.UUID(adapter_id))
 
 
 def _check_unused(checkpoint_id: str) -> None:

@@ -26,8 +26,9 @@ from inference.dialects.openai.requests import ChatRequestSerializer, Completion
 from inference.errors import Conflict, NotFound
 from inference.serving.generation import generation_start
 from inference.values.plan import Endpoint
+from models_registry.adapters import adapter_remove
 from models_registry.aliases import alias_delete
-from models_registry.selectors import checkpoint_get_by_name
+from models_registry.selectors import adapter_key, checkpoint_get, checkpoint_get_by_name
 
 _STREAM = (
     "With stream: true the response is text/event-stream: one chunk per data line, data: [DONE] at the end. "
@@ -124,20 +125,26 @@ class ModelView(ApiView):
 
     @documented(
         operation_id="models_delete",
-        summary="Delete an alias",
-        description="The checkpoints that it meant stay; a checkpoint is deleted on its page or with /api/delete.",
+        summary="Delete an alias or a LoRA adapter",
+        description="The checkpoints that it meant, and the adapter's files, stay; a checkpoint is deleted on its page "
+        "or with /api/delete.",
         responses={200: ModelDeletedSerializer},
         errors=(401, 403, 404, 409, 503),
         tags=["v1"],
     )
     async def delete(self, request: HttpRequest, model_id: str) -> HttpResponseBase:
-        """Delete an alias and its revisions."""
-        await sync_to_async(_alias_delete)(model_id)
+        """Delete an alias and its revisions, or take an adapter out of the registry."""
+        await sync_to_async(_delete_name)(model_id)
         return json_response({"id": model_id, "object": "model", "deleted": True})
 
 
-def _alias_delete(name: str) -> None:
-    if not alias_delete(name=name):
+def _delete_name(name: str) -> None:
+    if alias_delete(name=name):
+        return
+    adapter = adapter_key(name)
+    if adapter is not None:
+        adapter_remove(checkpoint=checkpoint_get(adapter[0]), adapter_id=adapter[1])
+    else:
         checkpoint_get_by_name(name)
         raise Conflict(f"{name!r} is a checkpoint, not an alias; delete it on its page or with /api/delete.")
 

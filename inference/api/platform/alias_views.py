@@ -13,7 +13,7 @@ from inference.api.base import ApiView, json_body, json_response
 from inference.api.schemas import documented
 from inference.dialects.fields import StrictCharField, StrictIntegerField
 from inference.dialects.strict_serializer import StrictSerializer
-from inference.serving.served_models import served_model_get
+from inference.serving.served_models import checkpoint_key_of, served_model_get
 from models_registry.aliases import alias_get, alias_promote, alias_rollback
 from models_registry.selectors import checkpoint_get
 
@@ -89,7 +89,8 @@ class PromoteView(ApiView):
         """Store a new revision of the alias."""
         values = await json_body(request, PromoteRequestSerializer.shared().parse)
         served = await served_model_get(name=values["model"])
-        found = await sync_to_async(_promote)(model_id, served.checkpoint_id, self.principal.name)
+        checkpoint_id = checkpoint_key_of(served, param="model")
+        found = await sync_to_async(_promote)(model_id, checkpoint_id, self.principal.name)
         return json_response(found)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from models_registry.models import Adapter, Checkpoint, ModelAlias
 from tests.inference.api.ollama.test_views import MESSAGES, refused
 from tests.inference.api.openai.test_views import documented_answer
 from tests.inference.api.openai.test_views_openai_client import wait_for
-from tests.inference.rows import TEMPLATE, make_checkpoint
+from tests.inference.rows import TEMPLATE, make_adapter, make_checkpoint
 
 
 def test_tags_ps_show_version(document, ollama, http, worker):
@@ -51,3 +52,31 @@ def test_a_refused_deletion_unloads_nothing(http_as_admin, monkeypatch):
     monkeypatch.setattr("inference.api.ollama.model_views.request_unload", unload)
     refused(http_as_admin.request("DELETE", "/api/delete", json={"model": "lender"}), 409, "borrower")
     assert unloaded == []
+
+
+def test_deleting_an_adapter_leaves_its_base(ollama_as_admin, http_as_admin):
+    base = make_checkpoint("base")
+    for name in ("sql", "chat"):
+        make_adapter(base, name)
+    assert "base:sql" in {item.model for item in ollama_as_admin.list().models}
+    ollama_as_admin.delete("base:sql")
+    assert http_as_admin.delete("/v1/models/base:chat").json() == {
+        "id": "base:chat",
+        "object": "model",
+        "deleted": True,
+    }
+    assert Checkpoint.objects.filter(pk=base.pk).exists()
+    assert not Adapter.objects.exists()
+    refused(http_as_admin.request("DELETE", "/api/delete", json={"model": "base:sql"}), 404)
+
+
+def test_an_adapter_is_no_checkpoint_to_make_others_of(http_as_admin):
+    make_adapter(make_checkpoint("base"), "sql")
+    for path, body in (
+        ("/api/copy", {"source": "base:sql", "destination": "new"}),
+        ("/api/create", {"model": "new", "from": "base:sql", "system": "Be brief."}),
+        ("/v1/models/new/promote", {"model": "base:sql"}),
+    ):
+        response = http_as_admin.post(path, json=body)
+        assert (response.status_code, "is a LoRA adapter" in response.text) == (400, True), (path, response.text)
+    assert not ModelAlias.objects.exists()
