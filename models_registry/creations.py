@@ -155,10 +155,25 @@ def _of_upload(upload_id: uuid.UUID) -> Checkpoint:
 
 
 def _of_model(creation: Creation) -> Checkpoint:
-    """Register the files of another model once more, by links, under an id of its own."""
+    """Register the files of another model once more, by links, under an id of its own.
+
+    An upload's row and lock keep the sweep away from the links until the checkpoint's row is there.
+    """
     source = creation.source
     assert source is not None
-    key = uuid.uuid4()
+    upload = Upload.objects.create(
+        served_model_name=creation.name, size_bytes=source.size_bytes, active_at=timezone.now()
+    )
+    try:
+        with storage.upload_lock(upload.pk):
+            Upload.objects.filter(pk=upload.pk).update(state=Upload.State.CHECKING, stage="inspecting")
+            return _register_links(source, creation.name, upload.pk)
+    finally:
+        Upload.objects.filter(pk=upload.pk).delete()
+        storage.remove_upload_files(upload.pk)
+
+
+def _register_links(source: Checkpoint, name: str, key: uuid.UUID) -> Checkpoint:
     directory = storage.checkpoint_path(key)
     try:
         directory.mkdir(parents=True, mode=0o700)
@@ -173,7 +188,7 @@ def _of_model(creation: Creation) -> Checkpoint:
         place = directory / Path(stamps[0]["name"]).name if len(stamps) == 1 else directory
         return checkpoint_register(
             path=place,
-            served_model_name=creation.name,
+            served_model_name=name,
             source=Checkpoint.Source.UPLOAD,
             overrides=overrides_in_force(source),
             origin=source.served_model_name,

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import jinja2
 import pytest
 
-from inference.errors import BlazrError
-from models_registry.creations import Creation, with_system
+from inference.errors import BlazrError, CheckpointError
+from models_registry import creations, storage
+from models_registry.creations import Creation, creation_begin, creation_finish, with_system
+from models_registry.detection.child import inspect_in_child
+from models_registry.models import Checkpoint, Upload
+from models_registry.services import checkpoint_register
+from models_registry.sweep import storage_sweep
 
 DIGEST = "0" * 64
 
@@ -39,3 +46,30 @@ def test_a_system_prompt_goes_before_conversations_without_one(system):
 
 def test_without_a_system_prompt_the_template_stays():
     assert with_system("{{ x }}", "") == "{{ x }}"
+
+
+@pytest.mark.django_db
+def test_a_sweep_in_the_middle_leaves_the_files(hybrid: Path, storage_dirs: Path, monkeypatch):
+    source = checkpoint_register(path=hybrid, served_model_name="source")
+
+    def inspect(path, overrides=None):
+        storage_sweep()
+        return inspect_in_child(path, overrides)
+
+    monkeypatch.setattr(creations, "inspect_in_child", inspect)
+    creation = Creation(name="child", source=source)
+    row = creation_finish(creation, creation_begin(creation))
+    storage_sweep()
+    assert row.served_model_name == "child"
+    assert all((Path(row.directory) / stamp["name"]).is_file() for stamp in row.file_stamps)
+    assert not Upload.objects.exists() and not list(storage.uploads_dir().iterdir())
+
+
+@pytest.mark.django_db
+def test_a_model_that_can_not_be_made_of_another_leaves_nothing(hybrid: Path, storage_dirs: Path):
+    source = checkpoint_register(path=hybrid, served_model_name="source")
+    (hybrid / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError):
+        creation_finish(Creation(name="child", source=source), None)
+    assert Checkpoint.objects.count() == 1 and not Upload.objects.exists()
+    assert not list(storage.uploads_dir().iterdir()) and not list(storage.checkpoints_dir().iterdir())
