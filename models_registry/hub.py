@@ -15,6 +15,7 @@ from typing import Any
 from inference.errors import (
     BlazrError,
     CheckpointError,
+    CorruptCheckpoint,
     InvalidRequest,
     NotFound,
     PermissionRefused,
@@ -25,6 +26,7 @@ from inference.host.units import format_bytes
 from inference.modelling.encodings.quantisation_config import SIDE_FILES
 from models_registry.hub_files import MAX_BYTES, fetch_into_cache
 
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _REPO_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?\Z")
 _SERVED = (
     "config.json",
@@ -106,7 +108,7 @@ def hub_pull(
         RequestTooLarge: The files that serving needs have more than ``max_bytes``.
         NotFound: The hub has no such repository or revision.
         PermissionRefused: The repository is private or gated.
-        CheckpointError: The repository has no .safetensors weights.
+        CheckpointError: The repository has no .safetensors weights, or its files aren't as the hub states them.
         Unavailable: The hub can't be reached, and the cache doesn't have the repository.
     """
     try:
@@ -127,6 +129,12 @@ def hub_pull(
         )
     digests = {sibling.rfilename: sibling.lfs.sha256 for sibling in info.siblings or () if sibling.lfs is not None}
     remote = [_RemoteFile(name, sizes[name], digests.get(name) or "") for name in files]
+    for item in remote:
+        if item.sha256 and not _SHA256.match(item.sha256):  # it becomes a file's name
+            raise CorruptCheckpoint(
+                f"the hub states {item.sha256[:80]!r} as the SHA-256 of {item.name}, which is none; check HF_ENDPOINT.",
+                param=item.name,
+            )
     return _download(repo_id, info.sha or revision or "main", remote, progress, endpoint, cache_dir)
 
 
@@ -183,6 +191,12 @@ def _download(
     for item in files:
 
         def report(count: int, *, item: _RemoteFile = item) -> None:
+            # Larger files come in the library's own way, which counts otherwise.
+            if 0 < item.size_bytes <= MAX_BYTES and count > item.size_bytes:
+                raise CorruptCheckpoint(
+                    f"{item.name} of {repo_id} has more than the {format_bytes(item.size_bytes)} that the hub states.",
+                    param=item.name,
+                )
             if progress is not None:
                 progress(PullProgress(item.name, item.sha256, min(count, item.size_bytes), item.size_bytes))
 

@@ -40,7 +40,7 @@ def fetch_into_cache(
 
     Raises:
         ChecksumMismatch: The content has another digest; nothing of it is kept.
-        Unavailable: The file can't be fetched; what came is kept.
+        Unavailable: The file can't be fetched; what came is kept, unless it is more than ``size_bytes``.
         StorageFull: The disk is full.
     """
     from huggingface_hub import constants, hf_hub_url
@@ -65,6 +65,8 @@ def fetch_into_cache(
                 headers = build_hf_headers()
                 http_get(url, file, resume_size=size, headers=headers, expected_size=size_bytes, tqdm_class=bar)
         except (BlazrError, OSError):
+            if part.stat().st_size > size_bytes:  # more came than was stated
+                part.unlink()
             raise
         except Exception as error:
             raise Unavailable(f"{name} of {repo_id} could not be fetched: {type(error).__name__}.") from error

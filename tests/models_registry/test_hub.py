@@ -10,7 +10,8 @@ import pytest
 
 from inference.errors import CheckpointError, InvalidRequest, NotFound, RequestTooLarge, Unavailable
 from models_registry.hub import PullProgress, files_to_serve, hub_pull, is_hub_id
-from tests.models_registry.tiny_hub import COMMIT, Hub, tiny_hub
+from tests.models_registry import tiny_hub as tiny_hub_module
+from tests.models_registry.tiny_hub import COMMIT, Hub, sibling, tiny_hub
 
 
 @pytest.fixture
@@ -65,6 +66,25 @@ def test_what_the_hub_lacks(hub, tmp_path: Path) -> None:
     del handler.files["model.safetensors"]
     with pytest.raises(CheckpointError, match=r"no \.safetensors"):
         hub_pull("org/tiny", endpoint=endpoint, cache_dir=tmp_path)
+
+
+def test_what_the_hub_states_is_not_trusted(hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint, _ = hub
+
+    def lie(**values: object) -> None:
+        monkeypatch.setattr(tiny_hub_module, "sibling", lambda name, data: {**sibling(name, data), **values})
+
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for digest in ("../../../outside/a", str(outside / "b"), "0" * 63, "A" * 64):
+        lie(lfs={"sha256": digest, "size": 5, "pointerSize": 130})
+        with pytest.raises(CheckpointError, match="which is none"):
+            hub_pull("org/tiny", endpoint=endpoint, cache_dir=tmp_path / "cache")
+    assert not list(outside.iterdir())
+    lie(size=100)
+    with pytest.raises(CheckpointError, match="has more than the 100 B that the hub states"):
+        hub_pull("org/tiny", endpoint=endpoint, cache_dir=tmp_path / "cache")
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.stat().st_size > 100]
 
 
 @pytest.mark.parametrize("text", ["../x", "a/b/c", "/etc", "a b/c", "", "-a/b", "a/b\n"])

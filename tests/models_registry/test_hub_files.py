@@ -58,6 +58,16 @@ def test_a_part_that_is_too_long_begins_anew(hub, tmp_path):
     assert (blobs / digest).read_bytes() == content
 
 
+def test_a_file_that_is_longer_than_stated_leaves_nothing(hub, tmp_path):
+    endpoint, _ = hub
+    with pytest.raises(OSError, match="Consistency check failed"):
+        fetch_into_cache(
+            "org/tiny", NAME, commit=COMMIT, sha256="0" * 64, size_bytes=100, endpoint=endpoint, cache_dir=tmp_path,
+            bar=tqdm,
+        )  # fmt: skip
+    assert not list(tmp_path.rglob("*.blazr-part"))
+
+
 def test_nothing_is_kept_of_a_file_with_another_digest(hub, tmp_path):
     with pytest.raises(ChecksumMismatch, match="pull it again"):
         fetch(hub, tmp_path, "0" * 64)
