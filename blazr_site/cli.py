@@ -16,6 +16,7 @@ from importlib import import_module
 from blazr_site.commands.arguments import COMMANDS
 from blazr_site.commands.set_up import set_up
 from inference.errors import BlazrError
+from models_registry.detection.printable import printable
 
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
@@ -61,7 +62,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _complain(message: str) -> int:
-    sys.stderr.write(f"error: {' '.join(message.split())}\n")
+    # A message may quote what a checkpoint's files or a server say.
+    sys.stderr.write(f"error: {printable(' '.join(message.split()))}\n")
     return EXIT_BAD_INPUT
 
 

@@ -12,18 +12,11 @@ from prompt_toolkit.filters import Condition
 from prompt_toolkit.history import InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
+from models_registry.detection.printable import visible
+
 QUOTES = '"""'
 DIM, RED, RESET = "\x1b[2m", "\x1b[31m", "\x1b[0m"
 MAX_INPUT_BYTES = 16 << 20
-
-
-def visible(text: str) -> str:
-    """Return a model's text with control characters written as escapes, so that it can't steer the terminal."""
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode() for char in text
-    )
 
 
 def is_open(text: str) -> bool:

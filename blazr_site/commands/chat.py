@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blazr_site.chat.backends import Backend, LocalModel, ServerModels
-from blazr_site.chat.conversation import Conversation, load_conversation
+from blazr_site.chat.conversation import Conversation, conversation_path, load_conversation
 from blazr_site.chat.screen import MAX_INPUT_BYTES, Screen
 from blazr_site.chat.session import ChatSession
 from blazr_site.chat.slash_commands import SlashCommands
@@ -30,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     with closing(backend):
         conversation = Conversation(backend.choose(arguments.model), arguments.system or "")
         if arguments.load:
-            loaded = load_conversation(Path(arguments.load).expanduser())
+            loaded = load_conversation(conversation_path(arguments.load))
             conversation.messages, conversation.parameters = loaded.messages, loaded.parameters
             conversation.system = conversation.system or loaded.system
         for item in arguments.set:

@@ -13,6 +13,7 @@ from inference.errors import BlazrError, InvalidRequest
 from inference.llm.llm import LLM
 from inference.llm.merging import Merge
 from inference.values.sampling_params import SamplingParams
+from models_registry.detection.printable import visible
 
 ADAPTER = "adapter"
 
@@ -32,10 +33,12 @@ def run(arguments: argparse.Namespace) -> int:
     llm, options = _load(arguments)
     try:
         state = None if arguments.state is None else llm.read_state(Path(arguments.state), **options)
+        # In a terminal a model's text must not steer it; a file or a pipe gets the text as it is.
+        shown = visible if sys.stdout.isatty() else str
         sys.stdout.write(prompt)
         for event in llm.events(prompt, params, state=state, **options):
             if event["type"] == "delta":
-                sys.stdout.write(event.get("text", ""))
+                sys.stdout.write(shown(event.get("text", "")))
                 sys.stdout.flush()
             elif event["type"] == "error":
                 sys.stdout.write("\n")

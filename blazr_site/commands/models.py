@@ -19,6 +19,7 @@ from rich.progress import (
 )
 
 from models_registry import model_paths
+from models_registry.detection.printable import printable
 from models_registry.hub import ProgressCallback, PullProgress
 
 stderr = Console(stderr=True)
@@ -69,7 +70,7 @@ def detailed_bar(title: str) -> Iterator[Any]:
 @contextmanager
 def pull_bar(title: str) -> Iterator[ProgressCallback]:
     """Show the bytes of each file of a pull on the error stream; yields the callback of the pull."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=stderr, transient=True) as bar:
         task = bar.add_task(title, total=None)
 
@@ -77,7 +78,7 @@ def pull_bar(title: str) -> Iterator[ProgressCallback]:
             if progress.file:
                 bar.update(
                     task,
-                    description=f"{title}: {progress.file}",
+                    description=f"{title}: {printable(progress.file)}",
                     completed=progress.done_bytes,
                     total=progress.total_bytes or None,
                 )

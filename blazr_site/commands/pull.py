@@ -55,12 +55,13 @@ def pull_on_server(arguments: argparse.Namespace) -> int:
     with closing(ServerClient(server)) as client, pull_bar(f"{server.url} pulls {arguments.repo}") as report:
         row = client.json("POST", "/registry/pulls", body)
         while row["state"] == "running":
-            report(PullProgress(row["file"], "", row["done_bytes"], row["total_bytes"]))
+            report(PullProgress(str(row["file"]), "", row["done_bytes"], row["total_bytes"]))
             time.sleep(_POLL_S)
             row = client.json("GET", f"/registry/pulls/{row['id']}")
     if row["state"] != "done":
         raise InvalidRequest(f"the pull {row['state']}: {row['reason']}")
-    stderr.print(f"{server.url} has it as {row['registered_as']}", highlight=False, markup=False)
+    name = printable(str(row["registered_as"]))
+    stderr.print(f"{server.url} has it as {name}", highlight=False, markup=False)
     return 0
 
 

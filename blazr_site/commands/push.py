@@ -13,6 +13,7 @@ from blazr_site.pushing import Push, files_to_push, with_digests
 from blazr_site.server_client import KEY_VARIABLE, SERVER_VARIABLE, ServerClient, find_server
 from blazr_site.settings.storage import BLAZR_DATA_DIR
 from inference.errors import InvalidRequest
+from models_registry.detection.printable import printable
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -28,13 +29,13 @@ def run(arguments: argparse.Namespace) -> int:
             "blazr key create NAME --scope admin."
         )
     if omitted:
-        stderr.print(f"left out: {', '.join(omitted)}", style="dim", highlight=False, markup=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        stderr.print(f"left out: {printable(', '.join(omitted))}", style="dim", highlight=False, markup=False)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=stderr, transient=True) as bar:
         task = bar.add_task("reading", total=None)
 
         def report(stage: str, done: int, total: int) -> None:
-            bar.update(task, description=stage, completed=done, total=total)
+            bar.update(task, description=printable(stage), completed=done, total=total)
 
         with closing(ServerClient(server)) as client:
             push = Push(client, with_digests(files, report), name=arguments.name or "", label=place.resolve().name)
@@ -43,5 +44,6 @@ def run(arguments: argparse.Namespace) -> int:
             except KeyboardInterrupt:
                 stderr.print("interrupted; the same command goes on from here, within an hour", style="dim")
                 raise
-    stderr.print(f"{server.url} has it as {upload['served_model_name']}", highlight=False, markup=False)
+    name = printable(str(upload["served_model_name"]))
+    stderr.print(f"{server.url} has it as {name}", highlight=False, markup=False)
     return 0

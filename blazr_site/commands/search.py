@@ -11,6 +11,7 @@ from rich.text import Text
 
 from blazr_site.commands.tables import output_console, table
 from inference.host.units import format_count
+from models_registry.detection.printable import printable
 from models_registry.hub_preview import hub_search
 
 
@@ -28,6 +29,6 @@ def run(arguments: argparse.Namespace) -> int:
     for model in found:
         formats = ", ".join(model.formats) + (" (gated)" if model.is_gated else "")
         cells = (model.repo_id, format_count(model.downloads), str(model.likes), model.updated, formats)
-        listed.add_row(*(Text(cell, style="" if model.can_be_pulled else "dim") for cell in cells))
+        listed.add_row(*(Text(printable(cell), style="" if model.can_be_pulled else "dim") for cell in cells))
     console.print(listed)
     return 0

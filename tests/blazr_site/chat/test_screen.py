@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from blazr_site.chat.screen import DIM, RESET, Screen, is_open, visible, without_quotes
+from blazr_site.chat.screen import DIM, RESET, Screen, is_open, without_quotes
 
 
 class Tty(io.StringIO):
@@ -13,7 +13,9 @@ class Tty(io.StringIO):
 
 
 def test_a_models_text_steers_no_terminal():
-    assert visible("a\tb\nc\x1b[2J\x07\r🙂") == "a\tb\nc\\x1b[2J\\x07\\r🙂"
+    output = Tty()
+    Screen(output).write("a\tb\x1b]0;title\x07🙂")
+    assert output.getvalue() == "a\tb\\x1b]0;title\\x07🙂"
 
 
 def test_three_quotes_hold_several_lines():
