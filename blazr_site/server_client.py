@@ -24,6 +24,7 @@ READ_TIMEOUT_S = 900.0
 """A model may load first; streams have a comment every 15 s."""
 MAX_ERROR_BYTES = 1 << 20
 MAX_LINE_BYTES = 16 << 20
+MAX_REPLY_BYTES = 64 << 20
 
 
 class RefusedByServer(BlazrError):
@@ -120,10 +121,12 @@ class ServerClient:
             path: Behind the server's URL, quoted, with its query.
         """
         with self._response(method, path, body, content) as response:
-            payload = response.read()
+            payload = response.read(MAX_REPLY_BYTES + 1)
         try:
+            if len(payload) > MAX_REPLY_BYTES:
+                raise ValueError
             return json.loads(payload) if payload else None
-        except ValueError:
+        except (ValueError, RecursionError):
             raise Unavailable(f"{self.server.url} doesn't reply as a blazr server does; check --server.") from None
 
     def events(self, path: str, body: Any) -> Iterator[dict[str, Any]]:
@@ -139,11 +142,13 @@ class ServerClient:
                         is_whole = True
                         return
                     payload = json.loads(data)
+                    if not isinstance(payload, dict):
+                        raise ValueError
                     if "error" in payload:
                         raise _refusal(500, payload)
                     yield payload
             raise Unavailable("the server ended the stream before its last event; try again.")
-        except ValueError:
+        except (ValueError, RecursionError):
             raise Unavailable(f"{self.server.url} sent a stream that is no JSON; check --server.") from None
         except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(error) from error
@@ -211,7 +216,7 @@ def _wait_longer(connection: http.client.HTTPConnection) -> None:
 def _json_or_none(payload: bytes) -> Any:
     try:
         return json.loads(payload)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

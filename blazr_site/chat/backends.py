@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from blazr_site.chat.conversation import EFFORT, Conversation
 from blazr_site.server_client import ServerClient
-from inference.errors import BlazrError, InvalidRequest
+from inference.errors import BlazrError, InvalidRequest, Unavailable
 from inference.llm.outputs import OutputDelta
 from inference.values.sampling_params import SamplingParams
 
@@ -59,7 +59,7 @@ class ServerModels:
     def models(self) -> list[str]:
         """Return the names of the models that the key may use."""
         try:
-            return [item["id"] for item in self._client.json("GET", "/v1/models")["data"]]
+            return [str(item["id"]) for item in self._client.json("GET", "/v1/models")["data"]]
         except (KeyError, TypeError):
             raise InvalidRequest(f"{self.place} is no server of OpenAI's API; check --server.") from None
 
@@ -86,7 +86,13 @@ class ServerModels:
             **conversation.parameters,
         }
         for chunk in self._client.events("/v1/chat/completions", body):
-            yield from _deltas(chunk)
+            try:
+                found = list(_deltas(chunk))
+            except (AttributeError, KeyError, TypeError, ValueError):
+                raise Unavailable(
+                    f"{self.place} sent a piece of an answer that isn't one of OpenAI's API; check --server."
+                ) from None
+            yield from found
 
     def close(self) -> None:
         """Close the connection."""
@@ -94,13 +100,16 @@ class ServerModels:
 
 
 def _deltas(chunk: Mapping[str, Any]) -> Iterator[OutputDelta]:
+    """Yield what a chunk of a chat completion has; a chunk of another form raises errors of Python."""
     for choice in chunk.get("choices") or ():
         delta = choice.get("delta") or {}
         text, reasoning = delta.get("content") or "", delta.get("reasoning_content") or ""
+        if not isinstance(text, str) or not isinstance(reasoning, str):
+            raise TypeError
         if text or reasoning or choice.get("finish_reason"):
             yield OutputDelta(text=text, reasoning=reasoning, finish_reason=choice.get("finish_reason"))
     if chunk.get("usage"):
-        yield OutputDelta(usage=chunk["usage"])
+        yield OutputDelta(usage={**chunk["usage"], "completion_tokens": int(chunk["usage"]["completion_tokens"])})
 
 
 class LocalModel:

@@ -94,6 +94,21 @@ class Conversation:
             raise InvalidRequest(f"/save: {path} can't be written: {error.strerror}.") from None
 
 
+def conversation_path(name: str) -> Path:
+    """Return the path that a person has typed.
+
+    Raises:
+        InvalidRequest: It can't be one.
+    """
+    try:
+        path = Path(name).expanduser()
+    except RuntimeError as error:  # ~NAME without such an account
+        raise InvalidRequest(f"{name[:200]!r} is no path: {error}") from None
+    if "\0" in name:
+        raise InvalidRequest(f"{name[:200]!r} is no path; it has a character that none can have.")
+    return path
+
+
 def load_conversation(path: Path) -> Conversation:
     """Read what ``save`` has written.
 
@@ -110,7 +125,7 @@ def load_conversation(path: Path) -> Conversation:
     try:
         payload = json.loads(content)
         return _from_payload(payload)
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (AttributeError, ValueError, KeyError, TypeError, RecursionError):
         raise InvalidRequest(f"/load: {path} holds no conversation of /save.") from None
 
 

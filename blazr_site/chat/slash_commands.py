@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from blazr_site.chat.backends import Backend
-from blazr_site.chat.conversation import PARAMETERS, Conversation, load_conversation
+from blazr_site.chat.conversation import PARAMETERS, Conversation, conversation_path, load_conversation
 from inference.errors import InvalidRequest
 
 HELP = """\
@@ -122,4 +122,4 @@ class SlashCommands:
 def _file(argument: str, name: str) -> Path:
     if not argument:
         raise InvalidRequest(f"/{name} takes the name of a file.")
-    return Path(argument).expanduser()
+    return conversation_path(argument)

@@ -9,7 +9,7 @@ import pytest
 from blazr_site.chat.backends import LocalModel, ServerModels
 from blazr_site.chat.conversation import Conversation
 from blazr_site.server_client import Server, ServerClient
-from inference.errors import BlazrError, InvalidRequest
+from inference.errors import BlazrError, InvalidRequest, Unavailable
 from inference.llm.llm import LLM
 from tests.blazr_site.chat.fake_server import KEY, fake_server
 
@@ -33,6 +33,32 @@ def test_a_servers_models_and_deltas():
         ]  # fmt: skip
         assert deltas[-1].usage["completion_tokens"] == 3
         assert server.bodies[0]["temperature"] == 0.5
+        models.close()
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        {"choices": 5},
+        {"choices": [5]},
+        {"choices": [{"delta": "text"}]},
+        {"choices": [{"delta": {"content": {"a": 1}}}]},
+        {"choices": [{"delta": {"reasoning_content": 5}}]},
+        {"usage": {}},
+        {"usage": {"completion_tokens": [1]}},
+        {"usage": 5},
+        [1, 2],
+        "error",
+        5,
+        None,
+    ],
+)
+def test_a_server_that_replies_with_anything_ends_no_chat(chunk):
+    with fake_server() as server:
+        models = ServerModels(ServerClient(Server(server.url, KEY)))
+        server.chunks = [chunk]
+        with pytest.raises(Unavailable, match="check --server"):
+            list(models.stream(chat()))
         models.close()
 
 

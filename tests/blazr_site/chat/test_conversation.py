@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-from blazr_site.chat.conversation import Conversation, load_conversation
+from blazr_site.chat.conversation import Conversation, conversation_path, load_conversation
 from inference.errors import BlazrError, InvalidRequest
 
 
@@ -65,6 +65,7 @@ def test_what_is_no_conversation_is_refused_and_nothing_is_left(tmp_path):
     for bad in (
         "", "[]", "{", "[" * 100_000, json.dumps(good | {"version": 2}), json.dumps(good | {"model": 3}),
         json.dumps(good | {"messages": [{"role": "tool", "content": ""}]}), json.dumps(good | {"messages": 5}),
+        json.dumps(good | {"parameters": [1]}), json.dumps(good | {"messages": [5]}),
     ):  # fmt: skip
         path.write_text(bad)
         with pytest.raises(InvalidRequest, match="holds no conversation"):
@@ -72,3 +73,9 @@ def test_what_is_no_conversation_is_refused_and_nothing_is_left(tmp_path):
     path.write_text(json.dumps(good | {"parameters": {"temperature": 7}}))
     with pytest.raises(BlazrError, match="temperature is 7"):
         load_conversation(path)
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/a.json", "a\0b"])
+def test_what_is_no_path_is_refused(name):
+    with pytest.raises(InvalidRequest, match="is no path"):
+        conversation_path(name)
