@@ -19,8 +19,9 @@ MAX_RANK = 256
 MAX_MODULES = 4096
 MAX_PATTERN_CHARS = 300
 MAX_QUANTIFIERS = 2
-"""A pattern is a regular expression of the file. With few quantifiers, none of them over a group, matching a name of
-some hundred characters ends soon whatever the pattern is."""
+MAX_ALTERNATIVES = 8
+"""A pattern is a regular expression of the file. With few quantifiers, none of them over a group, and few alternatives
+unless they are in one group, matching a name of some hundred characters ends soon whatever the pattern is."""
 
 _IGNORED = frozenset({
     "arrow_config_version", "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "exclude_modules",
@@ -199,11 +200,23 @@ class _Reader:
         if not isinstance(value, dict) or len(value) > MAX_MODULES:
             raise _corrupt(name, value, f"an object of at most {MAX_MODULES} members")
         for key in value:
-            quantifiers = len(re.findall(r"(?<!\\)[*+?{]", key))
+            plain = re.sub(r"\\.", "x", key, flags=re.DOTALL)  # without escaped characters
+            quantifiers = len(re.findall(r"[*+?{]", plain))
             try:
                 re.compile(key)
             except (re.error, RecursionError, OverflowError):
                 raise _corrupt(name, key, "a valid regular expression") from None
-            if len(key) > MAX_PATTERN_CHARS or quantifiers > MAX_QUANTIFIERS or re.search(r"\)[*+{]", key):
-                raise _corrupt(name, key, f"a name, or an expression with at most {MAX_QUANTIFIERS} quantifiers")
+            has_many = plain.count("|") > MAX_ALTERNATIVES and plain.count("(") > 1
+            if (
+                len(key) > MAX_PATTERN_CHARS
+                or has_many
+                or quantifiers > MAX_QUANTIFIERS
+                or re.search(r"\)[*+{]", plain)
+            ):
+                raise _corrupt(
+                    name,
+                    key,
+                    f"a name, or an expression with at most {MAX_QUANTIFIERS} quantifiers and, in several groups, "
+                    f"{MAX_ALTERNATIVES} bars",
+                )
         return list(value.items())

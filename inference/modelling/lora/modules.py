@@ -151,7 +151,10 @@ class BaseModules:
         name = piece.name if expert is None else piece.name.replace("{e}", str(expert))
         if "{e}" in name:
             raise MissingTensor(f"{name} is one tensor for each expert, and no expert is named.", param=name)
-        return tuple(self._shape_of(name))
+        try:
+            return tuple(self._shape_of(name))
+        except KeyError:  # an expert of a number that the base hasn't
+            raise MissingTensor(f"the adapter changes {name[:200]}, which the base doesn't have.", param=name) from None
 
 
 def _normal(name: str) -> str:

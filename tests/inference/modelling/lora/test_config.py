@@ -74,6 +74,8 @@ def test_keys_of_training_are_ignored() -> None:
         ({"rank_pattern": {"(": 4}}, "valid regular expression"),
         ({"rank_pattern": {"(a+)+$": 4}}, "quantifiers"),
         ({"alpha_pattern": {"a*b*c*": 4}}, "quantifiers"),
+        ({"alpha_pattern": {"(a|a)" * 40: 4}}, "quantifiers"),
+        ({"alpha_pattern": {r"\\*" * 40: 4}}, "quantifiers"),
         ({"alpha_pattern": {"a" * 301: 4}}, "quantifiers"),
         ({"alpha_pattern": [1]}, "an object"),
     ],
