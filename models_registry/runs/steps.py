@@ -97,6 +97,8 @@ def list_steps(directory: Path) -> list[StepFiles]:
             if count == MAX_DIRECTORY_ENTRIES:
                 raise InvalidRequest(f"{directory} has more than {MAX_DIRECTORY_ENTRIES} entries; it is no run.")
             name = entry.name
+            if not name.isprintable():  # perhaps no Unicode, which no row can hold; no trainer writes such names
+                continue
             match = (_STEP_DIRECTORY if entry.is_dir() else _STEP_FILE).fullmatch(name)
             if match is not None:
                 found.append(StepFiles(name, int(match[1]), directory / name))

@@ -50,6 +50,13 @@ def test_checkpoints_of_both_trainers_come_in_the_order_of_training(run: Path) -
     assert [look_at(step, run).problem for step in found] == [""] * 6
 
 
+def test_names_that_no_row_can_hold_are_left_out(run: Path) -> None:
+    for name in (b"\xff_step_1.safetensors", b"a\x1b[2J_step_2.safetensors", b"\xfe_final.safetensors"):
+        (run / os.fsdecode(name)).write_bytes(BYTES)
+    oxidizr_step(run, 3)
+    assert [step.number for step in list_steps(run)] == [3]
+
+
 def test_too_many_are_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(3):
         oxidizr_step(run, number)
