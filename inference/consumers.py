@@ -20,7 +20,7 @@ chooses one. ``request.stream`` may be left out; false is refused. The server se
 Exactly one of the last three ends a request. A frame that can't be read is answered by an ``error`` whose id is
 null. Callers are those of HTTP (a key in the Authorization header, or nobody in particular on loopback)
 and staff with a session on this site; others are closed with code 4401, and so is a connection whose key was revoked
-or has expired when it sends its next request.
+or has expired, or whose session has ended, when it sends its next request.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import orjson
+from asgiref.sync import sync_to_async
 from channels.generic.websocket import AsyncWebsocketConsumer
 from django.conf import settings
 
+from inference.access.accounts import account_now, principal_of_user
 from inference.access.authentication import principal_of_websocket
 from inference.api.event_stream import StreamReader, output_format
 from inference.api.exception_handler import as_blazr_error
@@ -114,11 +116,16 @@ class StreamConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             await self._send_error(request_id, error)
 
     async def _caller_now(self, principal: Principal) -> Principal:
-        """The caller as its key's row says today: a connection may outlive the key that opened it.
+        """The caller as the rows of its key or account say today: a connection may outlive both.
 
         Raises:
-            NotAuthenticated: The key was revoked, or has expired.
+            NotAuthenticated: The key was revoked, or has expired; or the session has ended.
         """
+        if principal.kind == "user":
+            account = await sync_to_async(lambda: principal_of_user(account_now(self.scope)))()
+            if account is None:
+                raise NotAuthenticated("The session of this connection has ended; sign in again.")
+            return account
         if principal.kind != "key":
             return principal
         found = await principal_of_websocket(self.scope)

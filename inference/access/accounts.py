@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
+
+from django.conf import settings
+from django.contrib.auth import get_user
+from django.http import HttpRequest
 
 from inference.values.principal import SCOPES, Principal
 
@@ -19,3 +25,23 @@ def principal_of_user(user: Any) -> Principal | None:
         return None
     scopes = frozenset(name for name in SCOPES if user.has_perm(f"inference.scope_{name}"))
     return Principal("user", f"user:{user.pk}", user.get_username(), scopes=scopes)
+
+
+def account_now(scope: Mapping[str, Any]) -> Any:
+    """Return the account of a WebSocket's session as the database has it now. Reads the database.
+
+    A connection outlives the sign-out, the end of the session, and changes of the account and its role.
+
+    Args:
+        scope: Of the connection, with its session.
+
+    Returns:
+        None: The session has none any more.
+    """
+    session = scope.get("session")
+    if session is None or session.session_key is None:
+        return None
+    request = HttpRequest()
+    request.session = import_module(settings.SESSION_ENGINE).SessionStore(session.session_key)
+    found = get_user(request)
+    return found if found.is_authenticated else None

@@ -11,7 +11,8 @@ task per web process compares the states while at least one page is open.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import orjson
@@ -20,12 +21,15 @@ from channels.generic.websocket import AsyncWebsocketConsumer
 from django.db import DatabaseError
 from django.db.models import Sum
 
+from inference.access.accounts import account_now
 from inference.host.coroutines import run_in_background
 from inference.models import Batch, GenerationJob
 from models_registry import live
 from models_registry.models import Checkpoint, Quantisation, SpanMeasurement, Upload
 
 PERIOD_S = 1.0
+RECHECK_S = 10.0
+"""Seconds after which the account of an open page is looked up again: a role or a session may have ended."""
 CLOSE_NOT_AUTHENTICATED = 4401
 _NUM_ROWS = 50
 _VIEW, _UPLOAD = "models_registry.view_checkpoint", "models_registry.add_upload"
@@ -42,17 +46,25 @@ class ConsoleConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
     async def connect(self) -> None:
         """Admit active staff; what an account may not see isn't sent to it."""
         await self.accept()
-        user = self.scope.get("user")
-        if user is None or not (user.is_active and getattr(user, "is_staff", False)):
-            await self.close(code=CLOSE_NOT_AUTHENTICATED)
+        if not await self.check():
             return
-        self.sees_models, self.sees_uploads = await sync_to_async(_permissions)(user)
         is_watched = ConsoleConsumer._watch is not None and not ConsoleConsumer._watch.done()
         if is_watched and ConsoleConsumer._last is not None:
             await self.report([], *ConsoleConsumer._last)
         ConsoleConsumer._open.add(self)
         if not is_watched:
             ConsoleConsumer._watch = run_in_background(_watch())
+
+    async def check(self) -> bool:
+        """Look up what the account may see now; close the connection, and return False, if it may see nothing."""
+        self.checked_at = time.monotonic()
+        found = await sync_to_async(_permissions)(self.scope)
+        if found is None:
+            ConsoleConsumer._open.discard(self)
+            await self.close(code=CLOSE_NOT_AUTHENTICATED)
+            return False
+        self.sees_models, self.sees_uploads = found
+        return True
 
     async def disconnect(self, code: int) -> None:
         """Forget the page."""
@@ -68,7 +80,10 @@ class ConsoleConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         await self.send(text_data=orjson.dumps(frame).decode())
 
 
-def _permissions(user: Any) -> tuple[bool, bool]:
+def _permissions(scope: Mapping[str, Any]) -> tuple[bool, bool] | None:
+    user = account_now(scope)
+    if user is None or not (user.is_active and user.is_staff):
+        return None
     return user.has_perm(_VIEW), user.has_perm(_UPLOAD)
 
 
@@ -78,6 +93,9 @@ async def _watch() -> None:
     ConsoleConsumer._last = None
     while ConsoleConsumer._open:
         try:
+            oldest = time.monotonic() - RECHECK_S
+            old = [page for page in ConsoleConsumer._open if page.checked_at < oldest]
+            await asyncio.gather(*(page.check() for page in old), return_exceptions=True)
             now, memory, uploads = await sync_to_async(read_topics)()
         except DatabaseError:  # the pages say so themselves when they are asked for
             await asyncio.sleep(PERIOD_S)

@@ -204,6 +204,12 @@ def test_a_staff_session_will_do(ws_url, settings, admin_user, django_user_model
     with connect(ws_url, additional_headers=cookie(admin_user)) as socket:
         send(socket, type="chat", id="a", request=CHAT)
         assert receive_until_end(socket, "a")[-1]["type"] == "done"
+        django_user_model.objects.filter(pk=admin_user.pk).update(is_active=False)
+        send(socket, type="chat", id="b", request=CHAT)
+        assert "session of this connection has ended" in receive(socket)["error"]["message"]
+        with pytest.raises(ConnectionClosed):
+            socket.recv(timeout=10)
+        assert socket.close_code == 4401
     visitor = django_user_model.objects.create_user("visitor")
     with connect(ws_url, additional_headers=cookie(visitor)) as socket, pytest.raises(ConnectionClosed):
         socket.recv(timeout=10)

@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import orjson
 import pytest
 from asgiref.sync import sync_to_async
 from asgiref.testing import ApplicationCommunicator
-from django.contrib.auth.models import AnonymousUser
+from django.contrib.auth.models import User
+from django.contrib.sessions.backends.db import SessionStore
+from django.contrib.sessions.models import Session
+from django.test import Client
 
 from inference.pages import live as pages_live
 from inference.pages.live import ConsoleConsumer, read_topics
+from models_registry.services import checkpoint_register
 from tests.accounts import account
 from tests.models_registry.detection.builders import small_hybrid, write_checkpoint
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
+def signed_in(user) -> Any:
+    client = Client()
+    client.force_login(user)
+    return client.session
+
+
+def end_sessions(user: User) -> None:
+    for session in Session.objects.all():
+        if session.get_decoded()["_auth_user_id"] == str(user.pk):
+            session.delete()
+
+
 async def connected(user) -> ApplicationCommunicator:
-    scope = {"type": "websocket", "path": "/console/live", "headers": [], "user": user}
+    session = SessionStore() if user is None else await sync_to_async(signed_in)(user)
+    scope = {"type": "websocket", "path": "/console/live", "headers": [], "session": session}
     found = ApplicationCommunicator(ConsoleConsumer.as_asgi(), scope)
     await found.send_input({"type": "websocket.connect"})
     assert (await found.receive_output(5))["type"] == "websocket.accept"
@@ -36,14 +54,12 @@ def quick(monkeypatch):
 
 
 async def test_strangers_are_closed_with_a_code_that_browsers_see():
-    page = await connected(AnonymousUser())
+    page = await connected(None)
     closed = await page.receive_output(5)
     assert (closed["type"], closed["code"]) == ("websocket.close", 4401)
 
 
 async def test_a_change_is_told_once_to_who_may_see_it(tmp_path):
-    from models_registry.services import checkpoint_register
-
     viewer = await connected(await sync_to_async(account)("vera", "viewer"))
     nobody = await connected(await sync_to_async(account)("nobody"))
     first = await told(viewer)
@@ -56,6 +72,26 @@ async def test_a_change_is_told_once_to_who_may_see_it(tmp_path):
     for page in (viewer, nobody):
         await page.send_input({"type": "websocket.disconnect", "code": 1000})
         await page.wait()
+
+
+async def test_an_open_page_sees_no_more_than_its_account_may_see_now(monkeypatch, tmp_path):
+    monkeypatch.setattr(pages_live, "RECHECK_S", 0.2)
+    users = {name: await sync_to_async(account)(name, "operator") for name in ("off", "out", "less")}
+    pages = {name: await connected(user) for name, user in users.items()}
+    for page in pages.values():
+        assert "uploads" in await told(page)
+    await sync_to_async(User.objects.filter(username="off").update)(is_active=False)
+    await sync_to_async(end_sessions)(users["out"])
+    await sync_to_async(users["less"].groups.clear)()
+    for name in ("off", "out"):
+        closed = await pages[name].receive_output(5)
+        assert (closed["type"], closed["code"]) == ("websocket.close", 4401)
+    await asyncio.sleep(0.5)
+    await sync_to_async(checkpoint_register)(path=write_checkpoint(tmp_path / "tiny", *small_hybrid()))
+    frame = await told(pages["less"])
+    assert "models" in frame["changed"] and not {"memory", "uploads"} & frame.keys()
+    await pages["less"].send_input({"type": "websocket.disconnect", "code": 1000})
+    await pages["less"].wait()
 
 
 def test_topics_can_be_compared_without_a_server():
