@@ -16,12 +16,13 @@ from django.utils import timezone
 
 from inference.errors import BlazrError, InvalidRequest, QueueFull
 from inference.host.machine import machine_memory_bytes
+from inference.models.readable_rows import readable_rows
 from models_registry import live
 from models_registry.checkpoint_jobs import CheckpointJobs, Report, check_available, follow, source_of
 from models_registry.job_process import JobProcess
 from models_registry.models import Checkpoint, Passport, RunStep
 from models_registry.passport_gaps import passport_identity
-from models_registry.selectors import overrides_in_force
+from models_registry.selectors import checkpoint_list, overrides_in_force
 from models_registry.services import checkpoint_files_verify
 
 if TYPE_CHECKING:
@@ -129,11 +130,13 @@ def passport_next(*, wait: bool = False) -> Passport | None:
 def next_checkpoint() -> Checkpoint | None:
     """Return the first checkpoint that the server makes a passport of by itself; None: there is none.
 
-    Checkpoints of training runs get theirs by hand: there are many, and few are promoted.
+    A model's setting may turn that off. Checkpoints of training runs get theirs by hand: there are many, and few are
+    promoted.
     """
     limit = MEMORY_SHARE * machine_memory_bytes() / (4 * COPIES)
     rows = (
-        Checkpoint.objects.filter(
+        checkpoint_list()
+        .filter(
             state=Checkpoint.State.AVAILABLE,
             created_at__lt=timezone.now() - REGISTERED_FOR,
             num_parameters__lte=int(limit),
@@ -141,11 +144,12 @@ def next_checkpoint() -> Checkpoint | None:
         .exclude(pk__in=RunStep.objects.exclude(checkpoint=None).values("checkpoint"))
         .exclude(pk__in=_tried().values("source"))
         .order_by("created_at")
-        .values_list("pk", flat=True)
     )
-    for key in rows[: MAX_INTERRUPTED + 1]:
-        if PASSPORTS.rows().filter(source=key).count() < MAX_INTERRUPTED:
-            return Checkpoint.objects.filter(pk=key).defer("inspection").first()
+    for row in readable_rows(rows):
+        if row.settings.get("passport") == "off":
+            continue
+        if PASSPORTS.rows().filter(source=row).count() < MAX_INTERRUPTED:
+            return row
     return None
 
 

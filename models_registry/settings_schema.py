@@ -128,6 +128,14 @@ MODEL_SETTINGS: tuple[Setting, ...] = (
         also=-1,
         unit="s",
     ),
+    Setting(
+        "passport",
+        "Passport",
+        "auto: the server makes one by itself, once after the registration, where the model is small and no request "
+        "runs. off: only who asks for one gets one. Default: auto.",
+        "choice",
+        choices=("auto", "off"),
+    ),
 )
 PARAMETERS = "parameters"
 """A setting beside the table: options of Ollama's requests that don't give them, as ``/api/create`` has set them."""

@@ -128,6 +128,10 @@ def test_a_failed_passport_is_not_made_again_but_an_interrupted_one_is(
 
 def test_some_checkpoints_get_none_by_themselves(source: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     assert next_checkpoint() == source
+    services.checkpoint_settings_update(checkpoint=source, values={"passport": "off"})
+    assert next_checkpoint() is None
+    services.checkpoint_settings_update(checkpoint=source, values={"passport": None})
+    assert next_checkpoint() == source
     Checkpoint.objects.update(created_at=timezone.now())
     assert next_checkpoint() is None
     Checkpoint.objects.update(created_at=timezone.now() - timedelta(hours=1), state="missing")
