@@ -15,6 +15,8 @@ const ALLOWED = {
   ALLOWED_TAGS: ["p", "br", "hr", "strong", "em", "del", "code", "pre", "blockquote", "ul", "ol", "li", "a", "h1", "h2", "h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td"],
   ALLOWED_ATTR: ["href", "title", "start", "align"],
   ALLOWED_URI_REGEXP: /^https?:\/\//i,
+  ALLOW_DATA_ATTR: false, // the frame's buttons are marked by them
+  ALLOW_ARIA_ATTR: false,
   RETURN_DOM_FRAGMENT: true,
 };
 
