@@ -40,18 +40,20 @@ def plan_with_images(plan: GenerationPlan, model: ServedModel, tenant: str) -> G
 
 def _filled(prompt: PromptMessage, model: ServedModel, tenant: str) -> PromptMessage:
     messages: list[dict[str, Any]] = []
+    images: list[dict[str, Any]] = []
     for number, message in enumerate(prompt["messages"]):
         content = message.get("content")
         if isinstance(content, list):
-            where = f"messages.{number}.content"
-            parts = [
-                _part(part, f"{where}.{place}", model, tenant) if is_image(part) else part
-                for place, part in enumerate(content)
-            ]
+            parts = []
+            for place, part in enumerate(content):
+                if is_image(part):
+                    part = _part(part, f"messages.{number}.content.{place}", model, tenant)
+                    images.append(part)
+                    check_images([{"content": images}])  # before the next file is read: a short request names many
+                parts.append(part)
             message = {**message, "content": parts}
         messages.append(message)
-    check_images(messages)
-    num_tokens = sum(image["tokens"] for image in images_of(messages))
+    num_tokens = sum(image["tokens"] for image in images)
     if num_tokens >= model.max_model_len:
         raise PromptTooLong.of(model.max_model_len, num_tokens, None, noun="images", param="messages")
     return {**prompt, "messages": messages}

@@ -9,6 +9,7 @@ from PIL import Image
 from inference.errors import InvalidRequest, NotFound, PromptTooLong
 from inference.files.services import file_create
 from inference.files.store import FileWriter
+from inference.serving import image_parts
 from inference.serving.image_parts import names_image_files, plan_with_images
 from inference.text.images.image_file import read_part
 from inference.values.images import ImageInput, ImageLayout, ImagePrompt
@@ -72,6 +73,14 @@ def test_a_file_that_is_no_picture_or_too_large():
     large = stored(b"\x89PNG\r\n\x1a\n" + bytes(11 << 20))
     with pytest.raises(InvalidRequest, match="images may have 10,485,760; scale it down"):
         plan_with_images(plan({"type": "image", "file_id": large}), MODEL, "a")
+
+
+def test_no_more_files_are_read_than_a_request_may_have(monkeypatch):
+    data, read = base64.b64decode(encoded(Image.new("RGB", (8, 8)))) + bytes(6 << 20), []
+    monkeypatch.setattr(image_parts, "image_file_read", lambda **values: read.append(values) or data)
+    with pytest.raises(InvalidRequest, match="bytes together, at most 16,777,216"):
+        plan_with_images(plan(*({"type": "image", "file_id": "file-a"} for _ in range(32))), MODEL, "a")
+    assert len(read) == 3
 
 
 def test_pictures_that_fill_the_context_are_refused_at_once():
