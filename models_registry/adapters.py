@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 from django.db import IntegrityError, transaction
 
 from inference.errors import Conflict, InvalidRequest, NotFound
+from inference.modelling.lora.config import CONFIG_FILE
 from inference.models.readable_rows import readable_rows
 from models_registry import live
 from models_registry.adapter_names import MAX_ADAPTER_CHARS, check_adapter_name, full_name
 from models_registry.checkpoint_jobs import check_available
+from models_registry.detection.adapter_files import TOKENIZER_FILE, WEIGHTS_FILE
 from models_registry.detection.child import inspect_adapter_in_child
 from models_registry.models import Adapter, Checkpoint, ModelAlias
 from models_registry.names import suggest_name
@@ -119,7 +121,9 @@ def _checked_place(path: str | Path) -> Path:
         raise InvalidRequest("path is no path of a directory or file.", param="path")
     try:
         place = Path(path).expanduser().absolute()
-        check_allowed(place, param="path")
+        directory = place if place.is_dir() else place.parent
+        for file in (place, *(directory / name for name in (WEIGHTS_FILE, CONFIG_FILE, TOKENIZER_FILE))):
+            check_allowed(file, param="path")  # no link leads out
     except (OSError, RuntimeError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InvalidRequest(f"path {str(path)[:300]!r} can't be read: {reason}.", param="path") from None

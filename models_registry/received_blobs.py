@@ -55,10 +55,7 @@ def blob_hold(sha256: str) -> Path:
     with storage.blobs_lock():
         if not blob.exists():
             raise NotFound(f"there is no blob sha256:{sha256}; send it to /api/blobs first.", param="digest")
-        with suppress(FileExistsError):
-            os.link(blob, held)
-        # The file's own times belong to the stamps of checkpoints, so a note beside it has the time.
-        (_directory() / f"{sha256}.held").touch()
+        _hold(blob, held)
     return blob
 
 
@@ -105,9 +102,18 @@ def blob_receive(sha256: str, body: IO[bytes], declared_bytes: int) -> None:
             with storage.blobs_lock():
                 if not blob.exists():
                     os.link(part, blob)
-                with suppress(FileExistsError):
-                    os.link(blob, _directory() / sha256)
-                (_directory() / f"{sha256}.held").touch()
+                _hold(blob, _directory() / sha256)
+
+
+def _hold(blob: Path, held: Path) -> None:
+    """Make the second link of a file.
+
+    The file's own times belong to the stamps of checkpoints, so a note beside it has the time. The note comes first: of
+    a process that is killed in between, nothing stays for ever.
+    """
+    held.with_name(f"{held.name}.held").touch()
+    with suppress(FileExistsError):
+        os.link(blob, held)
 
 
 def received_sweep() -> int:

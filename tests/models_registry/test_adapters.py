@@ -65,7 +65,12 @@ def test_files_that_do_not_fit_leave_nothing(base: Checkpoint, places: Path) -> 
 def test_only_paths_of_the_settings_are_read(base: Checkpoint, places: Path, tmp_path: Path) -> None:
     outside = write_adapter(tmp_path / "elsewhere", 1)
     (places / "link").symlink_to(outside)
-    for path in (outside, tmp_path / "nothing", places / "link", places / ".." / "elsewhere"):
+    (write_adapter(places / "inside", 1) / "tokenizer.json").symlink_to(tmp_path / "tiny" / "tokenizer.json")
+    (places / "links").mkdir()
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        (places / "links" / name).symlink_to(outside / name)
+    links = (places / "link", places / "links", places / "inside", places / "links" / "adapter_model.safetensors")
+    for path in (outside, tmp_path / "nothing", *links, places / ".." / "elsewhere"):
         with pytest.raises(PermissionRefused, match="is in no directory of the server's settings") as caught:
             adapter_register(checkpoint=base, path=path, name="a")
         assert caught.value.param == "path"

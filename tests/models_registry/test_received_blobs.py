@@ -50,6 +50,25 @@ def test_a_file_is_kept_until_its_hour_has_passed(place, monkeypatch):
         blob_hold(DIGEST)
 
 
+def test_a_kill_between_link_and_note_leaves_nothing_for_ever(place, monkeypatch):
+    blob_receive(DIGEST, io.BytesIO(CONTENT), len(CONTENT))
+    (place / "received" / f"{DIGEST}.held").unlink()
+    (place / "received" / DIGEST).unlink()
+    link = os.link
+
+    def killed_after(*places):
+        link(*places)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "link", killed_after)
+    with pytest.raises(KeyboardInterrupt):
+        blob_hold(DIGEST)
+    monkeypatch.undo()
+    os.utime(place / "received" / f"{DIGEST}.held", (0, 0))
+    assert (received_sweep(), storage.prune_blobs()) == (1, 1)
+    assert names(place) == set()
+
+
 def test_nothing_is_left_of_what_is_refused(place, settings, monkeypatch):
     with pytest.raises(ChecksumMismatch):
         blob_receive("0" * 64, io.BytesIO(CONTENT), len(CONTENT))
