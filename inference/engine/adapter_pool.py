@@ -52,6 +52,11 @@ class _Resident:
     users: int = 0
     last_use: int = 0
 
+    @property
+    def is_being_read(self) -> bool:
+        """Whether a thread has the slot's adapter in work."""
+        return self.loading is not None and not self.loading.done()
+
 
 @dataclass(slots=True)
 class Placed:
@@ -107,8 +112,10 @@ class AdapterPool:
         return bool(self._waiting)
 
     def await_load(self, timeout: float) -> None:
-        """Wait for a read, if one is under way."""
-        loading = [item.loading for item in self._resident.values() if item.loading is not None]
+        """Wait for a read that a request waits for, if one is under way."""
+        requested = self._requested()
+        found = (item for item in self._resident.values() if item.adapter.digest in requested)
+        loading = [item.loading for item in found if item.loading is not None]
         if loading:
             wait(loading, timeout=timeout, return_when="FIRST_COMPLETED")
 
@@ -192,16 +199,22 @@ class AdapterPool:
 
     def _evict(self) -> bool:
         """Let the adapter go that has been unused for longest; False: all are in use."""
-        requested = {request.source.adapter.digest for request in self._waiting if request.source.adapter is not None}
-        idle = [item for item in self._resident.values() if not item.users and item.loading is None]
+        requested = self._requested()
+        # Of a read that has ended all requests may have left: it keeps no place either.
+        idle = [item for item in self._resident.values() if not item.users and not item.is_being_read]
         if not idle:
             return False
         # One that a waiting request needs leaves last: that request is behind the one that needs the place.
         victim = min(idle, key=lambda item: (item.adapter.digest in requested, item.last_use))
-        self._adapters.remove(victim.slot)
+        if victim.loading is None:
+            self._adapters.remove(victim.slot)
         self._free(victim)
         self._num_evictions += 1
         return True
+
+    def _requested(self) -> set[str]:
+        """Digests of the adapters that requests wait for."""
+        return {request.source.adapter.digest for request in self._waiting if request.source.adapter is not None}
 
     def _free(self, item: _Resident) -> None:
         del self._resident[item.adapter.digest]

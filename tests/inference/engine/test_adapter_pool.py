@@ -103,6 +103,19 @@ def test_none_overtakes_one_that_waits_for_a_place(make) -> None:
     assert placed(pool) == [later]
 
 
+@pytest.mark.parametrize("broken", [set(), {"a"}])
+def test_an_adapter_that_nobody_waits_for_any_more_keeps_no_place(make, broken: set[str]) -> None:
+    network, pool, request = make(1)
+    network.broken = broken
+    network.gate.clear()
+    a = request("a")
+    assert pool.place().ready == []
+    pool.release(a)  # its client left while it was read
+    network.gate.set()
+    b = request("b")
+    assert placed(pool) == [b] and set(network.resident.values()) == {"b"}
+
+
 def test_others_go_on_while_one_is_read(make) -> None:
     network, pool, request = make(2)
     a = request("a")
