@@ -12,7 +12,7 @@ from django.http import HttpResponse
 from inference.api.base import ApiView
 from inference.api.event_stream import EventStream, StreamFormat
 from inference.api.exception_handler import as_blazr_error, error_response
-from inference.errors import InvalidRequest, UnknownModel
+from inference.errors import InvalidRequest, PermissionRefused, UnknownModel
 from inference.serving.generation import ApiName, Generation
 from inference.serving.served_models import served_model_get
 from inference.values.served_model import ServedModel
@@ -52,13 +52,14 @@ async def served_by_ollama_name(name: str) -> ServedModel:
 
     Raises:
         UnknownModel: No model has this name.
+        PermissionRefused: The caller's key doesn't allow the model.
     """
     if "/" in name or name.startswith(PREFIX):
         name = await sync_to_async(_pulled_name)(name) or name
     if name.endswith(LATEST):
         try:
             return await served_model_get(name=name)
-        except UnknownModel:
+        except (UnknownModel, PermissionRefused):  # a key for certain models names them as they are
             name = name.removesuffix(LATEST)
     return await served_model_get(name=name)
 

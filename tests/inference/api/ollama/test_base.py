@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from inference.access.api_keys import api_key_create
 from tests.inference.api.ollama.test_views import MESSAGES, refused
 from tests.inference.api.scripted_worker import Reply
 
@@ -36,3 +37,11 @@ def test_errors_have_ollama_s_shape(ollama, http, worker):
     lines = [json.loads(item) for item in text.splitlines()]
     assert lines[0]["message"]["content"] == "Hel"
     assert lines[-1] == {"error": "the engine stumbled."}
+
+
+def test_a_key_for_one_model_reaches_it_by_a_clients_name(http, worker):
+    _, key = api_key_create(name="one", models=["tiny"])
+    http.headers["Authorization"] = f"Bearer {key}"
+    for name, status in (("tiny", 200), ("tiny:latest", 200), ("other:latest", 403), ("tiny:other", 403)):
+        body = {"model": name, "messages": MESSAGES, "stream": False}
+        assert http.post("/api/chat", json=body).status_code == status, name
