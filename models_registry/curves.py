@@ -87,14 +87,27 @@ class Curve(Drawing):
     text: str
 
 
-def across(value: float, low: float, high: float) -> float:
+@dataclass(frozen=True, slots=True)
+class Box:
+    """The area of a curve in its drawing: its edges."""
+
+    left: int = LEFT
+    right: int = WIDTH - RIGHT
+    top: int = TOP
+    bottom: int = HEIGHT - BOTTOM
+
+
+_BOX = Box()
+
+
+def across(value: float, low: float, high: float, box: Box = _BOX) -> float:
     """Return the place of a value on the axis of columns, which goes from ``low`` to ``high``."""
-    return round(LEFT + (value - low) / (high - low) * (WIDTH - LEFT - RIGHT), 1)
+    return round(box.left + (value - low) / (high - low) * (box.right - box.left), 1)
 
 
-def down(value: float, low: float, high: float) -> float:
+def down(value: float, low: float, high: float, box: Box = _BOX) -> float:
     """Return the place of a value on the axis of rows, which goes from ``low``, below, to ``high``."""
-    return round(TOP + (high - value) / (high - low) * (HEIGHT - TOP - BOTTOM), 1)
+    return round(box.top + (high - value) / (high - low) * (box.bottom - box.top), 1)
 
 
 def read_curve(directory: Path) -> Curve | None:

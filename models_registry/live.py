@@ -45,12 +45,16 @@ class Live:
         return [
             {
                 "worker_id": worker.worker_id,
+                "started_at": worker.started_at,
                 "device": worker.device,
                 "heartbeat_age_s": max(0.0, now - worker.heartbeat_at),
                 "step_age_s": worker.step_age_s,
                 "is_late": worker.is_late,
                 "memory_used_bytes": worker.memory_used_bytes,
                 "memory_budget_bytes": worker.memory_budget_bytes,
+                "states_bytes": sum(model.states_bytes for model in worker.models),
+                "states_used_bytes": sum(model.stats.get("states_used_bytes", 0) for model in worker.models),
+                "states_cached_bytes": sum(model.stats.get("states_cached_bytes", 0) for model in worker.models),
                 "num_active": worker.num_active,
                 "max_active": worker.max_active,
                 "draining": worker.draining,

@@ -378,5 +378,6 @@ def _usage(item: _RunningJob) -> Usage:
         created_at=usage_now(),
         queue_s=queue_s,
         engine_s=duration_s - queue_s,
+        cache_outcome=builder.cache_outcome,
         **logged_contents(builder),
     )

@@ -287,7 +287,18 @@ class LLM(OfflineRequests):
         return write_state_file(path, state, model)
 
     def stats(self) -> dict[str, Any]:
-        return {} if self._engine is None else asdict(self._engine.stats())
+        """Return the engine's counters and gauges, and the bytes of states that are in use or kept by the prefix cache.
+
+        States of a draft model aren't counted.
+        """
+        if self._engine is None:
+            return {}
+        stats, plan = self._engine.stats(), self.plan
+        block_bytes, cache = plan.block_bytes + plan.head_block_bytes, stats.prefix_cache
+        return asdict(stats) | {
+            "states_used_bytes": stats.num_blocks_used * block_bytes + stats.num_state_slots_used * plan.slot_bytes,
+            "states_cached_bytes": cache.num_idle_blocks * block_bytes + cache.num_snapshots * plan.slot_bytes,
+        }
 
     def memory_bytes(self) -> dict[str, int]:
         """Bytes of ``weights``, ``states`` and ``adapters``, the budget of the latter if they have one."""

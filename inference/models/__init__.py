@@ -16,7 +16,7 @@ from inference.models.jobs import TERMINAL_JOB_STATES, GenerationJob, JobChunk, 
 from inference.models.keys import ApiKey, default_scopes
 from inference.models.responses import StoredResponse
 from inference.models.states import StoredState
-from inference.models.usage import UsageDay, UsageRecord
+from inference.models.usage import UsageDay, UsageRecord, UsageSpan
 
 __all__ = [
     "TERMINAL_BATCH_STATES",
@@ -37,6 +37,7 @@ __all__ = [
     "StoredState",
     "UsageDay",
     "UsageRecord",
+    "UsageSpan",
     "WebhookDelivery",
     "default_scopes",
 ]

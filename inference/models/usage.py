@@ -1,4 +1,4 @@
-"""Usage of each request, and its sums per day."""
+"""Usage of each request, its sums per day, and how requests went in spans of the last day."""
 
 from __future__ import annotations
 
@@ -22,6 +22,15 @@ class UsageRecord(models.Model):
     completion_tokens = models.PositiveIntegerField(default=0)
     cached_tokens = models.PositiveIntegerField(default=0)
     ttft_s = models.FloatField(null=True, blank=True)
+    itl_s = models.FloatField(
+        null=True, blank=True, help_text="Mean time between the tokens of an output, from the first delivery on."
+    )
+    cache_outcome = models.CharField(
+        max_length=16,
+        blank=True,
+        default="",
+        help_text="hit: all of the prompt but its last token was cached; else why not. Empty: not known.",
+    )
     duration_s = models.FloatField()
     queue_s = models.FloatField(default=0, help_text="Before the engine took it, a load of the model included.")
     engine_s = models.FloatField(default=0, help_text="In the engine, beside others.")
@@ -65,3 +74,38 @@ class UsageDay(models.Model):
 
     def __str__(self) -> str:
         return f"{self.day} {self.tenant} {self.model}"
+
+
+class UsageSpan(models.Model):
+    """How the requests of one model went that ended in one span of time; the model "" stands for all of them.
+
+    Computed from the records once the span is over, and removed after a day. ``tokens_per_s`` and ``waiting`` are means
+    of what the workers reported; empty where no worker was there, and in the spans of an hour and of a day.
+    """
+
+    JSON_COLUMNS: ClassVar[dict[str, type]] = {"cache_outcomes": dict}
+
+    begin = models.DateTimeField()
+    length_s = models.PositiveIntegerField()
+    model = models.CharField(max_length=128, blank=True, default="")
+    requests = models.PositiveBigIntegerField(default=0)
+    failures = models.PositiveBigIntegerField(default=0)
+    prompt_tokens = models.PositiveBigIntegerField(default=0)
+    cached_tokens = models.PositiveBigIntegerField(default=0)
+    completion_tokens = models.PositiveBigIntegerField(default=0)
+    ttft_p50_s = models.FloatField(null=True, blank=True)
+    ttft_p95_s = models.FloatField(null=True, blank=True)
+    itl_p50_s = models.FloatField(null=True, blank=True)
+    itl_p95_s = models.FloatField(null=True, blank=True)
+    tokens_per_s = models.FloatField(null=True, blank=True)
+    waiting = models.FloatField(null=True, blank=True)
+    cache_outcomes = models.TextField(blank=True, default="", help_text="Requests by cache_outcome, JSON.")
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["length_s", "begin", "model"]
+        constraints: ClassVar[list[Any]] = [
+            models.UniqueConstraint(fields=["length_s", "begin", "model"], name="usage_span_unique")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.model or 'all models'} from {self.begin:%Y-%m-%d %H:%M}, {self.length_s} s"

@@ -15,6 +15,8 @@ from inference.access.api_keys import api_key_create, api_key_revoke
 from inference.errors import BlazrError, InvalidRequest
 from inference.models import ApiKey, UsageDay
 from inference.models.readable_rows import readable_rows
+from inference.pages.charts import sparkline
+from inference.pages.first_steps import curl_line
 from inference.records.usage_report import csv_chunks, key_names, usage_objects, usage_query
 from inference.values.limits import KeyLimits
 from inference.values.principal import DEFAULT_SCOPES, SCOPES
@@ -99,10 +101,7 @@ class KeyCreate(StaffView):
         except BlazrError as error:
             return self.refused(error)
         model = selectors.checkpoint_list().values_list("served_model_name", flat=True).first() or "MODEL"
-        curl = (
-            f"curl {request.build_absolute_uri('/v1/completions')} \\\n  -H 'Authorization: Bearer {key}' \\\n"
-            f'  -H \'Content-Type: application/json\' \\\n  -d \'{{"model": "{model}", "prompt": "Hello"}}\''
-        )
+        curl = curl_line(request, model, key)
         context = {"section": "keys", "row": row, "key": key, "curl": curl, "words": key_words(row)}
         response = render(request, "registry/key_made.html", context, status=201)
         response["Cache-Control"] = "no-store"
@@ -137,6 +136,8 @@ def key_rows() -> list[dict[str, Any]]:
                 "words": key_words(row),
                 "spark": sparkline(days),
                 "tokens": sum(days),
+                "most": max(days, default=0),
+                "last_day": _last_day(days),
             }
         )
     return rows
@@ -169,10 +170,10 @@ def usage_by_day() -> dict[str, list[int]]:
     return found
 
 
-def sparkline(values: list[int]) -> str:
-    """Return the points of a polyline in a box of ``SPARK_DAYS - 1`` by 10; empty without any value."""
-    top = max(values, default=0)
-    return " ".join(f"{at},{9.5 - 9 * value / top:.1f}" for at, value in enumerate(values)) if top else ""
+def _last_day(days: list[int]) -> date | None:
+    """Return the last day on which the key was used; None: on none of the last ``SPARK_DAYS``."""
+    back = next((back for back, tokens in enumerate(reversed(days)) if tokens), None)
+    return None if back is None else timezone.now().date() - timedelta(days=back)
 
 
 def _form_values() -> dict[str, Any]:

@@ -23,7 +23,7 @@ from django.db.models import Sum
 
 from inference.access.accounts import account_now
 from inference.host.coroutines import run_in_background
-from inference.models import Batch, GenerationJob
+from inference.models import Batch, GenerationJob, UsageSpan
 from models_registry import live
 from models_registry.models import Checkpoint, Quantisation, SpanMeasurement, Upload
 
@@ -164,10 +164,16 @@ def _checkpoint_jobs(seen: live.Live) -> Any:
     return [list(model.objects.values_list(*columns)[:_NUM_ROWS]) for model in (Quantisation, SpanMeasurement)]
 
 
+def _usage(seen: live.Live) -> Any:
+    """Return what changes with each span that is written or removed."""
+    return UsageSpan.objects.order_by("-pk").values_list("pk", flat=True).first(), UsageSpan.objects.count()
+
+
 TOPICS: dict[str, Callable[[live.Live], Any]] = {
     "models": _models,
     "jobs": _jobs,
     "batches": _batches,
     "checkpoint-jobs": _checkpoint_jobs,
+    "usage": _usage,
 }
 """What pages can depend on, beside ``uploads``; each is read once a second while a page is open."""

@@ -1,53 +1,88 @@
-"""The overview: what is loaded, which workers are alive, the latest jobs."""
+"""The overview: whether the server is healthy, what is slow, what changed; what is loaded, by which workers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+from django.utils import timezone
 
 from inference.access.accounts import principal_of_user
 from inference.host.units import format_bytes
 from inference.jobs.selectors import job_list
+from inference.pages.first_steps import start_steps
+from inference.pages.health import changes, failed_requests, num_failures, problems
+from inference.pages.traffic import traffic
 from models_registry.api.views import overview
 from models_registry.views import StaffPage
 
 NUM_MODELS = 8
 NUM_JOBS = 5
+BAR_WIDTH = 1000
+REGIONS = ("now", "traffic", "overview")
 LATE_S = 8.0
 """A worker whose heartbeat is older is silent."""
 _ORDER = {"ready": 0, "loading": 1, "failed": 2}
 
 
 class OverviewPage(StaffPage):
-    """Models, workers and jobs at a glance."""
+    """What a server does and did: its health, its requests, its models, workers and jobs."""
 
     template_name = "registry/dashboard.html"
     section = "dashboard"
     permission_required = "models_registry.view_checkpoint"
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
-        """Return the registry's overview, summed up and in the order of interest."""
+        """Return the registry's overview, summed up in the order of interest, and the requests of the last hour or day.
+
+        A region that is drawn anew needs its own part only (``templates/registry/dashboard.html``).
+        """
+        user = self.request.user
         state = overview()
-        checkpoints, workers = state["checkpoints"], state["workers"]
-        budget = sum(worker["memory_budget_bytes"] for worker in workers)
-        principal = principal_of_user(self.request.user)
-        sees_jobs = principal is not None and self.request.user.has_perm("inference.scope_files")
-        return {
-            "notice": state["notice"],
-            "models": sorted(checkpoints, key=_interest)[:NUM_MODELS],
-            "workers": [{**worker, **_worker_state(worker)} for worker in workers],
-            "jobs": job_list(principal=principal, limit=NUM_JOBS) if principal is not None and sees_jobs else [],
-            "gauges": {
-                "num_ready": sum(row["live"]["status"] == "ready" for row in checkpoints),
-                "num_models": len(checkpoints),
-                "num_running": sum(row["live"]["num_running"] for row in checkpoints),
-                "num_waiting": sum(row["live"]["num_waiting"] + row["live"]["num_queued"] for row in checkpoints),
-                "num_queued_jobs": state["jobs"]["queued"],
-                "tokens_per_s": sum(row["live"]["tokens_per_s"] for row in checkpoints),
-                "used_bytes": sum(worker["memory_used_bytes"] for worker in workers),
-                "budget_bytes": budget,
-                "high_bytes": budget * 9 // 10,
-            },
-        }
+        state["workers"] = [{**worker, **_worker_state(worker)} for worker in state["workers"]]
+        region = self.request.headers.get("HX-Target", "")
+        region = region if region in REGIONS else ""
+        context = {"notice": state["notice"], "workers": state["workers"]}
+        if region in ("", "traffic"):
+            sees_requests = user.has_perm("inference.view_usagerecord")
+            context |= traffic(self.request.GET) | {
+                "errors": failed_requests() if sees_requests else [],
+                "changes": changes(state, sees_keys=user.has_perm("inference.view_apikey")),
+            }
+        if region in ("", "now"):
+            context |= _now(state) | start_steps(self.request, state["checkpoints"])
+        if region in ("", "overview"):
+            principal = principal_of_user(user)
+            sees_jobs = principal is not None and user.has_perm("inference.scope_files")
+            context |= {
+                "models": sorted(state["checkpoints"], key=_interest)[:NUM_MODELS],
+                "num_models": len(state["checkpoints"]),
+                "jobs": job_list(principal=principal, limit=NUM_JOBS) if principal is not None and sees_jobs else [],
+            }
+        return context
+
+
+def _now(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is wrong, and the figures of this moment."""
+    checkpoints, workers = state["checkpoints"], state["workers"]
+    budget = sum(worker["memory_budget_bytes"] for worker in workers)
+    failures, requests = num_failures(timezone.now())
+    return {
+        "problems": problems(state, workers),
+        "gauges": {
+            "num_ready": sum(row["live"]["status"] == "ready" for row in checkpoints),
+            "num_models": len(checkpoints),
+            "num_running": sum(row["live"]["num_running"] for row in checkpoints),
+            "num_waiting": sum(row["live"]["num_waiting"] + row["live"]["num_queued"] for row in checkpoints),
+            "num_queued_jobs": state["jobs"]["queued"],
+            "tokens_per_s": sum(row["live"]["tokens_per_s"] for row in checkpoints),
+            "used_bytes": sum(worker["memory_used_bytes"] for worker in workers),
+            "budget_bytes": budget,
+            "high_bytes": budget * 9 // 10,
+            "failures": failures,
+            "requests": requests,
+        },
+    }
 
 
 def _interest(row: dict[str, Any]) -> tuple[int, float]:
@@ -68,5 +103,31 @@ def _worker_state(worker: dict[str, Any]) -> dict[str, Any]:
         "mark": mark,
         "words": words,
         "memory": f"{format_bytes(used)} of {format_bytes(budget)}",
-        "high_bytes": budget * 9 // 10,
+        "bar": memory_bar(worker),
     }
+
+
+def memory_bar(worker: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the parts of a device's memory for models, each with its place in a bar of ``BAR_WIDTH``.
+
+    Of the states, a CPU gives memory to those that were written only; the others are promised, and may not be taken.
+    """
+    budget = worker["memory_budget_bytes"]
+    if not budget:
+        return []
+    reserved = min(worker["states_bytes"], worker["memory_used_bytes"])
+    used = min(worker["states_used_bytes"], reserved)
+    cached = min(worker["states_cached_bytes"], reserved - used)
+    sizes = {
+        "weights": worker["memory_used_bytes"] - reserved,
+        "used states": used,
+        "states for later prompts": cached,
+        "reserved states": reserved - used - cached,
+        "free": max(0, budget - worker["memory_used_bytes"]),
+    }
+    whole, begin, parts = sum(sizes.values()), 0, []
+    for (name, size), kind in zip(sizes.items(), ("weights", "used", "cached", "states", "free"), strict=True):
+        x, end = (round(BAR_WIDTH * at / whole) for at in (begin, begin + size))
+        parts.append({"name": name, "size": size, "kind": kind, "x": x, "width": end - x})
+        begin += size
+    return parts

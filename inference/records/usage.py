@@ -30,7 +30,8 @@ _SUMMED = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "e
 class Usage:
     """Usage of one request; the members are the fields of ``inference.models.UsageRecord``.
 
-    ``requests`` is added to the daily rows only: the number of requests in the record (the lines of a batch).
+    ``requests`` is added to the daily rows only: the number of requests in the record (the lines of a batch); 0: it
+    has no tokens and belongs into no daily row.
     """
 
     request_id: str
@@ -46,6 +47,8 @@ class Usage:
     created_at: datetime
     queue_s: float = 0.0
     engine_s: float = 0.0
+    itl_s: float | None = None
+    cache_outcome: str = ""
     prompt: str = ""
     output: str = ""
     requests: int = 1
@@ -156,6 +159,8 @@ def _add_to_days(records: Sequence[Usage]) -> None:
 
     sums: dict[tuple[date, str, str], dict[str, float]] = {}
     for item in records:
+        if not item.requests:
+            continue
         day = sums.setdefault((item.created_at.date(), item.tenant, item.model), dict.fromkeys(_SUMMED, 0))
         for name in _SUMMED:
             day[name] += getattr(item, name)

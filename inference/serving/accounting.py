@@ -7,12 +7,18 @@ import time
 from django.conf import settings
 
 from inference.access.admission import Admission
+from inference.errors import EngineDead, EngineError, GenerationFailed, ModelLoadFailed, ModelLoading, OutOfCacheBlocks
 from inference.records import metrics
 from inference.records.request_log import log_request, logged_contents
 from inference.records.tracing import GenerationTrace
 from inference.records.usage import Usage, usage_now, usage_writer
 from inference.values.output_builder import OutputBuilder
 from inference.values.principal import Principal
+
+SERVER_ERRORS = frozenset(
+    error.code for error in (EngineError, GenerationFailed, EngineDead, ModelLoading, ModelLoadFailed, OutOfCacheBlocks)
+)
+"""Requests that end so are recorded also without tokens, because an operator looks for them."""
 
 
 class Accounting:
@@ -46,7 +52,8 @@ class Accounting:
         self._arrived = time.monotonic()
         self._started: float | None = None
         self._first_token_at: float | None = None
-        self._last_token_at: dict[int, float] = {}
+        self._last_token_at: dict[tuple[int, int], float] = {}
+        self._between_tokens_s, self._num_between = 0.0, 0
         self._itl = metrics.child(metrics.ITL, model)
         self._generated = metrics.child(metrics.GENERATED_TOKENS, model)
         metrics.child(metrics.ACTIVE, model).inc()
@@ -55,16 +62,18 @@ class Accounting:
         """Record that the engines have accepted every prompt."""
         self._started = time.monotonic()
 
-    def count_tokens(self, number: int, num_tokens: int) -> None:
+    def count_tokens(self, number: int, num_tokens: int, choice: int = 0) -> None:
         """Count the tokens of one delta of prompt ``number``."""
         now = time.monotonic()
         if self._first_token_at is None:
             self._first_token_at = now
             metrics.child(metrics.TTFT, self._model).observe(now - self._arrived)
-        last = self._last_token_at.get(number)
+        last = self._last_token_at.get((number, choice))
         if last is not None:
             self._itl.observe((now - last) / num_tokens)
-        self._last_token_at[number] = now
+            self._between_tokens_s += now - last
+            self._num_between += num_tokens
+        self._last_token_at[number, choice] = now
         self._generated.inc(num_tokens)
 
     def finish(self, outcome: str, builder: OutputBuilder) -> None:
@@ -102,11 +111,14 @@ class Accounting:
             created_at=usage_now(),
             queue_s=queue_s,
             engine_s=duration_s - queue_s,
+            itl_s=self._between_tokens_s / self._num_between if self._num_between else None,
+            cache_outcome=builder.cache_outcome,
+            requests=1 if prompt_tokens or completion_tokens else 0,
             **logged_contents(builder),
         )
         if settings.BLAZR_LOG_REQUESTS:
             log_request(usage)
-        if prompt_tokens or completion_tokens:
+        if usage.requests or outcome in SERVER_ERRORS:
             usage_writer().offer(usage)
 
     def _report_metrics(

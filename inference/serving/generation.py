@@ -272,7 +272,7 @@ class Generation:
             return
         self.builder.add(prompt.number, event)
         if kind == "delta" and (num_tokens := len(event.get("token_ids", ()))):
-            self._accounting.count_tokens(prompt.number, num_tokens)
+            self._accounting.count_tokens(prompt.number, num_tokens, event.get("choice", 0))
         if self._reader is None:
             self._held.append((prompt.number, event))
         else:

@@ -130,6 +130,15 @@ class OutputBuilder:
         return sum(item.usage["cached_tokens"] for item in self.prompts if item.usage is not None)
 
     @property
+    def cache_outcome(self) -> str:
+        """``hit``: all but the last token of each prompt was cached; else why not; empty: not known."""
+        usages = [item.usage for item in self.prompts if item.usage is not None]
+        if len(usages) < len(self.prompts) or not all("cache_miss_reason" in usage for usage in usages):
+            return ""
+        reasons = (usage.get("cache_miss_reason") for usage in usages)
+        return next((reason for reason in reasons if reason), "hit")
+
+    @property
     def reasoning_tokens(self) -> int:
         """Tokens of thinking, as far as the requests are done."""
         return sum(item.usage.get("reasoning_tokens", 0) for item in self.prompts if item.usage is not None)

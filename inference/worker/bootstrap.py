@@ -66,18 +66,20 @@ def make_runtime() -> WorkerRuntime:
 
 
 def start_job_runner(manager: ModelManager, worker_id: str) -> Background:
-    """Start the threads that run queued jobs and batches, and return them as one part."""
+    """Start the threads that run queued jobs and batches and write the spans of usage; return them as one part."""
     # Rows: Django isn't set up when this module is imported.
     from inference.batches.keeper import BatchKeeper
     from inference.batches.runner import BatchRunner  # Django
     from inference.jobs.runner import JobRunner  # Django
+    from inference.worker.span_writer import SpanWriter  # Django
 
     keeper = BatchKeeper(owner=worker_id)
     jobs = JobRunner(manager, owner=worker_id)
     batches = BatchRunner(manager, owner=worker_id, on_idle=keeper.wake)
-    for part in (jobs, batches, keeper):
+    spans = SpanWriter(owner=worker_id)
+    for part in (jobs, batches, keeper, spans):
         part.start()
-    return _Together((keeper, jobs, batches))
+    return _Together((keeper, jobs, batches, spans))
 
 
 class _Together:

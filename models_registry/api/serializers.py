@@ -319,12 +319,16 @@ class WorkerSerializer(serializers.Serializer[Any]):
     """A worker's last heartbeat."""
 
     worker_id = serializers.CharField()
+    started_at = serializers.FloatField(help_text="Unix time.")
     device = serializers.CharField(allow_blank=True)
     heartbeat_age_s = serializers.FloatField()
     step_age_s = serializers.FloatField()
     is_late = serializers.BooleanField(help_text="A step takes longer than steps of this worker's engine may take.")
     memory_used_bytes = serializers.IntegerField()
     memory_budget_bytes = serializers.IntegerField()
+    states_bytes = serializers.IntegerField(help_text="Of the used memory, what is reserved for states of requests.")
+    states_used_bytes = serializers.IntegerField(help_text="Of the reserved states, those of running requests.")
+    states_cached_bytes = serializers.IntegerField(help_text="Of the reserved states, those kept for later prompts.")
     num_active = serializers.IntegerField()
     max_active = serializers.IntegerField()
     draining = serializers.BooleanField()

@@ -66,6 +66,20 @@ def duration(seconds: float) -> str:
 
 
 @register.filter
+def seconds(value: float) -> str:
+    """Return a latency in three digits: 0.0123 -> "12.3 ms", 75 -> "1 min 15 s"."""
+    if not value:
+        return "0"
+    return f"{value * 1000:.3g} ms" if value < 0.9995 else duration(value)
+
+
+@register.filter
+def number(value: float) -> str:
+    """Return a rate or a mean in three digits: 0.25 -> "0.25", 12345.0 -> "12.3k"."""
+    return f"{value:.3g}" if value < 999.5 else format_count(value)
+
+
+@register.filter
 def moment(value: Any) -> SafeString:
     """Return a moment (a datetime, or seconds since 1970) as UTC, which scripts replace by the reader's own time."""
     if value is None:

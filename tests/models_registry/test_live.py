@@ -56,6 +56,12 @@ def test_workers_are_shown_with_the_served_names_of_their_models(checkpoint):
     assert 2 <= row["heartbeat_age_s"] < 10
     assert (row["memory_used_bytes"], row["memory_budget_bytes"]) == (5, 10)
     assert row["is_late"] is False
+    assert (row["started_at"], row["states_bytes"], row["states_used_bytes"], row["states_cached_bytes"]) == (
+        0.0,
+        0,
+        0,
+        0,
+    )
     late = WorkerState("w3", is_late=True)
     assert Live({}, (late,)).worker_rows([])[0]["is_late"] is True
     future = WorkerState("w2", heartbeat_at=time.time() + 60)

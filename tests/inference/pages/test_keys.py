@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from inference.access.api_keys import api_key_create
 from inference.models import ApiKey, UsageDay
-from inference.pages.keys import key_words, sparkline, usage_by_day
+from inference.pages.keys import key_rows, key_words, usage_by_day
 from inference.values.limits import KeyLimits
 from tests.accounts import account
 
@@ -83,8 +83,20 @@ def test_usage_is_summed_and_exported(owner: Client) -> None:
 def test_old_days_are_not_in_the_sparkline() -> None:
     UsageDay.objects.create(day=timezone.now().date() - timedelta(days=40), tenant="key:1", model="m", prompt_tokens=9)
     assert usage_by_day() == {}
-    assert sparkline([0, 0]) == ""
-    assert sparkline([0, 5, 10]) == "0,9.5 1,5.0 2,0.5"
+
+
+def test_each_key_has_its_days_and_the_last_one() -> None:
+    row, _ = api_key_create(name="busy")
+    api_key_create(name="new")
+    today = timezone.now().date()
+    for back, tokens in ((3, 40), (2, 10)):
+        UsageDay.objects.create(
+            day=today - timedelta(days=back), tenant=f"key:{row.pk}", model="m", completion_tokens=tokens
+        )
+    unused, busy = key_rows()
+    assert (busy["tokens"], busy["most"], busy["last_day"]) == (50, 40, today - timedelta(days=2))
+    assert busy["spark"].split()[-4:] == ["26,0.5", "27,7.3", "28,9.5", "29,9.5"]
+    assert (unused["spark"], unused["last_day"]) == ("", None)
 
 
 def test_words() -> None:

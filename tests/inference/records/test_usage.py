@@ -55,6 +55,14 @@ def test_records_are_summed_per_key_model_and_day(db, writer):
     assert day.requests == 3
 
 
+def test_a_failure_without_tokens_belongs_to_no_day(db, writer):
+    nothing = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0}
+    assert store(writer, record("a", requests=0, **nothing), record("b", itl_s=0.25, cache_outcome="cold")) == 2
+    assert [day.requests for day in UsageDay.objects.all()] == [1]
+    stored = UsageRecord.objects.order_by("request_id").values_list("request_id", "itl_s", "cache_outcome")
+    assert list(stored) == [("a", None, ""), ("b", 0.25, "cold")]
+
+
 def test_a_record_that_comes_twice_is_charged_once(db, writer):
     assert store(writer, record("a"), record("a")) == 1
     assert store(writer, record("a"), record("b")) == 1

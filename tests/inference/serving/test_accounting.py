@@ -54,6 +54,7 @@ def test_tokens_times_and_outcome_are_reported_once(accounting, usages, settings
     assert (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens) == (7, 3, 5)
     assert usage.queue_s + usage.engine_s == pytest.approx(usage.duration_s)
     assert 0 <= usage.ttft_s <= usage.duration_s
+    assert (usage.cache_outcome, usage.requests) == ("", 1)
     (record,) = caplog.records
     assert record.facts["completion_tokens"] == 5
     assert "secret" not in record.getMessage()
@@ -68,3 +69,29 @@ def test_a_request_that_never_started_has_waited_all_the_time_and_leaves_no_usag
     assert usages.records == []
     facts = caplog.records[0].facts
     assert (facts["outcome"], facts["queue_s"]) == ("cancelled", facts["duration_s"])
+
+
+@pytest.mark.parametrize(
+    ("times", "mean_s"),
+    [
+        ([(0.0, 0, 1)], None),
+        ([(0.0, 0, 1), (1.0, 0, 1), (4.0, 0, 2)], 4 / 3),
+        ([(0.0, 0, 1), (0.5, 1, 1), (2.0, 0, 1), (2.5, 1, 1)], 2.0),
+    ],
+    ids=["one delivery", "two tokens at once", "two choices beside each other"],
+)
+def test_the_mean_time_between_tokens_is_that_of_each_choice(accounting, usages, monkeypatch, times, mean_s):
+    for at, choice, num_tokens in times:
+        monkeypatch.setattr("inference.serving.accounting.time.monotonic", lambda at=at: 1e6 + at)
+        accounting.count_tokens(0, num_tokens, choice)
+    accounting.finish("completed", builder(4))
+    assert usages.records[0].itl_s == (None if mean_s is None else pytest.approx(mean_s))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "is_recorded"),
+    [("model_load_failed", True), ("engine_dead", True), ("queue_full", False), ("context_length_exceeded", False)],
+)
+def test_requests_that_the_server_failed_are_recorded_without_tokens(accounting, usages, outcome, is_recorded):
+    accounting.finish(outcome, builder(0))
+    assert [(item.outcome, item.requests) for item in usages.records] == ([(outcome, 0)] if is_recorded else [])

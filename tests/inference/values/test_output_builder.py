@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from inference.values.output_builder import OutputBuilder
 from inference.values.output_format import OutputFormat
 from inference.values.plan import GenerationPlan
@@ -73,3 +75,20 @@ def test_pooled_vectors_are_kept_by_input() -> None:
     found = builder(embedding=options)
     found.add(0, delta(1, "", embedding="AAAA"))
     assert found.prompts[0].embeddings == {1: "AAAA"}
+
+
+@pytest.mark.parametrize(
+    ("usages", "outcome"),
+    [
+        ([USAGE | {"cache_miss_reason": None}] * 2, "hit"),
+        ([USAGE | {"cache_miss_reason": None}, USAGE | {"cache_miss_reason": "cold"}], "cold"),
+        ([USAGE | {"cache_miss_reason": None}], ""),
+        ([USAGE, USAGE], ""),
+    ],
+    ids=["both whole", "one not", "one isn't done", "vectors say nothing"],
+)
+def test_what_the_prefix_cache_found(usages: list[dict], outcome: str) -> None:
+    found = OutputBuilder(GenerationPlan("completion", "demo", ({"text": "a"}, {"text": "b"}), SamplingParams()))
+    for number, usage in enumerate(usages):
+        found.add(number, {"type": "done", "usage": usage})
+    assert found.cache_outcome == outcome

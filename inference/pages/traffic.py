@@ -1,0 +1,160 @@
+"""What the overview shows of the requests of the last hour or day: curves, a row per model, the prompt cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.http import QueryDict
+from django.utils import timezone
+
+from inference.models import UsageSpan
+from inference.models.readable_rows import json_value
+from inference.pages.charts import Chart, Series, draw, sparkline
+from inference.records.usage_spans import ALL_MODELS, DAY, HOUR, PARTS, PERIODS, kept_begins, spans_read
+from models_registry.templatetags.registry import duration, number, seconds
+
+SPANS = {"hour": HOUR, "day": DAY}
+_ENDS = {"hour": "60 min ago|45|30|15|now", "day": "24 h ago|18|12|6|now"}
+MAX_MODELS = 20
+SLOWER = 2.0
+"""The hour's first tokens are called slow from so many times the day's on."""
+MIN_REQUESTS = 20
+CACHE_WORDS = {
+    "hit": ("found whole", "all of the prompt but its last token"),
+    "diverged": ("found as far as it is shared", "the rest of the prompt was new"),
+    "cold": ("new", "no earlier prompt of this caller began like it"),
+    "evicted": ("evicted", "it was there, and had to make room"),
+    "no_snapshot": ("no state there", "the tokens are known, recurrent state is kept at other places only"),
+    "needs_all_rows": ("not usable", "log-probabilities of the prompt, or a mean over it, need every token computed"),
+    "disabled": ("off", "the model's cache is switched off"),
+}
+"""What the prefix cache found, in words: ``UsageRecord.cache_outcome``."""
+
+
+def traffic(query: QueryDict) -> dict[str, Any]:
+    """Return what the overview shows of the last hour or day, for the models that the address names."""
+    name = query.get("span", "hour")
+    name = name if name in SPANS else "hour"
+    now = timezone.now()
+    whole, part = SPANS[name], PARTS[SPANS[name]]
+    totals, day = _totals(now, whole), _totals(now, DAY)
+    chosen = query.get("model", ALL_MODELS)
+    chosen = chosen if chosen in totals else ALL_MODELS
+    begins = kept_begins(now, part)
+    points = _points(begins, part)
+    total = totals.get(chosen)
+    return {
+        "span": name,
+        "span_words": f"the last {name}",
+        "chosen": chosen,
+        "total": total,
+        "charts": _charts(points.get(chosen, {}), begins, total, name),
+        "rows": [
+            _row(item, points.get(item.model, {}), begins, day.get(item.model))
+            for item in sorted(totals.values(), key=lambda item: (-item.requests, item.model))
+            if item.model != ALL_MODELS
+        ][:MAX_MODELS],
+        "cache": None if total is None else cache_parts(total),
+    }
+
+
+def _totals(now: datetime, length_s: int) -> dict[str, UsageSpan]:
+    """Return the newest span of an hour or a day, by model; empty if it is too old to be called the last one."""
+    oldest = kept_begins(now, length_s)[-1] - timedelta(seconds=PERIODS[length_s])
+    rows = spans_read(UsageSpan.objects.filter(length_s=length_s, begin__gte=oldest))
+    newest = max((row.begin for row in rows), default=None)
+    return {row.model: row for row in rows if row.begin == newest}
+
+
+def _points(begins: Sequence[datetime], length_s: int) -> dict[str, dict[datetime, UsageSpan]]:
+    rows = UsageSpan.objects.filter(length_s=length_s, begin__gte=begins[0]).defer("cache_outcomes")
+    found: dict[str, dict[datetime, UsageSpan]] = {}
+    for row in spans_read(rows):
+        found.setdefault(row.model, {})[row.begin] = row
+    return found
+
+
+def _charts(
+    points: Mapping[datetime, UsageSpan], begins: Sequence[datetime], total: UsageSpan | None, name: str
+) -> list[Chart]:
+    """Return the curves; those without a value are left out."""
+
+    def values(column: str, empty: float | None = None) -> list[float | None]:
+        return [getattr(points[begin], column) if begin in points else empty for begin in begins]
+
+    if not points:
+        return []
+    end = begins[-1] + timedelta(seconds=PARTS[SPANS[name]])
+    moments = [f"{duration((end - begin).total_seconds())} ago" for begin in begins]
+    plans: list[tuple[str, str, list[Series], Callable[[float], str]]] = [
+        (
+            "First token",
+            _two(total and total.ttft_p50_s, total and total.ttft_p95_s),
+            [Series("p95", values("ttft_p95_s")), Series("p50", values("ttft_p50_s"))],
+            seconds,
+        ),
+        (
+            "Between tokens",
+            _two(total and total.itl_p50_s, total and total.itl_p95_s),
+            [Series("p95", values("itl_p95_s")), Series("p50", values("itl_p50_s"))],
+            seconds,
+        ),
+        ("Tokens per second", "", [Series("tokens/s", values("tokens_per_s", 0.0))], number),
+        ("Waiting requests", "", [Series("waiting", values("waiting", 0.0))], number),
+    ]
+    drawn = [
+        draw(title, words, series, moments=moments, ends=_ENDS[name], text=text) for title, words, series, text in plans
+    ]
+    return [chart for chart in drawn if chart is not None]
+
+
+def _row(
+    item: UsageSpan, points: Mapping[datetime, UsageSpan], begins: Sequence[datetime], day: UsageSpan | None
+) -> dict[str, Any]:
+    """Return a model's row: its span, its rate as a curve, and whether its first tokens are slower than the day's."""
+    rates = [(points[begin].tokens_per_s or 0.0) if begin in points else 0.0 for begin in begins]
+    usual = None if day is None else day.ttft_p95_s
+    is_slow = (
+        item.length_s == HOUR
+        and item.requests >= MIN_REQUESTS
+        and usual is not None
+        and (item.ttft_p95_s or 0.0) >= SLOWER * usual
+    )
+    return {
+        "item": item,
+        "rates": sparkline(rates),
+        "last": len(begins) - 1,
+        "peak": max(rates),
+        "waiting": max((point.waiting or 0.0 for point in points.values()), default=0.0),
+        "cached": percent(item.cached_tokens, item.prompt_tokens),
+        "usual": usual,
+        "is_slow": is_slow,
+    }
+
+
+def cache_parts(item: UsageSpan) -> dict[str, Any]:
+    """Return how much of the prompts was cached, and the requests by what was found, the most frequent first."""
+    counts = {
+        name: count
+        for name, count in json_value(item, "cache_outcomes").items()
+        if name in CACHE_WORDS and type(count) is int and count > 0
+    }
+    return {
+        "cached": percent(item.cached_tokens, item.prompt_tokens),
+        "prompt_tokens": item.prompt_tokens,
+        "number": sum(counts.values()),
+        "parts": [
+            {"name": CACHE_WORDS[name][0], "what": CACHE_WORDS[name][1], "number": count}
+            for name, count in sorted(counts.items(), key=lambda pair: -pair[1])
+        ],
+    }
+
+
+def percent(part: int, whole: int) -> int:
+    return round(100 * part / whole) if whole else 0
+
+
+def _two(p50: float | None, p95: float | None) -> str:
+    return "" if p50 is None or p95 is None else f"p50 {seconds(p50)}, p95 {seconds(p95)}"
