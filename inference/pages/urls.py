@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from inference.pages import jobs, keys, overview, playground, requests
+from inference.pages import chats, jobs, keys, overview, playground, requests
 
 urlpatterns = [
     path("", overview.OverviewPage.as_view(), name="dashboard"),
@@ -16,7 +16,7 @@ urlpatterns = [
     path("jobs/<uuid:job_id>/", jobs.JobPage.as_view(), name="job"),
     path("jobs/<uuid:job_id>/retry/", jobs.JobRetry.as_view(), name="job-retry"),
     path("playground/", playground.PlaygroundPage.as_view(), name="playground"),
-    path("registry/chats/<uuid:chat_id>", playground.ChatView.as_view(), name="playground-chat"),
+    path("registry/chats/<uuid:chat_id>", chats.ChatView.as_view(), name="playground-chat"),
     path("keys/", keys.KeysPage.as_view(), name="keys"),
     path("keys/new/", keys.KeyCreate.as_view(), name="key-create"),
     path("keys/<slug:prefix>/revoke/", keys.KeyRevoke.as_view(), name="key-revoke"),

@@ -28,6 +28,19 @@ ICONS = {
     "user": "M12 12a4 4 0 1 0 0-8 4 4 0 0 0 0 8Zm-8 9a8 8 0 0 1 16 0",
     "transfer": "M7 20V5m0 0L3 9m4-4 4 4m6-5v15m0 0 4-4m-4 4-4-4",
     "chart": "M4 20V4m0 16h16M8 15l4-5 3 3 5-7",
+    "copy": "M9 9h11v11H9ZM5 15H4V4h11v1",
+    "pencil": "m4 20 1-4L16 5l3 3L8 19l-4 1Zm10-13 3 3",
+    "retry": "M20 5v5h-5m4.5 0A8 8 0 1 0 20 14",
+    "image": "M4 5h16v14H4Zm0 11 5-5 4 4 3-3 4 4M15.5 9h.01",
+    "send": "M12 20V5m0 0-6 6m6-6 6 6",
+    "stop": "M7 7h10v10H7Z",
+    "close": "M6 6l12 12M18 6 6 18",
+    "plus": "M12 5v14M5 12h14",
+    "halves": "M4 5h16v14H4Zm8 0v14",
+    "back": "m14 6-6 6 6 6",
+    "forth": "m10 6 6 6-6 6",
+    "tokens": "M4 7h6v4H4Zm9 0h7v4h-7ZM4 14h9v4H4Zm12 0h4v4h-4Z",
+    "go-on": "m5 5 8 7-8 7Zm11 0v14",
 }
 """Paths of icons in a box of 24 by 24, drawn as lines."""
 

@@ -72,7 +72,7 @@ def chat(context: BrowserContext) -> str:
     page.fill("#p-max_tokens", "48")
     page.fill("#prompt", "What is a module?")
     page.keyboard.press("Enter")
-    page.locator("#readout", has_text="ended by").wait_for()
+    page.locator(".figures", has_text="ended by").wait_for()
     page.wait_for_url("**/playground/?chat=*")
     address = page.url.partition("/playground/")[2]
     page.close()

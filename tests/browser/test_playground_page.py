@@ -7,12 +7,16 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from playwright.sync_api import Page, WebSocketRoute, expect
+from playwright.sync_api import Browser, Page, WebSocketRoute, expect
 
 from tests.browser.actions import DEMO, delete
+from tests.browser.playground import Chunks, answer_with, ask, code_of, delta, forget_chat, says
 from tests.live.conftest import LiveServer, wait_until
 
 pytestmark = pytest.mark.browser
@@ -22,88 +26,197 @@ def test_chat_streams_and_goes_on(page: Page) -> None:
     page.goto("/playground/?model=demo")
     page.fill("#p-max_tokens", "24")
     for number in (1, 2):
-        page.fill("#prompt", "What does it return?")
-        page.keyboard.press("Enter")
-        expect(page.locator("#readout")).to_contain_text("ended by")
-        expect(page.locator(".turn")).to_have_count(2 * number)
-    text = page.locator("#readout").inner_text()
+        ask(page, "What does it return?", turns=2 * number)
+    text = page.locator(".turn").last.locator(".figures").inner_text()
     assert re.search(r"first token \d+", text)
     assert re.search(r"tokens/s [\d.]+", text)
-    curl = page.locator("#curl").inner_text()
-    assert "/v1/chat/completions" in curl
-    assert curl.count('"role": "assistant"') == 2
-    page.click("text=Start over")
+    assert re.search(r"prompt \d+\s+cached \d+", text)
+    code = code_of(page)
+    assert "/v1/chat/completions" in code
+    assert code.count('"role": "assistant"') == 2
+    forget_chat(page, "What does it")
     expect(page.locator(".turn")).to_have_count(0)
 
 
 def test_a_reload_keeps_the_chat(page: Page) -> None:
     page.goto("/playground/?model=demo")
     page.fill("#p-max_tokens", "12")
-    page.fill("#prompt", "What does a function return?")
-    page.keyboard.press("Enter")
-    expect(page.locator("#readout")).to_contain_text("ended by")
+    ask(page, "What does a function return?", turns=2)
     expect(page).to_have_url(re.compile(r"\?chat=[0-9a-f-]{36}$"))
     written = page.locator(".turn.assistant .text").inner_text()
     page.reload()
     expect(page.locator(".turn.assistant .text")).to_have_text(re.compile(re.escape(written[:20])))
     expect(page.locator("#p-max_tokens")).to_have_value("12")
-    page.fill("#prompt", "And then?")
-    page.keyboard.press("Enter")
-    expect(page.locator("#readout")).to_contain_text("ended by")
-    expect(page.locator(".turn")).to_have_count(4)
+    ask(page, "And then?", turns=4)
     page.get_by_role("button", name="Delete the chat What does").click()
     expect(page.locator(".turn")).to_have_count(0)
     expect(page.locator("#chats")).not_to_contain_text("What does a function return?")
 
 
-HOSTILE_MARKDOWN = """# Heading
-**bold** and `code` <img src=x onerror=alert(1)><script>alert(2)</script>
-[a](javascript:alert(3)) [b](data:text/html,alert(4)) [c](https://example.org/) ![d](https://example.org/x.png)
+def test_the_composer_is_always_in_sight(page: Page) -> None:
+    """The conversation scrolls, not the page; so at the sizes of a phone and of a large screen."""
+    answer_with(page, says("\n\n".join(f"Paragraph {number}." for number in range(80))))
+    for width, height in ((360, 640), (1440, 900)):
+        page.set_viewport_size({"width": width, "height": height})
+        page.goto("/playground/?model=demo")
+        ask(page, "A long one", turns=2)
+        assert page.evaluate("document.documentElement.scrollHeight - innerHeight") <= 0
+        box = page.locator("#composer").bounding_box()
+        assert box["y"] >= 0
+        assert box["y"] + box["height"] <= height
+        assert page.locator(".conversation").evaluate("(log) => log.scrollHeight - log.clientHeight") > 0
+        forget_chat(page, "A long one")
 
-| a | b |
-|---|---|
-| 1 | 2 |
 
-```python
-print("monospaced")
-```
-<iframe src="//example.org"></iframe><svg onload=alert(5)><style>*{display:none}</style><form action=//example.org>
-"""
-
-
-def test_markdown_is_drawn_and_hostile_text_stays_text(page: Page) -> None:
-    """Dialogs, errors and requests that it would cause are complaints, which the fixture asserts away."""
-
-    def answer(socket: WebSocketRoute) -> None:
-        def reply(message: str | bytes) -> None:
-            key = json.loads(message)["id"]
-            socket.send(json.dumps({"type": "accepted", "id": key}))
-            for piece in (HOSTILE_MARKDOWN[:90], HOSTILE_MARKDOWN[90:]):
-                chunk = {"choices": [{"index": 0, "delta": {"content": piece}, "finish_reason": None}]}
-                socket.send(json.dumps({"type": "chunk", "id": key, "chunk": chunk}))
-            usage = {"prompt_tokens": 1, "completion_tokens": 2}
-            socket.send(json.dumps({"type": "done", "id": key, "usage": usage, "ttft_s": 0.1, "duration_s": 0.2}))
-
-        socket.on_message(reply)
-
-    page.route_web_socket(re.compile("/v1/stream$"), answer)
+def test_edits_and_other_answers_are_branches(page: Page) -> None:
+    asked = answer_with(page, lambda request: says(f"Answer {len(asked)}.")(request))
     page.goto("/playground/?model=demo")
-    page.fill("#prompt", "Write")
+    ask(page, "First", turns=2)
+    ask(page, "Second", turns=4)
+    page.get_by_role("button", name="Edit").first.click()
+    expect(page.get_by_role("textbox", name="Changed message")).to_be_focused()
+    page.keyboard.press("Control+a")
+    page.keyboard.type("Changed")
+    page.keyboard.press("Control+Enter")
+    expect(page.locator(".turn .text")).to_have_text(["Changed", re.compile("Answer 3")])
+    assert [message["content"] for message in asked[-1]["messages"]] == ["Changed"]
+    page.get_by_role("button", name="Answer again").click()
+    expect(page.locator(".turn .text")).to_have_text(["Changed", re.compile("Answer 4")])
+    page.get_by_role("button", name="Earlier branch").last.click()
+    expect(page.locator(".turn .text")).to_have_text(["Changed", re.compile("Answer 3")])
+    page.get_by_role("button", name="Earlier branch").first.focus()
     page.keyboard.press("Enter")
-    expect(page.locator("#readout")).to_contain_text("tokens 2")
-    for _ in range(2):
-        text = page.locator(".turn.assistant .text")
-        expect(text.locator("strong")).to_have_text("bold")
-        expect(text.locator("td")).to_have_text(["1", "2"])
-        expect(text.locator("pre.code code")).to_have_text('print("monospaced")\n')
-        assert "mono" in text.locator("pre code").evaluate("(e) => getComputedStyle(e).fontFamily").lower()
-        expect(text).to_contain_text("<script>alert(2)</script>")
-        assert text.locator("a[href]").evaluate_all("(all) => all.map((a) => a.href)") == ["https://example.org/"]
-        assert text.locator("img, script, iframe, svg, style, form, h1").count() == 0
-        page.reload()
-    page.goto("/playground/")
-    page.get_by_role("button", name="Delete the chat Write").click()
-    expect(page.locator("#chats")).not_to_contain_text("Write")
+    first = ["First", re.compile("Answer 1"), "Second", re.compile("Answer 2")]
+    expect(page.locator(".turn .text")).to_have_text(first)
+    expect(page.locator(".actions").first).to_contain_text("Branch 1 of 2")
+    expect(page).to_have_url(re.compile(r"\?chat="))
+    page.wait_for_load_state("networkidle")
+    page.reload()
+    expect(page.locator(".turn .text")).to_have_text(first)
+    page.get_by_role("button", name="Later branch").click()
+    expect(page.locator(".turn .text")).to_have_text(["Changed", re.compile("Answer 4")])
+    forget_chat(page, "First")
+
+
+def test_thinking_is_collapsed_and_calls_are_answered(page: Page) -> None:
+    call = {"index": 0, "id": "call-1", "type": "function", "function": {"name": "get_weather", "arguments": ""}}
+
+    def answers(request: dict[str, Any]) -> Chunks:
+        if request["messages"][-1]["role"] == "tool":
+            return says("It rains.")(request)
+        argument = {"index": 0, "function": {"arguments": '{"place": "Bonn"}'}}
+        return [
+            delta({"delta": {"reasoning_content": "I have to look it up."}}),
+            delta({"delta": {"tool_calls": [call]}}),
+            delta({"delta": {"tool_calls": [argument]}}),
+            delta({"delta": {}, "finish_reason": "tool_calls"}),
+        ]
+
+    asked = answer_with(page, answers)
+    page.goto("/playground/?model=demo")
+    page.click("summary >> text=Tools")
+    page.get_by_role("button", name="Example of tools").click()
+    page.select_option("#tool_choice", "required")
+    ask(page, "The weather in Bonn?", turns=2)
+    assert asked[0]["tools"][0]["function"]["name"] == "get_weather"
+    assert asked[0]["tool_choice"] == "required"
+    thoughts = page.locator(".reasoning")
+    expect(thoughts.locator("pre")).to_be_hidden()
+    thoughts.locator("summary").click()
+    expect(thoughts.locator("pre")).to_have_text("I have to look it up.")
+    expect(page.locator(".call")).to_contain_text('"place": "Bonn"')
+    page.get_by_label("Result of get_weather").fill("rain")
+    page.get_by_role("button", name="Send the result").click()
+    expect(page.locator(".turn").last).to_contain_text("It rains.")
+    assert [message["role"] for message in asked[1]["messages"]] == ["user", "assistant", "tool"]
+    assert asked[1]["messages"][2] == {"role": "tool", "tool_call_id": "call-1", "content": "rain"}
+    assert asked[1]["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"place": "Bonn"}'
+    forget_chat(page, "The weather")
+
+
+def test_wrong_json_is_said_and_not_sent(page: Page) -> None:
+    asked = answer_with(page, says("No."))
+    page.goto("/playground/?model=demo")
+    page.click("summary >> text=Answer as JSON")
+    page.fill("#schema", "{")
+    expect(page.locator("#schema-problem")).to_contain_text("It isn't JSON")
+    page.fill("#prompt", "Hello")
+    page.keyboard.press("Enter")
+    expect(page.locator("#schema")).to_be_focused()
+    page.get_by_role("button", name="Example of a schema").click()
+    expect(page.locator("#schema-problem")).to_be_hidden()
+    assert asked == []
+
+
+def test_a_schema_is_followed(page: Page) -> None:
+    page.goto("/playground/?model=demo")
+    page.click("summary >> text=Answer as JSON")
+    page.fill("#schema", json.dumps({"type": "object", "properties": {"a": {"enum": [7]}}, "required": ["a"]}))
+    ask(page, "Write JSON", turns=2)
+    assert json.loads(page.locator(".turn.assistant .text").inner_text())["a"] == 7
+    forget_chat(page, "Write JSON")
+
+
+def test_probabilities_by_pointer_keyboard_and_table(page: Page) -> None:
+    page.goto("/playground/?model=demo")
+    page.check("#probabilities")
+    page.fill("#p-max_tokens", "8")
+    page.click("summary >> text=Stop strings")
+    page.fill("#members", '{"ignore_eos": true}')
+    ask(page, "What is a list?", turns=2)
+    tokens = page.locator(".token")
+    expect(tokens).to_have_count(8)
+    detail = page.locator(".token-detail")
+    tokens.nth(2).hover()
+    expect(detail).to_be_visible()
+    assert detail.locator("meter").count() >= 5
+    page.mouse.move(1, 1)
+    expect(detail).to_be_hidden()
+    tokens.first.focus()
+    page.keyboard.press("ArrowRight")
+    expect(tokens.nth(1)).to_be_focused()
+    expect(detail).to_be_visible()
+    page.keyboard.press("End")
+    expect(tokens.last).to_be_focused()
+    assert re.search(r"[\d.]+ %; else ", tokens.last.get_attribute("aria-label"))
+    page.click("summary >> text=As a table")
+    expect(page.locator(".turn tbody tr")).to_have_count(8)
+    page.get_by_role("button", name="Token probabilities").click()
+    expect(tokens).to_have_count(0)
+    page.click("text=Completion")
+    page.fill("#prompt", "The statement")
+    page.keyboard.press("Control+Enter")
+    expect(tokens).to_have_count(8)
+    forget_chat(page, "What is a list")
+
+
+def test_the_code_runs(page: Page, site: LiveServer, tmp_path: Path) -> None:
+    """Each language writes what the API answers."""
+    page.goto("/playground/?model=demo")
+    page.click("text=Completion")
+    for name, value in {"temperature": "0", "max_tokens": "12", "min_p": "0.1"}.items():
+        page.locator(f"#p-{name}").evaluate("(input, value) => { input.value = value; }", value)
+    page.fill("#prompt", 'The statement\'s "first"\nline')
+    written = {language: code_of(page, language) for language in ("curl", "python", "javascript")}
+    body = json.loads(re.search(r"-d '(.*)'$", written["curl"], re.DOTALL).group(1).replace("'\\''", "'"))
+    assert body["min_p"] == 0.1
+    text = site.complete(**{key: value for key, value in body.items() if key != "stream"}).json()["choices"][0]["text"]
+    assert text
+    script = tmp_path / "run.py"
+    script.write_text(written["python"])
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.rstrip("\n") == text.rstrip("\n")
+    said = page.evaluate(
+        """async (code) => {
+          let said = "";
+          const process = { stdout: { write: (text) => (said += text) } };
+          const AsyncFunction = (async () => {}).constructor;
+          await new AsyncFunction("process", code)(process);
+          return said;
+        }""",
+        written["javascript"],
+    )
+    assert said == text
 
 
 def test_sampling_starts_where_the_checkpoint_says(page: Page, site: LiveServer, tmp_path: Path) -> None:
@@ -114,15 +227,20 @@ def test_sampling_starts_where_the_checkpoint_says(page: Page, site: LiveServer,
         f"services.checkpoint_register(path={str(place)!r}, served_model_name='cool')"
     )
     page.goto("/playground/?model=cool")
-    expect(page.locator("#p-temperature")).to_have_value("0.3")
+    expect(page.locator("#p-temperature")).to_have_attribute("placeholder", "0.3")
+    expect(page.locator("#p-temperature-slider")).to_have_value("0.3")
     expect(page.locator("#own-temperature")).to_have_text("the model's own: 0.3 (generation_config.json)")
-    expect(page.locator("#curl")).to_contain_text('"temperature": 0.3')
-    expect(page.locator("#curl")).to_contain_text('"top_k": 20')
+    code = code_of(page)
+    assert '"temperature": 0.3' in code
+    assert '"top_k": 20' in code
     page.fill("#p-temperature", "0.9")
+    expect(page.locator("#own-temperature")).to_have_text(re.compile("yours; the model's own: 0.3"))
     page.select_option("#model", "demo")
-    expect(page.locator("#p-top_p")).to_have_value("1")
+    expect(page.locator("#p-top_p")).to_have_attribute("placeholder", "1")
     expect(page.locator("#p-temperature")).to_have_value("0.9")
     expect(page.locator("#own-temperature")).to_have_text("")
+    page.get_by_role("button", name="Back to the defaults").click()
+    expect(page.locator("#p-temperature")).to_have_value("")
     delete(page, site, "cool")
 
 
@@ -132,9 +250,9 @@ def test_completion_is_deterministic_and_the_curl_line_says_the_same(page: Page,
     page.fill("#p-temperature", "0")
     page.fill("#p-max_tokens", "16")
     page.fill("#prompt", "The statement")
-    body = json.loads(re.search(r"-d '(.*)'$", page.locator("#curl").inner_text(), re.DOTALL).group(1))
+    body = json.loads(re.search(r"-d '(.*)'$", code_of(page), re.DOTALL).group(1))
     page.keyboard.press("Control+Enter")
-    expect(page.locator("#readout")).to_contain_text("ended by")
+    expect(page.locator(".figures")).to_contain_text("ended by")
     written = page.locator(".turn.assistant .text").inner_text()
     answer = site.complete(**{key: value for key, value in body.items() if key != "stream"}).json()
     assert written.strip() == answer["choices"][0]["text"].strip()
@@ -170,9 +288,9 @@ def test_stopping_frees_the_slot(page: Page, site: LiveServer) -> None:
     page.fill("#prompt", "The statement")
     try:
         page.keyboard.press("Control+Enter")
-        expect(page.locator("#readout")).to_contain_text("tokens")
+        expect(page.locator(".figures")).to_contain_text("tokens")
         page.keyboard.press("Escape")
-        expect(page.locator("#readout")).to_contain_text("ended by you")
+        expect(page.locator(".figures")).to_contain_text("ended by you")
         expect(page.locator("#send")).to_be_visible()
     finally:
         os.kill(worker, signal.SIGCONT)
@@ -187,3 +305,51 @@ def test_a_refused_request_is_explained(page: Page) -> None:
     page.keyboard.press("Control+Enter")
     expect(page.locator(".turn .note.bad")).to_contain_text("maximum context length is 1024 tokens")
     expect(page.locator("#send")).to_be_enabled()
+    expect(page.locator("#prompt")).to_have_value("The statement")
+
+
+def test_without_scripts_a_sentence_says_so_and_chats_are_read(
+    page: Page, chromium: Browser, site: LiveServer, session_state: dict
+) -> None:
+    page.goto("/playground/?model=demo")
+    page.fill("#p-max_tokens", "8")
+    ask(page, "Is it kept?", turns=2)
+    expect(page).to_have_url(re.compile(r"\?chat="))
+    context = chromium.new_context(base_url=site.url, storage_state=session_state, java_script_enabled=False)
+    plain = context.new_page()
+    plain.goto(page.url)
+    expect(plain.locator("main")).to_contain_text("Trying a model here needs JavaScript")
+    expect(plain.locator(".turn.user")).to_contain_text("Is it kept?")
+    for selector in ("#composer", "#model", "#settings-panel"):
+        expect(plain.locator(selector)).to_be_hidden()
+    context.close()
+    forget_chat(page, "Is it kept")
+
+
+def test_the_playground_alone_with_the_keyboard(page: Page) -> None:
+    page.set_viewport_size({"width": 1100, "height": 800})
+    page.goto("/playground/?model=demo")
+    page.fill("#p-max_tokens", "8")
+    page.locator("[aria-controls=settings-panel]").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#settings-panel")).to_be_hidden()
+    page.keyboard.press("Enter")
+    expect(page.locator("#settings-panel")).to_be_visible()
+    page.locator("[aria-controls=chats-panel]").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#chats-panel")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#chats-panel")).to_be_hidden()
+    expect(page.locator("[aria-controls=chats-panel]")).to_be_focused()
+    page.locator("#tab-settings").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#tab-code")).to_be_focused()
+    expect(page.locator("#code")).to_be_visible()
+    page.locator("#prompt").focus()
+    page.keyboard.type("By keyboard")
+    page.keyboard.press("Tab")
+    expect(page.locator("#send")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator(".turn.assistant .figures")).to_contain_text("ended by")
+    expect(page.locator("#prompt")).to_be_focused()
+    forget_chat(page, "By keyboard")

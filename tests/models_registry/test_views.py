@@ -122,7 +122,9 @@ def test_the_playground_knows_what_each_model_can_do(browser: Client, hybrid: Pa
     services.checkpoint_register(path=hybrid)
     text = browser.get("/playground/").content.decode()
     models = json.loads(re.search(r'id="models" type="application/json">(.*?)</script>', text).group(1))
-    assert models == [{"name": "tiny-hybrid", "has_text": False, "has_chat": False, "sampling": {}}]
+    names = ("has_text", "has_chat", "has_vision", "has_effort")
+    abilities = dict.fromkeys(names, False)
+    assert models == [{"name": "tiny-hybrid", "kind": "Models", "base": "tiny-hybrid", "sampling": {}, **abilities}]
 
 
 def test_the_admin_lists_and_never_writes(hybrid: Path, admin_client: Client) -> None:

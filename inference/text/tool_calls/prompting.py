@@ -130,14 +130,14 @@ def _short_id(call_id: str) -> str:
     return digits
 
 
+def effort_variables(template: str) -> list[str]:
+    """Return the names of the template's variables that ``reasoning_effort`` sets; empty: it refuses the parameter."""
+    return [name for name in ("reasoning_effort", *_SWITCHES) if re.search(rf"\b{name}\b", template)]
+
+
 def _effort(effort: ReasoningEffort, template: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The template's variables for an effort; what ``chat_template_kwargs`` says goes first."""
-    found: dict[str, Any] = {}
-    if re.search(r"\breasoning_effort\b", template):
-        found["reasoning_effort"] = effort
-    for name in _SWITCHES:
-        if re.search(rf"\b{name}\b", template):
-            found[name] = effort != "none"
+    found = {name: effort if name == "reasoning_effort" else effort != "none" for name in effort_variables(template)}
     if not found:
         raise UnsupportedFeature(
             "reasoning_effort is not supported by this model: its chat template has no variable for it; "

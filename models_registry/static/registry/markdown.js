@@ -9,6 +9,8 @@ const marked = new Marked({
   renderer: {
     html: ({ text }) => escapeHtml(text),
     image: ({ text, href }) => escapeHtml(text || href),
+    // The language goes through DOMPurify as a title, which becomes the block's heading below.
+    code: ({ text, lang }) => `<pre title="${escapeHtml((lang ?? "").slice(0, 30))}"><code>${escapeHtml(text)}\n</code></pre>`,
   },
 });
 const ALLOWED = {
@@ -20,21 +22,36 @@ const ALLOWED = {
   RETURN_DOM_FRAGMENT: true,
 };
 
-/** Draw a text into an element. */
-export function drawMarkdown(place, text) {
+function element(tag, className, ...children) {
+  const made = document.createElement(tag);
+  made.className = className;
+  made.append(...children);
+  return made;
+}
+
+/** A block of code with its language and a button that copies it. */
+function frameCode(pre, copy) {
+  const button = element("button", "btn btn-link btn-sm", "Copy");
+  button.type = "button";
+  button.setAttribute("aria-label", "Copy the code");
+  button.addEventListener("click", () => copy(pre.textContent.replace(/\n$/, "")));
+  const frame = element("div", "code-block");
+  pre.replaceWith(frame);
+  frame.append(element("div", "spread flex-nowrap small muted", element("span", "text-truncate", pre.title || "text"), button), pre);
+  pre.removeAttribute("title");
+}
+
+/** Draw a text into an element; ``copy`` takes the text of a block of code. */
+export function drawMarkdown(place, text, copy) {
   const fragment = window.DOMPurify.sanitize(marked.parse(text), ALLOWED);
   for (const pre of fragment.querySelectorAll("pre")) {
     pre.className = "code";
     pre.tabIndex = 0;
+    frameCode(pre, copy);
   }
   for (const table of fragment.querySelectorAll("table")) table.className = "table w-auto";
   for (const link of fragment.querySelectorAll("a")) Object.assign(link, { target: "_blank", rel: "noopener noreferrer nofollow" });
   // Headings of an answer are none of the page's.
-  for (const heading of fragment.querySelectorAll("h1, h2, h3, h4, h5, h6")) {
-    const line = document.createElement("p");
-    line.className = "fw-bold";
-    line.append(...heading.childNodes);
-    heading.replaceWith(line);
-  }
+  for (const heading of fragment.querySelectorAll("h1, h2, h3, h4, h5, h6")) heading.replaceWith(element("p", "fw-bold", ...heading.childNodes));
   place.replaceChildren(fragment);
 }

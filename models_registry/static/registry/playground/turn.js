@@ -1,0 +1,199 @@
+// One turn of a conversation as an element: what it says, and what can be done with it.
+import { duration, h } from "../kit.js";
+import { drawMarkdown } from "../markdown.js";
+import { thumbnail } from "./images.js";
+import { copy, icon, iconButton } from "./parts.js";
+import { TokenView } from "./tokens.js";
+
+const WHO = { user: "You", tool: "Result" };
+const MISSES = {
+  cold: "nothing of it was in the cache",
+  diverged: "the cache was used as far as it agrees",
+  evicted: "it was evicted from the cache",
+  no_snapshot: "the cache has its states at other places",
+  needs_all_rows: "the request needs all rows",
+  disabled: "the prefix cache is off",
+};
+
+/** Figures of a turn: speed, tokens, cache, why it ended. */
+function figureParts({ figures = {}, reason, miss }) {
+  const part = (label, value, title) => h("span.text-nowrap", { title }, `${label} `, h("b", {}, value));
+  const { ttft, rate, tokens, prompt, cached, reasoning } = figures;
+  const parts = [];
+  if (ttft !== undefined) parts.push(part("first token", duration(ttft)));
+  if (rate) parts.push(part("tokens/s", rate.toFixed(1)));
+  if (tokens) parts.push(part("tokens", String(tokens)));
+  if (reasoning) parts.push(part("thinking", String(reasoning)));
+  if (prompt) parts.push(part("prompt", String(prompt)), part("cached", String(cached ?? 0), MISSES[miss]));
+  if (reason) parts.push(part("ended by", reason));
+  return parts;
+}
+
+function callElement({ name, arguments: given }) {
+  let text = given;
+  try {
+    text = JSON.stringify(JSON.parse(given), null, 2);
+  } catch {
+    // It is still being written, or no JSON: shown as it is.
+  }
+  return h("details.call.border.rounded", { open: true }, h("summary", {}, h("span.muted", {}, "Calls "), h("code", {}, name)), h("pre.small.px-3.pb-2", {}, text));
+}
+
+export class TurnView {
+  /** owner: the column, which knows what actions do. */
+  constructor(turn, number, owner) {
+    Object.assign(this, { turn, number, owner });
+    this.isLive = false;
+    this.showsTokens = Boolean(turn.tokens?.length);
+    this.images = h("div.hstack.gap-2.flex-wrap", {}, ...(turn.images ?? []).map(thumbnail));
+    this.thinking = h("pre.small.thinking.muted", {});
+    this.thinkingWords = h("span", {}, "Thoughts");
+    this.reasoning = h("details.reasoning", { hidden: true }, h("summary.muted.small", {}, this.thinkingWords), this.thinking);
+    this.text = h("div.text", {});
+    this.calls = h("div.vstack.gap-2", {});
+    this.problem = h("p.note.bad", { role: "alert", hidden: true });
+    this.figures = h("div.figures.small.muted", {});
+    this.actions = h("div.actions", { role: "group", "aria-label": `Actions of turn ${number + 1}` });
+    const { role } = turn;
+    const who = role === "assistant" ? turn.model ?? "" : role === "user" && !owner.isChat ? "Prompt" : WHO[role];
+    this.element = h(
+      `article.turn.${role}`,
+      {},
+      h("div.who.small.muted", {}, role === "assistant" ? icon("speech") : "", h("span.text-truncate", {}, who)),
+      h("div.bubble", {}, this.images, this.reasoning, this.text, this.calls, this.problem),
+      this.figures,
+      this.actions,
+    );
+    if (turn.tokens) this.#tokenView();
+    this.update();
+    this.drawActions();
+  }
+
+  #tokenView() {
+    this.tokens = new TokenView();
+    this.tokens.push(this.turn.tokens);
+  }
+
+  /** Draw what the turn has now. */
+  update() {
+    const { role, content, reasoning, tool_calls: calls, tokens, problem } = this.turn;
+    if (tokens && !this.tokens) {
+      this.#tokenView();
+      this.showsTokens = true;
+    } else if (tokens && this.tokens.tokens.length < tokens.length) this.tokens.push(tokens.slice(this.tokens.tokens.length));
+    if (this.showsTokens) this.text.replaceChildren(this.tokens.element);
+    else if (role === "assistant" && this.owner.isChat) drawMarkdown(this.text, content, copy);
+    else this.#plain(content);
+    this.text.classList.toggle("font-monospace", !this.owner.isChat || role === "tool");
+    this.text.classList.toggle("markdown", role === "assistant" && this.owner.isChat && !this.showsTokens);
+    this.text.hidden = !content && !this.showsTokens && !this.isLive;
+    this.reasoning.hidden = !reasoning;
+    if (reasoning) {
+      if (this.thinking.textContent !== reasoning) this.thinking.textContent = reasoning;
+      this.thinkingWords.textContent = this.isLive && !content ? "Thinking …" : "Thoughts";
+    }
+    if (calls?.length && JSON.stringify(calls) !== this.drawnCalls) {
+      this.drawnCalls = JSON.stringify(calls);
+      this.calls.replaceChildren(...calls.map(callElement));
+    }
+    this.problem.hidden = !problem;
+    this.problem.textContent = problem ?? "";
+    this.element.classList.toggle("live", this.isLive);
+    this.drawFigures();
+  }
+
+  /** Text grows at its end: a long one isn't written anew with each token. */
+  #plain(content) {
+    const [node] = this.text.childNodes;
+    if (node?.nodeType === Node.TEXT_NODE && this.text.childNodes.length === 1 && content.startsWith(node.data)) node.appendData(content.slice(node.data.length));
+    else this.text.replaceChildren(content);
+  }
+
+  drawFigures() {
+    const waits = this.isLive && this.turn.figures?.ttft === undefined;
+    const parts = waits ? [h("span.pulse", {}, this.turn.accepted ? "reading the prompt …" : "waiting for the model …")] : figureParts(this.turn);
+    this.figures.replaceChildren(...parts);
+    this.figures.hidden = this.turn.role !== "assistant" || !parts.length;
+  }
+
+  drawActions() {
+    const { turn, number, owner } = this;
+    const branches = owner.tree.branches(number);
+    const items = [];
+    if (branches.length > 1) {
+      const at = branches.indexOf(number);
+      items.push(
+        iconButton("back", "Earlier branch", () => owner.show(branches[at - 1], "back"), { disabled: at === 0 }),
+        h("span.small.num", {}, h("span.visually-hidden", {}, `Branch ${at + 1} of ${branches.length}`), h("span", { "aria-hidden": "true" }, `${at + 1}/${branches.length}`)),
+        iconButton("forth", "Later branch", () => owner.show(branches[at + 1], "forth"), { disabled: at === branches.length - 1 }),
+      );
+    }
+    if (turn.content) items.push(iconButton("copy", "Copy", () => copy(turn.content)));
+    if (turn.role !== "tool") items.push(iconButton("pencil", "Edit", () => this.edit()));
+    if (turn.role === "assistant") {
+      items.push(iconButton("retry", "Answer again", () => owner.regenerate(number)));
+      if (!owner.isChat && turn.content) items.push(iconButton("go-on", "Go on", () => owner.goOn(number)));
+      if (turn.tokens?.length) {
+        const toggle = iconButton("tokens", "Token probabilities", () => {
+          this.showsTokens = !this.showsTokens;
+          toggle.setAttribute("aria-pressed", String(this.showsTokens));
+          this.update();
+        }, { "aria-pressed": String(this.showsTokens) });
+        items.push(toggle);
+      }
+    }
+    this.actions.replaceChildren(...items);
+    this.actions.hidden = this.isLive;
+  }
+
+  /** Change the text: a message of the user is sent anew, an answer is kept beside the old one. */
+  edit() {
+    const { turn, number, owner } = this;
+    const isUsers = turn.role === "user";
+    const field = h("textarea", { value: turn.content, rows: 3, "aria-label": isUsers ? "Changed message" : "Changed answer" });
+    const end = (focus) => {
+      form.replaceWith(this.text);
+      this.actions.hidden = false;
+      if (focus) this.actions.querySelector("[aria-label=Edit]").focus();
+    };
+    const form = h(
+      "form.stack.tight.edit",
+      {
+        onsubmit: (event) => {
+          event.preventDefault();
+          if (!field.value.trim() && !turn.images?.length) return;
+          end(false);
+          owner.change(number, field.value);
+        },
+        onkeydown: (event) => {
+          if (event.key === "Escape") end(true);
+          else if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
+          else return;
+          event.stopPropagation();
+        },
+      },
+      field,
+      h("div.hstack.gap-2.justify-content-end", {}, h("button.btn.btn-outline-secondary.btn-sm", { type: "button", onclick: () => end(true) }, "Cancel"), h("button.btn.btn-primary.btn-sm", {}, isUsers ? "Send as a new branch" : "Keep as a branch")),
+    );
+    this.text.replaceWith(form);
+    this.text.hidden = false;
+    this.actions.hidden = true;
+    field.focus();
+  }
+}
+
+/** A form for the results of calls that nobody has answered. */
+export function resultForm(calls, send) {
+  const fields = calls.map(({ name }, i) => h("label.w-100", {}, h("span.small", {}, `Result of ${name}`), h("textarea.font-monospace", { rows: 2, required: true, name: `result-${i}` })));
+  return h(
+    "form.results.stack.tight.border.rounded.p-3",
+    {
+      onsubmit: (event) => {
+        event.preventDefault();
+        send(fields.map((label) => label.querySelector("textarea").value));
+      },
+    },
+    ...fields,
+    h("div.text-end", {}, h("button.btn.btn-primary.btn-sm", {}, calls.length > 1 ? "Send the results" : "Send the result")),
+  );
+}
