@@ -11,12 +11,14 @@ from dataclasses import fields
 import pytest
 
 from inference.llm.options import LLMOptions
+from tests.inference.llm.adapter_writing import write_adapter
 from tests.inference.llm.harness import CONFIG, Checkpoint
 from tests.inference.text.tokenisation.family_templates import FAMILY_TEMPLATES
 from tests.test_docs import ROOT, first_cells, section
 
 PAGE = (ROOT / "docs" / "python.md").read_text()
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+ADAPTERS = ("sql", "prose")
 RUNNER = """
 import sys
 
@@ -37,6 +39,8 @@ def model(tmp_path_factory):
     (directory / "config.json").write_text(json.dumps(CONFIG | {"bos_token_id": 0, "eos_token_id": 1}))
     tokens = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": FAMILY_TEMPLATES["chatml"]}
     (directory / "tokenizer_config.json").write_text(json.dumps(tokens))
+    for number, name in enumerate(ADAPTERS):
+        write_adapter(directory / name, number)
     return directory
 
 
@@ -47,14 +51,16 @@ def test_the_first_program_has_ten_lines():
 @pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
 def test_a_program_of_the_page_runs_without_django(program, model):
     assert program.count('"demo"') == 1 + ("from_pretrained" in program) * (program.count("from_pretrained") - 1)
+    program = program.replace('"demo"', repr(str(model)))
+    for name in ADAPTERS:
+        program = program.replace(f'"adapters/{name}"', repr(str(model / name)))
     done = subprocess.run(
-        [sys.executable, "-c", RUNNER], input=program.replace('"demo"', repr(str(model))), cwd=ROOT, text=True,
-        capture_output=True, timeout=240,
-    )  # fmt: skip
+        [sys.executable, "-c", RUNNER], input=program, cwd=ROOT, text=True, capture_output=True, timeout=240
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip()
 
 
 def test_every_option_of_the_table_exists():
     named = first_cells(section(PAGE, "Loading"))
-    assert named - {"overrides", "progress"} <= {item.name for item in fields(LLMOptions)}
+    assert named - {"adapters", "overrides", "progress"} <= {item.name for item in fields(LLMOptions)}

@@ -27,7 +27,7 @@ from inference.engine.request import EngineOutput
 from inference.errors import Conflict, GenerationFailed
 from inference.host.compute_threads import release_compute_threads
 from inference.host.machine import return_freed_memory
-from inference.llm.adapters import AdapterRegistry, make_registry, require_adapters
+from inference.llm.adapters import AdapterFacts, AdapterRegistry, make_registry, require_adapters
 from inference.llm.checkpoint import checkpoint_to_load
 from inference.llm.draft_loading import DraftCheckpoint, draft_bytes, load_speculation
 from inference.llm.loading import TextLoading, engine_config, load_vision_part, open_disk, prepare_process
@@ -123,6 +123,7 @@ class LLM(OfflineRequests):
         device: str | None = None,
         speculative: str | None = None,
         overrides: Mapping[str, Any] | None = None,
+        adapters: Mapping[str, str | Path] | None = None,
         progress: Callable[[float, str], None] | None = None,
         **options: Any,
     ) -> LLM:
@@ -134,6 +135,7 @@ class LLM(OfflineRequests):
             device: ``cpu``, ``cuda`` or ``cuda:N``; None: the first GPU if there is one, else the CPU.
             speculative: How tokens are drafted: ``ngram``, ``mtp`` or ``draft:MODEL``, and perhaps ``,k=N``.
             overrides: Detected facts to set by hand (``chat_template``, ``tokenizer_from``, …).
+            adapters: LoRA adapters that requests may name, by name: directories that PEFT has saved.
             progress: Gets the share of the weights that has been read (0 to 1), and what is being read.
             options: Further fields of ``LLMOptions``: ``quant``, ``dtype``, ``max_model_len``, ….
 
@@ -142,7 +144,10 @@ class LLM(OfflineRequests):
             BlazrError: It can't be downloaded, read or loaded.
         """
         found, draft, llm_options = checkpoint_to_load(model, device, speculative, overrides or {}, options)
-        return cls.load(found.spec, found.tokenizer, found.weight_paths, llm_options, progress, draft=draft)
+        paths = {name: Path(path) for name, path in (adapters or {}).items()}
+        return cls.load(
+            found.spec, found.tokenizer, found.weight_paths, llm_options, progress, draft=draft, adapters=paths
+        )
 
     @classmethod
     def load(
@@ -316,6 +321,23 @@ class LLM(OfflineRequests):
             InvalidRequest: The model is loaded without room for adapters.
         """
         return require_adapters(self._adapters)
+
+    def load_adapter(self, name: str, path: str | Path) -> AdapterFacts:
+        """Let requests name a LoRA adapter: a directory or file that PEFT has saved.
+
+        Raises:
+            InvalidRequest: The name can't be one, or the model is loaded without room for adapters.
+            CheckpointError: The files are broken, or don't fit the model.
+        """
+        return self.adapters.add(name, Path(path))
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter's name; requests that run go on, and its memory goes to the next one that needs it.
+
+        Raises:
+            UnknownModel: There is none of that name.
+        """
+        self.adapters.remove(name)
 
     def snapshot_bytes(self) -> int:
         """Bytes of the states that are for snapshots of the prefix cache."""

@@ -33,6 +33,8 @@ INPUTS_PER_MESSAGE = 64
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or vLLM's dictionaries: ``{"prompt": …}`` or ``{"prompt_token_ids": …}``."""
+AdapterName = str | None
+"""Name of a LoRA adapter; None: the base alone."""
 
 
 class OfflineRequests(ABC):
@@ -72,6 +74,7 @@ class OfflineRequests(ABC):
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        adapter: AdapterName | Sequence[AdapterName] = None,
         state: PromptState | None = None,
         **prompt_options: Any,
     ) -> list[RequestOutput]:
@@ -80,6 +83,7 @@ class OfflineRequests(ABC):
         Args:
             prompts: A text or token ids, or a list of such prompts.
             sampling_params: Of all prompts, or a list with those of each.
+            adapter: Name of the adapter that all prompts go through, or a list with that of each.
             state: State that all of them go on from.
             prompt_options: Further members of a prompt: ``add_special_tokens``, ``parse_special``, ``suffix``.
 
@@ -87,13 +91,14 @@ class OfflineRequests(ABC):
             BlazrError: A prompt can't be served; then none has an output.
         """
         contents = [_content(prompt) | prompt_options for prompt in _as_list(prompts)]
-        return self._whole(_plans(contents, sampling_params, "completion"), state)
+        return self._whole(_plans(contents, sampling_params, "completion", adapter), state)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        adapter: AdapterName | Sequence[AdapterName] = None,
         state: PromptState | None = None,
         **chat_options: Any,
     ) -> list[RequestOutput]:
@@ -101,7 +106,7 @@ class OfflineRequests(ABC):
 
         Args:
             messages: A conversation (a list of messages as OpenAI has them), or a list of conversations.
-            sampling_params: As in ``generate``.
+            sampling_params, adapter: As in ``generate``.
             state: State of messages that all conversations go on from.
             chat_options: ``tools``, ``tool_choice``, ``reasoning_effort``, ``chat_template_kwargs``,
                 ``add_generation_prompt``, ``continue_final_message``.
@@ -112,12 +117,13 @@ class OfflineRequests(ABC):
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         chat, options = _chat_options(chat_options)
         contents = [_conversation(item) | options for item in cast("Sequence[Sequence[Message]]", conversations)]
-        return self._whole(self._resolved(_plans(contents, sampling_params, "chat"), chat), state)
+        return self._whole(self._resolved(_plans(contents, sampling_params, "chat", adapter), chat), state)
 
     def embed(
         self,
         prompts: Prompt | Sequence[Prompt],
         *,
+        adapter: AdapterName = None,
         pooling: str | None = None,
         dimensions: int | None = None,
         normalize: bool = True,
@@ -127,6 +133,7 @@ class OfflineRequests(ABC):
 
         Args:
             prompts: A text or token ids, or a list of such prompts.
+            adapter: Name of the adapter that all prompts go through.
             pooling: ``mean``, ``last`` or ``cls``; None: as the model is set.
             dimensions: So many of the first numbers are kept; None: all.
             normalize: Make their length 1.
@@ -147,6 +154,7 @@ class OfflineRequests(ABC):
             embedding=EmbeddingOptions(
                 pooling=pooling, dimensions=dimensions, normalize=normalize, encoding_format="float"
             ),
+            adapter=adapter or "",
         )
         builder = OutputBuilder(plan)
         for number, event in self._run_together([(plan, number, None) for number in range(len(groups))]):
@@ -166,6 +174,7 @@ class OfflineRequests(ABC):
         prompt: Prompt | Sequence[Message],
         sampling_params: SamplingParams | None = None,
         *,
+        adapter: AdapterName = None,
         state: PromptState | None = None,
         **options: Any,
     ) -> Iterator[OutputDelta]:
@@ -173,6 +182,7 @@ class OfflineRequests(ABC):
 
         Args:
             prompt: A text or token ids, as for ``generate``, or one conversation, as for ``chat``.
+            adapter: Name of the adapter that it goes through.
             options: As those methods take them.
 
         Raises:
@@ -181,10 +191,10 @@ class OfflineRequests(ABC):
         if _is_conversation(prompt):
             chat, kwargs = _chat_options(options)
             content = _conversation(cast("Sequence[Message]", prompt)) | kwargs
-            (plan,) = self._resolved(_plans([content], sampling_params, "chat"), chat)
+            (plan,) = self._resolved(_plans([content], sampling_params, "chat", adapter), chat)
         else:
             content = _content(cast("Prompt", prompt)) | options
-            (plan,) = _plans([content], sampling_params, "completion")
+            (plan,) = _plans([content], sampling_params, "completion", adapter)
         reader = DeltaReader(plan)
         for event in self._follow(self._prepared(_message(plan, 0), state)):
             if event["type"] == "error":
@@ -347,7 +357,10 @@ def _message(plan: GenerationPlan, number: int) -> GenerateMessage:
 
 
 def _plans(
-    contents: Sequence[dict[str, Any]], params: SamplingParams | Sequence[SamplingParams] | None, endpoint: Any
+    contents: Sequence[dict[str, Any]],
+    params: SamplingParams | Sequence[SamplingParams] | None,
+    endpoint: Any,
+    adapter: AdapterName | Sequence[AdapterName],
 ) -> list[GenerationPlan]:
     """Make a plan for each prompt."""
     for content in contents:
@@ -361,6 +374,11 @@ def _plans(
             f"there are {len(params)} sampling parameters for {len(contents)} prompts; give one, or one for each.",
             param="sampling_params",
         )
+    names = [adapter] * len(contents) if adapter is None or isinstance(adapter, str) else adapter
+    if len(names) != len(contents):
+        raise InvalidRequest(
+            f"there are {len(names)} adapters for {len(contents)} prompts; give one, or one for each.", param="adapter"
+        )
     return [
         GenerationPlan(
             endpoint=endpoint,
@@ -369,8 +387,9 @@ def _plans(
             params=item if item.seed is not None else replace(item, seed=secrets.randbits(62)),
             echo="token_ids" not in content,
             return_token_ids=True,
+            adapter=name or "",
         )
-        for content, item in zip(contents, params, strict=True)
+        for content, item, name in zip(contents, params, names, strict=True)
     ]
 
 

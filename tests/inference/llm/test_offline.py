@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from inference.errors import InvalidChatTemplate, InvalidRequest, PromptTooLong
+from inference.errors import InvalidChatTemplate, InvalidRequest, PromptTooLong, UnknownModel
 from inference.llm import LLM, SamplingParams
 from inference.llm import offline as module
-from tests.inference.llm.harness import Checkpoint, embedded, one, params, text_of
+from tests.inference.llm.adapter_writing import write_adapter
+from tests.inference.llm.harness import OPTIONS, Checkpoint, embedded, one, params, text_of
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 TEXTS = ["the quick", "brown fox", "lazy dog 🙂"]
@@ -157,6 +160,34 @@ def test_outputs_go_on_from_a_state(llm: LLM) -> None:
     if whole.prompt_token_ids == after.prompt_token_ids:
         assert after.text == whole.text
     assert after.prompt_token_ids[: len(state.token_ids)] == list(state.token_ids)
+
+
+def test_each_prompt_may_name_an_adapter(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    paths = {name: write_adapter(tmp_path / name, number) for number, name in enumerate(("one", "two"))}
+    with LLM.load(
+        checkpoint.spec, checkpoint.tokenizer, checkpoint.files, OPTIONS, adapters={"one": paths["one"]}
+    ) as llm:
+        assert llm.load_adapter("two", str(paths["two"])).rank == 4
+        names = ["one", None, "two"]
+        outputs = llm.generate(["the quick"] * 3, GREEDY, adapter=names)
+        texts = {name: output.text for name, output in zip(names, outputs, strict=True)}
+        assert len(set(texts.values())) == 3
+        for name in names:
+            assert llm.generate("the quick", GREEDY, adapter=name)[0].text == texts[name]
+            assert "".join(delta.text for delta in llm.stream("the quick", GREEDY, adapter=name)) == texts[name]
+        messages = [{"role": "user", "content": "the quick"}]
+        first, second = llm.chat([messages] * 2, GREEDY, adapter=["one", None])
+        assert first.text == "".join(delta.text for delta in llm.stream(messages, GREEDY, adapter="one"))
+        assert first.text != second.text == llm.chat(messages, GREEDY)[0].text
+        assert not np.allclose(llm.embed(TEXTS, adapter="one"), llm.embed(TEXTS), atol=1e-3)
+        with pytest.raises(InvalidRequest, match="2 adapters for 1 prompts"):
+            llm.generate("the", GREEDY, adapter=["one", "two"])
+        llm.unload_adapter("two")
+        with pytest.raises(UnknownModel, match="no adapter 'two'; it has one"):
+            llm.generate(["the", "fox"], GREEDY, adapter=["one", "two"])
+        assert is_idle(llm)
+        with pytest.raises(UnknownModel):
+            llm.unload_adapter("two")
 
 
 def test_a_with_block_closes_the_model(checkpoint: Checkpoint) -> None:
