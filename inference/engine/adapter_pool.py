@@ -112,10 +112,13 @@ class AdapterPool:
         return bool(self._waiting)
 
     def await_load(self, timeout: float) -> None:
-        """Wait for a read that a request waits for, if one is under way."""
+        """Wait for a read, if one is under way, unless one that a request waits for has ended."""
         requested = self._requested()
-        found = (item for item in self._resident.values() if item.adapter.digest in requested)
-        loading = [item.loading for item in found if item.loading is not None]
+        loading = [
+            item.loading
+            for item in self._resident.values()
+            if item.loading is not None and (item.is_being_read or item.adapter.digest in requested)
+        ]
         if loading:
             wait(loading, timeout=timeout, return_when="FIRST_COMPLETED")
 

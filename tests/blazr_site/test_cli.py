@@ -14,6 +14,7 @@ import pytest
 
 from blazr_site.cli import main
 from inference.demo.paths import PREBUILT_DIRECTORY
+from inference.errors import InvalidRequest
 
 BLAZR = str(Path(sys.executable).with_name("blazr"))
 
@@ -85,6 +86,15 @@ def test_broken_checkpoints_are_one_line_and_exit_code_2(
     error = capsys.readouterr().err
     assert words in error
     assert len(error.strip().splitlines()) == 1
+
+
+def test_an_error_steers_no_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(arguments: object) -> int:
+        raise InvalidRequest("the server says \x1b]0;title\x07 and\nmore\x9b2J.")
+
+    monkeypatch.setattr("blazr_site.commands.search.run", refuse)
+    assert main(["search", "x"]) == 2
+    assert capsys.readouterr().err == "error: the server says \\x1b]0;title\\x07 and more\\x9b2J.\n"
 
 
 def test_an_error_of_a_process_is_one_line_and_exit_code_2(tmp_path: Path) -> None:

@@ -44,7 +44,6 @@ def test_a_servers_models_and_deltas():
         {"choices": [{"delta": "text"}]},
         {"choices": [{"delta": {"content": {"a": 1}}}]},
         {"choices": [{"delta": {"reasoning_content": 5}}]},
-        {"usage": {}},
         {"usage": {"completion_tokens": [1]}},
         {"usage": 5},
         [1, 2],

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
+from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from blazr_site.cli import main
+from blazr_site.commands import generate
 from inference.demo import __file__ as demo
 
 DEMO = Path(demo).parent / "checkpoint"
@@ -85,3 +90,20 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     )
     assert "slerp mixes 2 adapters, not 1" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("output", "shown"), [(Terminal(), "\\x1b[2Ja\n"), (io.StringIO(), "\x1b[2Ja\n")])
+def test_a_models_text_steers_no_terminal(monkeypatch: pytest.MonkeyPatch, output: io.StringIO, shown: str) -> None:
+    usage = {"prompt_tokens": 1, "completion_tokens": 1, "duration_s": 1.0, "ttft_s": 1.0}
+    events = [{"type": "delta", "text": "\x1b[2Ja"}, {"type": "done", "usage": usage}]
+    llm = SimpleNamespace(events=lambda *_, **__: iter(events), close=lambda: None)
+    monkeypatch.setattr(generate, "_load", lambda _: (llm, {}))
+    monkeypatch.setattr(sys, "stdout", output)
+    values = {"max_tokens": 1, "temperature": 0.0, "top_p": 1.0, "top_k": 0, "seed": 0}
+    generate.run(Namespace(prompt="", state=None, **values))
+    assert output.getvalue() == shown

