@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -261,7 +261,13 @@ class Report:
             raise Cancelled
 
 
-def follow(child: JobProcess, report: Report, *, share: float = 1.0, max_seconds: float = math.inf) -> dict[str, Any]:
+def follow(
+    child: JobProcess,
+    report: Callable[[float | None, str | None], None],
+    *,
+    share: float = 1.0,
+    max_seconds: float = math.inf,
+) -> dict[str, Any]:
     """Report the child's progress until its end, and return its result.
 
     Args:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.urls import NoReverseMatch, reverse
 
-from inference.errors import BlazrError
+from inference.errors import BlazrError, NotFound
 from inference.models.readable_rows import readable_rows
 from inference.values.memory_span import MAX_TOKENS
 from inference.values.tokenizer_spec import MAX_TEMPLATE_CHARS
@@ -27,8 +28,10 @@ from models_registry.default_text import DEFAULT_TEXT
 from models_registry.detection.describe import describe
 from models_registry.detection.facts import CHAT_TEMPLATE
 from models_registry.fit_words import fit_rows
+from models_registry.layer_tab import layers_context
 from models_registry.layer_words import layer_rows, legend
 from models_registry.models import Checkpoint
+from models_registry.page_numbers import number_of
 from models_registry.quantisations import MAX_KL, default_name, is_quantisable
 from models_registry.settings_schema import MODEL_SETTINGS, shown
 from models_registry.span_measurements import (
@@ -39,7 +42,7 @@ from models_registry.span_measurements import (
     MIN_TOKENS,
     reads_text,
 )
-from models_registry.tensor_index import MAX_QUERY_CHARS, tensor_page
+from models_registry.tensor_tab import tensors_context
 from models_registry.views import StaffPage, with_tokenizer_sources
 
 TABS = {
@@ -53,9 +56,10 @@ TABS = {
     "passport": "Passport",
     "settings": "Settings",
 }
+TABS_ELSEWHERE = {"tokenizer": ("Tokenizer", "model-tokenizer")}
+"""Tabs that a page of their own serves: the label and the page's name. One whose page isn't there is left out."""
 SCRIPTS = {
     "overview": ("registry/layers.js", "registry/quantise.js"),
-    "layers": ("registry/layers.js",),
     "memory": ("registry/fit.js", "registry/spans.js"),
     "template": ("registry/chat_template.js",),
     "facts": ("registry/model_facts.js",),
@@ -63,8 +67,6 @@ SCRIPTS = {
     "passport": ("registry/passport.js",),
     "settings": ("registry/model_settings.js",),
 }
-TENSORS_SHOWN = 50
-TENSOR_REGION = "tensor-region"
 DEFAULT_SEQUENCES = 16
 DEFAULT_CONTEXT = 4096
 SPAN_LIMITS = {
@@ -84,19 +86,29 @@ class ModelPage(StaffPage):
     template_name = "registry/model.html"
     section = "models"
     permission_required = "models_registry.view_checkpoint"
+    regions: ClassVar[dict[str, tuple[str, str]]] = {
+        "tensor-region": ("registry/model/_tensors.html", "_tensors_tab"),
+        "ribbon-region": ("registry/model/_ribbon.html", "_layers_tab"),
+    }
+    """Elements that are drawn alone, by id: their template, and the method that returns its values."""
 
     def get(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
-        """Serve the page, or the rows of tensors alone to the field that searches them."""
-        if request.headers.get("HX-Target") == TENSOR_REGION:
-            return render(request, "registry/model/_tensors.html", self._tensors(kwargs["checkpoint_id"]))
-        return super().get(request, **kwargs)
+        """Serve the page, or one of its regions alone to what asks for it."""
+        region = self.regions.get(request.headers.get("HX-Target", ""))
+        if region is None:
+            return super().get(request, **kwargs)
+        template, values = region
+        try:
+            context = getattr(self, values)(selectors.checkpoint_get(kwargs["checkpoint_id"]))
+        except NotFound as error:
+            raise Http404(error.message) from None
+        return render(request, template, context)
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
         """Return the head's values, and those of the tab that the address names."""
         checkpoint = selectors.checkpoint_get(kwargs["checkpoint_id"])
         inspection = checkpoint_inspection(checkpoint)
-        tab = self.request.GET.get("tab", "overview")
-        tab = tab if tab in TABS else "overview"
+        tab = self.current_tab()
         (with_state,) = live.with_live([checkpoint], live.look())
         row = CheckpointSerializer(with_state).data
         is_available = checkpoint.state == "available"
@@ -111,7 +123,8 @@ class ModelPage(StaffPage):
             "can_quantise": is_available and is_quantisable(inspection),
             "can_measure": is_available,
             "tab": tab,
-            "tabs": TABS.items(),
+            "tabs": self._tabs(checkpoint),
+            "base": self.base(checkpoint),
             "template_of_tab": f"registry/model/{tab}.html",
             "scripts": SCRIPTS.get(tab, ()),
             **values,
@@ -120,6 +133,26 @@ class ModelPage(StaffPage):
                 **values.get("page_data", {}),
             },
         }
+
+    def current_tab(self) -> str:
+        """Return the name of the tab that is shown."""
+        tab = self.request.GET.get("tab", "overview")
+        return tab if tab in TABS else "overview"
+
+    def base(self, checkpoint: Checkpoint) -> str:
+        """Return what stands before ``?tab=`` in links to the other tabs."""
+        return ""
+
+    def _tabs(self, checkpoint: Checkpoint) -> list[tuple[str, str, str]]:
+        """Return name, label and address of each tab."""
+        base = self.base(checkpoint)
+        found = [(name, label, f"{base}?tab={name}") for name, label in TABS.items()]
+        for name, (label, page) in TABS_ELSEWHERE.items():
+            try:
+                found.append((name, label, reverse(page, args=[checkpoint.pk])))
+            except NoReverseMatch:
+                continue
+        return found
 
     def _overview_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:
         description = describe(checkpoint_inspection(checkpoint))
@@ -133,7 +166,8 @@ class ModelPage(StaffPage):
         }
 
     def _layers_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        return _layers(describe(checkpoint_inspection(checkpoint)))
+        shown = _layers(describe(checkpoint_inspection(checkpoint)))
+        return {**shown, **layers_context(checkpoint, shown["layers"], self.request.GET)}
 
     def _adapters_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:
         return {"adapters": AdapterSerializer(adapter_list(checkpoint), many=True).data, "max_name": MAX_ADAPTER_CHARS}
@@ -142,27 +176,13 @@ class ModelPage(StaffPage):
         return {**passport_context(checkpoint), "alias_names": alias_names()}
 
     def _tensors_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        return self._tensors(checkpoint.pk)
-
-    def _tensors(self, checkpoint_id: Any) -> dict[str, Any]:
-        query = self.request.GET.get("q", "")[:MAX_QUERY_CHARS]
-        offset = _number(self.request.GET.get("offset"), 0, 0, 1 << 31)
-        page = tensor_page(checkpoint_id, query, offset=offset, limit=TENSORS_SHOWN)
-        last = offset + len(page.rows)
-        return {
-            "q": query,
-            "page": page,
-            "first": offset + 1,
-            "last": last,
-            "back": max(0, offset - TENSORS_SHOWN) if offset else None,
-            "next": last if last < page.count else None,
-        }
+        return tensors_context(checkpoint, self.request.GET)
 
     def _memory_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:
         query = self.request.GET
         most = checkpoint.max_position_embeddings
-        tokens = _number(query.get("tokens"), min(DEFAULT_CONTEXT, most), 1, max(most, 1))
-        sequences = _number(query.get("sequences"), DEFAULT_SEQUENCES, 1, 65536)
+        tokens = number_of(query.get("tokens"), min(DEFAULT_CONTEXT, most), 1, max(most, 1))
+        sequences = number_of(query.get("sequences"), DEFAULT_SEQUENCES, 1, 65536)
         fits, problem = [], "The workers can't be asked now."
         if checkpoint.state == "available":
             try:
@@ -235,10 +255,3 @@ def _departure(seen: dict[str, Any]) -> dict[str, Any] | None:
     last = seen["departures"][-1]
     stayed = f" after {last['resident_s']:.0f} s in memory" if last["resident_s"] else ""
     return {"words": f"Unloaded{stayed}: {last['reason']}", "at": last["at"]}
-
-
-def _number(text: str | None, default: int, low: int, high: int) -> int:
-    """Return a number of the address; ``default`` for anything that isn't one of the range."""
-    if text and text.isascii() and text.isdecimal() and len(text) < 17 and low <= int(text) <= high:
-        return int(text)
-    return default

@@ -136,11 +136,16 @@ class TokenizerCache:
         return await self._threads.run(principal_current().tenant, lambda: self._work(served, work))
 
     def _work(self, served: ServedModel, work: Callable[[ModelText], Result]) -> Result:
-        with self._borrowed(served) as text:
+        with self.borrowed(served) as text:
             return work(text)
 
     @contextlib.contextmanager
-    def _borrowed(self, served: ServedModel) -> Iterator[ModelText]:
+    def borrowed(self, served: ServedModel) -> Iterator[ModelText]:
+        """Lend a model's tokenizer to the caller's own thread.
+
+        Raises:
+            CheckpointError: The tokenizer can't be loaded.
+        """
         key = (served.checkpoint_id, served.version)
         with self._lock:
             text = self._loaded.get(key)

@@ -48,6 +48,12 @@ def four_digits(number: float) -> str:
 
 
 @register.filter
+def significant(number: float | None) -> str:
+    """Return a number in four digits: 0.0123456 -> "0.01235"; None, which no value has, -> "–"."""
+    return "–" if number is None else f"{number:.4g}"
+
+
+@register.filter
 def json_text(value: Any) -> str:
     """Return a fact's value as text: strings without quotes, other values as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -23,13 +23,17 @@ THEMES = ("light", "dark")
 
 def pages(site: LiveServer, chat: str) -> dict[str, str]:
     """The pages by the names of their pictures."""
-    model = f"/models/{site.checkpoint_id('demo')}/"
+    key = site.checkpoint_id("demo")
+    model = f"/models/{key}/"
     tabs = ("overview", "layers", "tensors", "memory", "template", "facts", "settings")
     return {
         "overview": "/",
         "models": "/models/",
         "upload": "/models/upload/",
         **{f"model-{tab}": f"{model}?tab={tab}" for tab in tabs},
+        "model-tokenizer": f"{model}tokenizer/",
+        "model-layer": f"{model}?tab=layers&by=bytes&layer=2",
+        "model-tensor": f"{model}?tab=tensors&q=embed&figures=1&tensor=embed_tokens.weight",
         "playground": f"/playground/{chat}",
         "jobs": "/jobs/",
         "requests": "/requests/",

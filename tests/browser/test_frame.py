@@ -75,13 +75,16 @@ def test_every_page_can_be_read_without_scripts(chromium: Browser, site: LiveSer
     site.complete(max_tokens=2)
     context = chromium.new_context(base_url=site.url, storage_state=session_state, java_script_enabled=False)
     page = context.new_page()
-    model = f"/models/{site.checkpoint_id('demo')}/"
+    key = site.checkpoint_id("demo")
+    model = f"/models/{key}/"
     for path, texts in {
         "/": ("Models ready", "demo", "alive"),
         "/models/": ("demo", "ready", "reserved states"),
         model: ("Mamba-2 × 4", "State per sequence", "model.safetensors"),
         f"{model}?tab=layers": ("attention+mlp", "Parameters"),
         f"{model}?tab=tensors&q=layers.2+router": ("1 to 1 of 1", "router"),
+        f"{model}tokenizer/?text=a+module&q=odule": ("2 tokens", "6d 6f", "Rows that no token uses"),
+        f"{model}?tab=layers&by=bytes&layer=2": ("Layer 2: ", "bytes of the file", "router"),
         f"{model}?tab=memory&sequences=2&tokens=8": ("weights + ", "reserved states", "2 × "),
         f"{model}?tab=template": ("Jinja source",),
         f"{model}?tab=facts": ("max_position_embeddings", "certain"),

@@ -54,9 +54,17 @@ TABS = ("overview", "layers", "tensors", "memory", "template", "facts", "setting
 
 def paths(site: LiveServer) -> list[str]:
     """Every page, and every tab of a model's."""
-    model = f"/models/{site.checkpoint_id('demo')}/"
+    key = site.checkpoint_id("demo")
+    model = f"/models/{key}/"
     fixed = ("/", "/models/", "/models/upload/", "/playground/", "/jobs/", "/requests/", "/keys/", "/settings/")
-    return [*fixed, *(f"{model}?tab={tab}" for tab in TABS), "/nowhere", "/docs"]
+    return [
+        *fixed,
+        *(f"{model}?tab={tab}" for tab in TABS),
+        f"{model}tokenizer/",
+       
+        "/nowhere",
+        "/docs",
+    ]
 
 
 # --- looks -------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ def test_the_search_of_tensors_gets_its_rows_alone(browser: Client, hybrid: Path
     row = services.checkpoint_register(path=hybrid)
     response = browser.get(f"/models/{row.pk}/?tab=tensors&q=router", headers={"HX-Target": "tensor-region"})
     text = response.content.decode()
-    assert text.startswith('<div id="tensor-region">') and "1 to 1 of 1" in text
+    assert text.startswith('<div id="tensor-region" ') and "1 to 1 of 1" in text
 
 
 def test_the_memory_tab_computes_what_the_address_asks(

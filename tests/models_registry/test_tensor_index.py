@@ -11,7 +11,7 @@ import pytest
 from inference.errors import UnknownModel
 from models_registry import services
 from models_registry.models import Checkpoint
-from models_registry.tensor_index import tensor_page
+from models_registry.tensor_index import layer_sizes, layers_of_tensors, tensor_detail, tensor_groups, tensor_page
 
 pytestmark = pytest.mark.django_db
 
@@ -49,3 +49,27 @@ def test_thousands_are_searched_in_milliseconds(hybrid: Path) -> None:
     started = time.perf_counter()
     assert tensor_page(row.pk, "layers.7. experts", offset=0, limit=50).count == 57
     assert time.perf_counter() - started < 0.05
+
+
+def test_layers_and_groups(hybrid: Path) -> None:
+    row = services.checkpoint_register(path=hybrid)
+    layers = layers_of_tensors(row.pk)
+    page = tensor_page(row.pk, "", offset=0, limit=500, layer=1)
+    assert {item["name"] for item in page.rows} == {name for name, layer in layers.items() if layer == 1}
+    assert page.size_bytes == layer_sizes(row.pk)[1] == sum(item["size_bytes"] for item in page.rows)
+    assert tensor_page(row.pk, "", offset=0, limit=5, layer=7).count == 0
+    groups = tensor_groups(row.pk)
+    for group in groups:
+        assert tensor_page(row.pk, "", offset=0, limit=500, prefix=group.prefix).count == group.count
+    (deep,) = [group for group in groups if "layers" in group.prefix]
+    assert len(tensor_groups(row.pk, deep.prefix)) == 3
+    assert tensor_groups(row.pk, "nothing") == []
+
+
+def test_a_tensor_says_what_it_becomes(hybrid: Path) -> None:
+    row = services.checkpoint_register(path=hybrid)
+    name = tensor_page(row.pk, "router", offset=0, limit=1).rows[0]["name"]
+    detail = tensor_detail(row.pk, name)
+    assert detail is not None and detail.parameters[0].startswith("layers.1.") and detail.codes_of == ""
+    assert detail.size_bytes == detail.info.end - detail.info.begin
+    assert tensor_detail(row.pk, "nothing") is None
