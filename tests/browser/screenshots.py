@@ -34,6 +34,7 @@ def pages(site: LiveServer, chat: str) -> dict[str, str]:
         "model-tokenizer": f"{model}tokenizer/",
         "model-layer": f"{model}?tab=layers&by=bytes&layer=2",
         "model-tensor": f"{model}?tab=tensors&q=embed&figures=1&tensor=embed_tokens.weight",
+        "compare": f"/models/compare/?a={key}&b={key}",
         "playground": f"/playground/{chat}",
         "jobs": "/jobs/",
         "requests": "/requests/",

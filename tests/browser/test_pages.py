@@ -61,7 +61,7 @@ def paths(site: LiveServer) -> list[str]:
         *fixed,
         *(f"{model}?tab={tab}" for tab in TABS),
         f"{model}tokenizer/",
-       
+        f"/models/compare/?a={key}&b={key}",
         "/nowhere",
         "/docs",
     ]

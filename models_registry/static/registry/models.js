@@ -18,5 +18,14 @@ function filter() {
 
 field.addEventListener("input", filter);
 document.body.addEventListener("htmx:afterSettle", filter);
+
+// Ticks of models to compare outlive the regions that are drawn anew.
+const picked = new Set();
+document.body.addEventListener("change", ({ target }) => {
+  if (target.name === "pick") picked[target.checked ? "add" : "delete"](target.value);
+});
+document.body.addEventListener("htmx:afterSettle", () => {
+  for (const box of $$("[name=pick]")) box.checked = picked.has(box.value);
+});
 field.form.addEventListener("submit", (event) => event.preventDefault());
 if (field.value) filter();
