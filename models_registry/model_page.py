@@ -33,6 +33,7 @@ from models_registry.layer_words import layer_rows, legend
 from models_registry.models import Checkpoint
 from models_registry.page_numbers import number_of
 from models_registry.quantisations import MAX_KL, default_name, is_quantisable
+from models_registry.revision_tab import changes_context, revisions_context
 from models_registry.settings_schema import MODEL_SETTINGS, shown
 from models_registry.span_measurements import (
     DEFAULT_SECONDS,
@@ -49,6 +50,7 @@ TABS = {
     "overview": "Overview",
     "layers": "Layers",
     "tensors": "Tensors",
+    "revisions": "Revisions",
     "memory": "Memory",
     "template": "Template",
     "facts": "Facts",
@@ -89,6 +91,7 @@ class ModelPage(StaffPage):
     regions: ClassVar[dict[str, tuple[str, str]]] = {
         "tensor-region": ("registry/model/_tensors.html", "_tensors_tab"),
         "ribbon-region": ("registry/model/_ribbon.html", "_layers_tab"),
+        "changes-region": ("registry/model/_changes.html", "_changes"),
     }
     """Elements that are drawn alone, by id: their template, and the method that returns its values."""
 
@@ -168,6 +171,12 @@ class ModelPage(StaffPage):
     def _layers_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:
         shown = _layers(describe(checkpoint_inspection(checkpoint)))
         return {**shown, **layers_context(checkpoint, shown["layers"], self.request.GET)}
+
+    def _revisions_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        return revisions_context(checkpoint, self.request.GET)
+
+    def _changes(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        return changes_context(checkpoint, self.request.GET)
 
     def _adapters_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:
         return {"adapters": AdapterSerializer(adapter_list(checkpoint), many=True).data, "max_name": MAX_ADAPTER_CHARS}

@@ -25,7 +25,7 @@ def pages(site: LiveServer, chat: str) -> dict[str, str]:
     """The pages by the names of their pictures."""
     key = site.checkpoint_id("demo")
     model = f"/models/{key}/"
-    tabs = ("overview", "layers", "tensors", "memory", "template", "facts", "settings")
+    tabs = ("overview", "layers", "tensors", "revisions", "memory", "template", "facts", "settings")
     return {
         "overview": "/",
         "models": "/models/",

@@ -85,6 +85,7 @@ def test_every_page_can_be_read_without_scripts(chromium: Browser, site: LiveSer
         f"{model}?tab=tensors&q=layers.2+router": ("1 to 1 of 1", "router"),
         f"{model}tokenizer/?text=a+module&q=odule": ("2 tokens", "6d 6f", "Rows that no token uses"),
         f"{model}?tab=layers&by=bytes&layer=2": ("Layer 2: ", "bytes of the file", "router"),
+        f"{model}?tab=revisions": ("No alias has meant this model",),
         f"/models/compare/?a={key}&b={key}": ("no difference", "have the same name, type and shape"),
         f"{model}?tab=memory&sequences=2&tokens=8": ("weights + ", "reserved states", "2 × "),
         f"{model}?tab=template": ("Jinja source",),

@@ -49,7 +49,7 @@ def test_signing_out(chromium: Browser, site: LiveServer, session_state: dict) -
     context.close()
 
 
-TABS = ("overview", "layers", "tensors", "memory", "template", "facts", "settings")
+TABS = ("overview", "layers", "tensors", "revisions", "memory", "template", "facts", "settings")
 
 
 def paths(site: LiveServer) -> list[str]:
