@@ -10,7 +10,7 @@ from models_registry.runs.loss_curve import nice_ticks
 
 WIDTH, HEIGHT = 360, 170
 _BOX = Box(left=58, right=350, top=10, bottom=144)
-_NUM_COLUMNS = 4
+_MIN_TOP = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def draw(
     if not values:
         return None
     top, last = max(values), len(moments) - 1
-    ticks = nice_ticks(0.0, top) if top > 0 else [0.0, 1.0]
+    ticks = nice_ticks(0.0, top) if top > _MIN_TOP else [0.0, 1.0]
     high = ticks[-1]
     names = ends.split("|")
     step = (_BOX.right - _BOX.left) / last

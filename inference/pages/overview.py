@@ -41,17 +41,17 @@ class OverviewPage(StaffPage):
         state = overview()
         state["workers"] = [{**worker, **_worker_state(worker)} for worker in state["workers"]]
         region = self.request.headers.get("HX-Target", "")
-        region = region if region in REGIONS else ""
-        context = {"notice": state["notice"], "workers": state["workers"]}
-        if region in ("", "traffic"):
+        drawn = (region,) if region in REGIONS else REGIONS
+        context = {"drawn": drawn, "workers": state["workers"]}
+        if "traffic" in drawn:
             sees_requests = user.has_perm("inference.view_usagerecord")
             context |= traffic(self.request.GET) | {
                 "errors": failed_requests() if sees_requests else [],
                 "changes": changes(state, sees_keys=user.has_perm("inference.view_apikey")),
             }
-        if region in ("", "now"):
+        if "now" in drawn:
             context |= _now(state) | start_steps(self.request, state["checkpoints"])
-        if region in ("", "overview"):
+        if "overview" in drawn:
             principal = principal_of_user(user)
             sees_jobs = principal is not None and user.has_perm("inference.scope_files")
             context |= {

@@ -128,7 +128,7 @@ def span_rows(*, begin: datetime, length_s: int, loads: Mapping[str, Load] | Non
     ]
     if reported is not None:
         for row in rows:
-            seen = reported.values() if row.model == ALL_MODELS else [reported[row.model]] * (row.model in reported)
+            seen = [load for model, load in reported.items() if row.model in (ALL_MODELS, model)]
             row.tokens_per_s = sum(load.tokens_per_s for load in seen)
             row.waiting = sum(load.waiting for load in seen)
     return rows

@@ -89,13 +89,13 @@ def test_each_key_has_its_days_and_the_last_one() -> None:
     row, _ = api_key_create(name="busy")
     api_key_create(name="new")
     today = timezone.now().date()
-    for back, tokens in ((3, 40), (2, 10)):
+    for back, tokens in ((3, 40), (2, 20)):
         UsageDay.objects.create(
             day=today - timedelta(days=back), tenant=f"key:{row.pk}", model="m", completion_tokens=tokens
         )
     unused, busy = key_rows()
-    assert (busy["tokens"], busy["most"], busy["last_day"]) == (50, 40, today - timedelta(days=2))
-    assert busy["spark"].split()[-4:] == ["26,0.5", "27,7.3", "28,9.5", "29,9.5"]
+    assert (busy["tokens"], busy["most"], busy["last_day"]) == (60, 40, today - timedelta(days=2))
+    assert busy["spark"].split()[-4:] == ["26,0.5", "27,5.0", "28,9.5", "29,9.5"]
     assert (unused["spark"], unused["last_day"]) == ("", None)
 
 

@@ -1,0 +1,117 @@
+"""The overview with the requests of a day, in Chromium: curves, without scripts too, live, and clean for axe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser.test_frame import AXE, RULES
+from tests.live.conftest import LiveServer
+
+pytestmark = pytest.mark.browser
+
+FILL = """
+from datetime import timedelta
+from random import Random
+from django.utils import timezone
+from inference.models import UsageRecord, UsageSpan
+from inference.records.span_rows import spans_write
+from inference.records.usage_spans import Load, MINUTE, PERIODS, missing_begins
+draw, now = Random(0), timezone.now()
+UsageSpan.objects.all().delete()
+UsageRecord.objects.bulk_create(
+    UsageRecord(
+        request_id=f"browser-{number}", tenant="local", endpoint="chat", model=("demo", "other")[number % 2],
+        outcome="completed" if number % 40 else "engine_dead", prompt_tokens=200, cached_tokens=draw.choice((0, 120)),
+        completion_tokens=90, ttft_s=draw.lognormvariate(-2, 1), itl_s=0.03 * draw.lognormvariate(0, 0.3),
+        duration_s=4.0, cache_outcome=draw.choice(("hit", "cold", "diverged", "evicted")),
+        created_at=now - timedelta(minutes=1440 * draw.random() ** 3),
+    )
+    for number in range(3000)
+)
+for length_s in sorted(PERIODS):
+    for begin in missing_begins(now, length_s):
+        loads = {"demo": Load(draw.uniform(20, 60), draw.uniform(0, 3))} if length_s == MINUTE else None
+        spans_write(begin=begin, length_s=length_s, loads=loads)
+"""
+EMPTY = """
+from inference.models import UsageRecord, UsageSpan
+UsageRecord.objects.filter(request_id__startswith="browser-").delete()
+UsageSpan.objects.all().delete()
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def a_day_of_requests(site: LiveServer) -> Iterator[None]:
+    site.manage(FILL)
+    yield
+    site.manage(EMPTY)
+
+
+def test_curves_say_their_values_and_follow_the_chosen_model_and_span(page: Page) -> None:
+    page.goto("/")
+    charts = page.locator("#traffic figure")
+    expect(charts).to_have_count(4)
+    expect(charts.first).to_contain_text("First token")
+    assert charts.first.locator("polyline").count() >= 2
+    marks = charts.first.locator("title")
+    expect(marks).to_have_count(60)
+    assert "p95" in marks.nth(40).text_content()
+    page.click("#span-day")
+    expect(page.locator("#span-day")).to_have_attribute("aria-current", "true")
+    expect(charts.first.locator("title")).to_have_count(96)
+    page.click("#traffic tbody a:has-text('demo')")
+    expect(page.locator("#traffic h2").first).to_have_text("Requests of demo")
+    expect(page.locator("#span-day")).to_have_attribute("aria-current", "true")
+    page.click("#all-models")
+    expect(page.locator("#traffic h2").first).to_have_text("Requests")
+    page.click("#traffic a:has-text('engine_dead') >> nth=0")
+    expect(page.locator("main")).to_contain_text("engine_dead")
+
+
+def test_a_new_span_is_drawn_without_a_reload(page: Page, site: LiveServer) -> None:
+    page.goto("/")
+    page.wait_for_timeout(1500)  # until the page has been told a first state
+    page.evaluate("window.stays = true")
+    site.manage(
+        "from inference.models import UsageSpan;"
+        "row = UsageSpan.objects.filter(length_s=3600, model='other').latest('begin');"
+        "row.requests = 123456; row.save();"
+        "row.pk = None; row.model = 'third'; row.save(force_insert=True)"
+    )
+    expect(page.locator("#traffic")).to_contain_text("123,456")
+    expect(page.locator("#traffic tbody")).to_contain_text("third")
+    assert page.evaluate("window.stays") is True
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1440])
+def test_it_is_clean_and_fits(
+    chromium: Browser, site: LiveServer, session_state: dict, width: int, scheme: str
+) -> None:
+    context = chromium.new_context(
+        base_url=site.url, storage_state=session_state, color_scheme=scheme, reduced_motion="reduce", bypass_csp=True,
+        viewport={"width": width, "height": 900},
+    )  # fmt: skip
+    page = context.new_page()
+    for path in ("/", "/?span=day&model=demo", "/keys/"):
+        page.goto(path)
+        page.evaluate(AXE)
+        found = page.evaluate("(rules) => axe.run(document, rules)", RULES)["violations"]
+        assert [(item["id"], item["nodes"][0]["html"][:200]) for item in found] == [], path
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, path
+    context.close()
+
+
+def test_it_can_be_read_without_scripts(chromium: Browser, site: LiveServer, session_state: dict) -> None:
+    context = chromium.new_context(base_url=site.url, storage_state=session_state, java_script_enabled=False)
+    page = context.new_page()
+    page.goto("/")
+    expect(page.locator("#traffic figure svg")).to_have_count(4)
+    for text in ("Healthy", "By model", "Prompt cache", "Recent errors", "What changed", "reserved states", "weights"):
+        expect(page.locator("main")).to_contain_text(text)
+    page.click("#span-day")
+    expect(page.locator("#traffic figure svg")).to_have_count(4)
+    context.close()
