@@ -12,12 +12,11 @@ from django.utils import timezone
 from inference.models import ApiKey, UsageRecord, UsageSpan
 from inference.models.readable_rows import readable_rows
 from inference.records.usage_spans import ALL_MODELS, DAY, HOUR, MINUTE, QUARTER, UNFAILED, last_begin, spans_read
-from models_registry.models import AliasRevision, Checkpoint
+from models_registry.models import AliasRevision
+from models_registry.selectors import checkpoint_list
 
 NUM_ERRORS = 6
 NUM_CHANGES = 8
-FULL = 0.98
-"""A device whose memory is used up to here has no room for another model."""
 
 
 def problems(state: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
@@ -93,16 +92,16 @@ def changes(state: Mapping[str, Any], *, sees_keys: bool) -> list[dict[str, Any]
     """
     since = timezone.now() - timedelta(days=1)
     found: list[tuple[datetime, str, str]] = []
-    for row in state["checkpoints"]:
-        name, url = row["served_model_name"], reverse("model", args=[row["id"]])
-        for item in row["live"]["departures"]:
+    for model in state["checkpoints"]:
+        name, url = model["served_model_name"], reverse("model", args=[model["id"]])
+        for item in model["live"]["departures"]:
             found.append((_moment(item["at"]), f"{name} was unloaded: {item['reason']}", url))
     for worker in state["workers"]:
         if worker["started_at"]:
             found.append((_moment(worker["started_at"]), f"The worker {worker['worker_id']} started", ""))
-    registered = Checkpoint.objects.filter(created_at__gte=since).order_by("-created_at")
-    for key, name, at in registered.values_list("pk", "served_model_name", "created_at")[:NUM_CHANGES]:
-        found.append((at, f"{name} was registered", reverse("model", args=[key])))
+    registered = checkpoint_list().filter(created_at__gte=since).order_by("-created_at")
+    for row in readable_rows(registered, NUM_CHANGES):
+        found.append((row.created_at, f"{row.served_model_name} was registered", reverse("model", args=[row.pk])))
     revisions = AliasRevision.objects.filter(created_at__gte=since).select_related("alias").order_by("-created_at")
     for revision in readable_rows(revisions, NUM_CHANGES):
         by = f" by {revision.author_name}" if revision.author_name else ""
