@@ -49,10 +49,16 @@ def says(text: str) -> Callable[[dict[str, Any]], Chunks]:
     return lambda request: [delta({"delta": {"content": text}}), delta({"delta": {}, "finish_reason": "stop"})]
 
 
+def kept(page: Page) -> Any:
+    """Wait, at the end of the block, until the page has kept its chat."""
+    return page.expect_response(lambda response: response.request.method == "PUT" and "/chats/" in response.url)
+
+
 def ask(page: Page, text: str, *, turns: int) -> None:
-    """Send a message, and wait for the answer that makes so many turns."""
+    """Send a message, and wait for the answer that makes so many turns, and until it is kept."""
     page.fill("#prompt", text)
-    page.keyboard.press("Enter")
+    with kept(page):
+        page.keyboard.press("Enter")
     expect(page.locator(".turn")).to_have_count(turns)
     expect(page.locator(".turn").last.locator(".figures")).to_contain_text("ended by")
 

@@ -8,7 +8,7 @@ import re
 import pytest
 from playwright.sync_api import Page, WebSocketRoute, expect
 
-from tests.browser.playground import delta, forget_chat
+from tests.browser.playground import delta, forget_chat, kept
 from tests.live.conftest import LiveServer, wait_until
 
 pytestmark = pytest.mark.browser
@@ -30,7 +30,8 @@ def test_two_columns_stream_with_one_seed(page: Page, site: LiveServer) -> None:
         expect(page.locator("#model-2")).to_be_focused()
         page.select_option("#model-2", "stable@1")
         page.fill("#prompt", "What is a tuple?")
-        page.locator("#prompt").press("Enter")
+        with kept(page):
+            page.locator("#prompt").press("Enter")
         answers = page.locator(".turn.assistant")
         expect(answers).to_have_count(2)
         for number in (0, 1):
@@ -75,7 +76,8 @@ def test_columns_run_at_once(page: Page) -> None:
         socket.send(json.dumps({"type": "chunk", "id": key, "chunk": chunk}))
     expect(page.locator(".turn.assistant.live")).to_have_count(2)
     expect(page.locator(".turn.assistant.live").last).to_contain_text("For play-2")
-    page.keyboard.press("Escape")
+    with kept(page):
+        page.keyboard.press("Escape")
     expect(page.locator(".figures", has_text="ended by you")).to_have_count(2)
     expect(page).to_have_url(re.compile(r"\?chat="))
     forget_chat(page, "Now")

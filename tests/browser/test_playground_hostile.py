@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.actions import HOSTILE
-from tests.browser.playground import answer_with, delta, forget_chat
+from tests.browser.playground import answer_with, delta, forget_chat, kept
 from tests.live.conftest import LiveServer
 
 pytestmark = pytest.mark.browser
@@ -33,7 +33,8 @@ def test_markdown_is_drawn_and_hostile_text_stays_text(page: Page) -> None:
     answer_with(page, lambda request: [delta({"delta": {"content": piece}}) for piece in pieces])
     page.goto("/playground/?model=demo")
     page.fill("#prompt", "Write")
-    page.keyboard.press("Enter")
+    with kept(page):
+        page.keyboard.press("Enter")
     expect(page.locator(".figures")).to_contain_text("tokens 2")
     for _ in range(2):
         text = page.locator(".turn.assistant .text")
@@ -45,7 +46,6 @@ def test_markdown_is_drawn_and_hostile_text_stays_text(page: Page) -> None:
         expect(text).to_contain_text("<script>alert(2)</script>")
         assert text.locator("a[href]").evaluate_all("(all) => all.map((a) => a.href)") == ["https://example.org/"]
         assert text.locator("img, script, iframe, svg, style, form, h1").count() == 0
-        page.wait_for_load_state("networkidle")
         page.reload()
     forget_chat(page, "Write")
 
@@ -75,7 +75,8 @@ def test_hostile_tokens_thoughts_calls_and_names_stay_text(page: Page, site: Liv
         page.get_by_role("button", name="Close the second column").click()
         page.check("#probabilities")
         page.fill("#prompt", HOSTILE)
-        page.keyboard.press("Enter")
+        with kept(page):
+            page.keyboard.press("Enter")
         turn = page.locator(".turn.assistant")
         expect(turn.locator(".figures")).to_contain_text(HOSTILE)
         turn.locator(".token").hover()
@@ -89,7 +90,6 @@ def test_hostile_tokens_thoughts_calls_and_names_stay_text(page: Page, site: Liv
         for language in ("python", "javascript", "curl"):
             page.click(f"#code-{language}")
             expect(page.locator("#code")).to_contain_text(HOSTILE[:20])
-        page.wait_for_load_state("networkidle")
         page.reload()
         expect(page.locator(".turn.assistant .text")).to_contain_text(HOSTILE)
         assert page.locator("main img").count() == 0

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Page, expect
 
 from tests.browser.playground import answer_with, ask, code_of, forget_chat, says
+from tests.live.conftest import LiveServer
 
 pytestmark = pytest.mark.browser
 
@@ -16,20 +18,23 @@ pytestmark = pytest.mark.browser
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
 
-def let_see(page: Page) -> None:
-    """Let the page take the demo model for one that sees."""
+@pytest.fixture
+def seeing(site: LiveServer) -> Iterator[str]:
+    """The name of a model that the page takes for one that sees; nothing loads it."""
+    made = site.manage(
+        "from models_registry.models import Checkpoint; import uuid;"
+        "row = Checkpoint.objects.get(served_model_name='demo'); row.pk = row.id = uuid.uuid4();"
+        "row.served_model_name = 'seeing'; row.path = '/nowhere/seeing';"
+        "row.inspection['spec']['vision'] = {'kind': 'any'};"
+        "row.save(force_insert=True); print(row.pk)"
+    ).strip()
+    yield "seeing"
+    site.manage(f"from models_registry.models import Checkpoint; Checkpoint.objects.filter(pk={made!r}).delete()")
 
-    def serve(route: Route) -> None:
-        response = route.fetch()
-        route.fulfill(response=response, body=response.text().replace('"has_vision": false', '"has_vision": true'))
 
-    page.route(re.compile(r"/playground/(\?|$)"), serve)
-
-
-def test_pictures_are_attached_pasted_removed_and_sent(page: Page) -> None:
-    let_see(page)
+def test_pictures_are_attached_pasted_removed_and_sent(page: Page, seeing: str) -> None:
     asked = answer_with(page, says("A pixel."))
-    page.goto("/playground/?model=demo")
+    page.goto(f"/playground/?model={seeing}")
     picture = {"name": "dot.png", "mimeType": "image/png", "buffer": base64.b64decode(PIXEL)}
     page.set_input_files("#image-files", [picture, {**picture, "name": "second.png"}])
     expect(page.locator(".attached img")).to_have_count(2)

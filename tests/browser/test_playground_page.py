@@ -16,7 +16,7 @@ import pytest
 from playwright.sync_api import Browser, Page, WebSocketRoute, expect
 
 from tests.browser.actions import DEMO, delete
-from tests.browser.playground import Chunks, answer_with, ask, code_of, delta, forget_chat, says
+from tests.browser.playground import Chunks, answer_with, ask, code_of, delta, forget_chat, kept, says
 from tests.live.conftest import LiveServer, wait_until
 
 pytestmark = pytest.mark.browser
@@ -85,12 +85,11 @@ def test_edits_and_other_answers_are_branches(page: Page) -> None:
     page.get_by_role("button", name="Earlier branch").last.click()
     expect(page.locator(".turn .text")).to_have_text(["Changed", re.compile("Answer 3")])
     page.get_by_role("button", name="Earlier branch").first.focus()
-    page.keyboard.press("Enter")
+    with kept(page):
+        page.keyboard.press("Enter")
     first = ["First", re.compile("Answer 1"), "Second", re.compile("Answer 2")]
     expect(page.locator(".turn .text")).to_have_text(first)
     expect(page.locator(".actions").first).to_contain_text("Branch 1 of 2")
-    expect(page).to_have_url(re.compile(r"\?chat="))
-    page.wait_for_load_state("networkidle")
     page.reload()
     expect(page.locator(".turn .text")).to_have_text(first)
     page.get_by_role("button", name="Later branch").click()
@@ -251,7 +250,7 @@ def test_completion_is_deterministic_and_the_curl_line_says_the_same(page: Page,
     page.fill("#p-max_tokens", "16")
     page.fill("#prompt", "The statement")
     body = json.loads(re.search(r"-d '(.*)'$", code_of(page), re.DOTALL).group(1))
-    page.keyboard.press("Control+Enter")
+    page.locator("#prompt").press("Control+Enter")
     expect(page.locator(".figures")).to_contain_text("ended by")
     written = page.locator(".turn.assistant .text").inner_text()
     answer = site.complete(**{key: value for key, value in body.items() if key != "stream"}).json()
@@ -318,7 +317,7 @@ def test_without_scripts_a_sentence_says_so_and_chats_are_read(
     context = chromium.new_context(base_url=site.url, storage_state=session_state, java_script_enabled=False)
     plain = context.new_page()
     plain.goto(page.url)
-    expect(plain.locator("main")).to_contain_text("Trying a model here needs JavaScript")
+    assert "Trying a model here needs JavaScript" in plain.locator("main").inner_text()
     expect(plain.locator(".turn.user")).to_contain_text("Is it kept?")
     for selector in ("#composer", "#model", "#settings-panel"):
         expect(plain.locator(selector)).to_be_hidden()
@@ -349,7 +348,8 @@ def test_the_playground_alone_with_the_keyboard(page: Page) -> None:
     page.keyboard.type("By keyboard")
     page.keyboard.press("Tab")
     expect(page.locator("#send")).to_be_focused()
-    page.keyboard.press("Enter")
+    with kept(page):
+        page.keyboard.press("Enter")
     expect(page.locator(".turn.assistant .figures")).to_contain_text("ended by")
     expect(page.locator("#prompt")).to_be_focused()
     forget_chat(page, "By keyboard")

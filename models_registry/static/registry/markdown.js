@@ -49,7 +49,13 @@ export function drawMarkdown(place, text, copy) {
     pre.tabIndex = 0;
     frameCode(pre, copy);
   }
-  for (const table of fragment.querySelectorAll("table")) table.className = "table w-auto";
+  for (const table of fragment.querySelectorAll("table")) {
+    table.className = "table w-auto";
+    const frame = element("div", "table-responsive");
+    frame.tabIndex = 0;
+    table.replaceWith(frame);
+    frame.append(table);
+  }
   for (const link of fragment.querySelectorAll("a")) Object.assign(link, { target: "_blank", rel: "noopener noreferrer nofollow" });
   // Headings of an answer are none of the page's.
   for (const heading of fragment.querySelectorAll("h1, h2, h3, h4, h5, h6")) heading.replaceWith(element("p", "fw-bold", ...heading.childNodes));

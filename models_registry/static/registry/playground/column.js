@@ -19,8 +19,11 @@ export class Column {
     Object.assign(this, { select, models, page, tree, stop: null });
     this.hint = h("p.small.muted.px-3.m-0", { hidden: true });
     this.log = h("div.conversation", { tabindex: 0, role: "log", "aria-live": "off", "aria-label": "Conversation" });
-    this.element = h("section.column", { "aria-label": "Conversation with a model" }, h("div.column-head", {}, select, closing), this.hint, this.log);
-    select.addEventListener("change", () => page.changed());
+    this.element = h("section.column", { "aria-label": closing ? "Second column" : "First column" }, h("div.column-head", {}, select, closing), this.hint, this.log);
+    select.addEventListener("change", () => {
+      if (this.tree.leaf === null) this.draw();
+      page.changed();
+    });
   }
 
   get isChat() {
@@ -33,6 +36,12 @@ export class Column {
 
   get isRunning() {
     return this.stop !== null;
+  }
+
+  /** Whether nothing is being written; else the page says so. */
+  isFree() {
+    if (this.page.isBusy()) this.page.refused("An answer is being written: stop it, or wait for its end.");
+    return !this.page.isBusy();
   }
 
   // --- what a person does -----------------------------------------------------------------------
@@ -54,12 +63,12 @@ export class Column {
   /** Let the model answer again, beside the answer that is there. */
   regenerate(number) {
     const { parent } = this.tree.turns[number];
-    if (parent !== null && !this.page.isBusy()) this.#answer(parent);
+    if (parent !== null && this.isFree()) this.#answer(parent);
   }
 
   /** Put a changed turn beside the old one; one of the user is answered. */
   change(number, content) {
-    if (this.page.isBusy()) return;
+    if (!this.isFree()) return;
     const { role, parent, images, reasoning, model } = this.tree.turns[number];
     const kept = { ...(images ? { images } : {}), ...(reasoning ? { reasoning } : {}) };
     const added = this.tree.add({ role, content, ...kept, ...(role === "assistant" ? { model: `${(model ?? "").slice(0, 110)}, edited` } : {}) }, parent);
@@ -71,13 +80,13 @@ export class Column {
 
   /** Go on from the text of a completion. */
   goOn(number) {
-    if (this.page.isBusy()) return;
+    if (!this.isFree()) return;
     const { parent, content } = this.tree.turns[number];
     this.send(this.tree.turns[parent].content + content);
   }
 
   show(number, label) {
-    if (this.page.isBusy()) return;
+    if (!this.isFree()) return;
     this.tree.show(number);
     this.draw();
     const shown = this.views.get(number);
@@ -100,9 +109,14 @@ export class Column {
     this.views = new Map(this.tree.path().map((number) => [number, new TurnView(this.tree.turns[number], number, this)]));
     this.log.replaceChildren(...[...this.views.values()].map(({ element }) => element));
     if (!this.views.size) this.log.append(this.page.welcome(this));
-    const last = this.tree.leaf === null ? null : this.tree.turns[this.tree.leaf];
-    if (last?.tool_calls?.length && !this.isRunning) this.log.append(resultForm(last.tool_calls, (results) => this.#sendResults(last.tool_calls, results)));
+    this.#drawResults();
     this.log.scrollTop = this.log.scrollHeight;
+  }
+
+  /** Ask for the results of calls that are the last word. */
+  #drawResults() {
+    const calls = this.tree.leaf === null ? null : this.tree.turns[this.tree.leaf].tool_calls;
+    if (calls?.length && !this.isRunning) this.log.append(resultForm(calls, (results) => this.#sendResults(calls, results)));
   }
 
   drawHint() {
@@ -112,7 +126,7 @@ export class Column {
   }
 
   #sendResults(calls, results) {
-    if (this.page.isBusy()) return;
+    if (!this.isFree()) return;
     let last = this.tree.leaf;
     results.forEach((content, i) => (last = this.tree.add({ role: "tool", content, tool_call_id: calls[i].id }, last)));
     this.#answer(last);
@@ -189,6 +203,10 @@ export class Column {
     run.frame ??= requestAnimationFrame(() => this.#drawLive());
   }
 
+  #isAtEnd() {
+    return this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < 60;
+  }
+
   /** Once per frame, however fast text comes; Markdown at most ten times a second. */
   #drawLive() {
     const { run } = this;
@@ -198,19 +216,24 @@ export class Column {
       return;
     }
     run.drawnAt = performance.now();
-    const follow = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < 60;
+    const follow = this.#isAtEnd();
     run.view.update();
     if (follow) this.log.scrollTop = this.log.scrollHeight;
   }
 
   #finish({ problem = null, reason = null } = {}) {
-    const { turn, frame } = this.run;
+    const { turn, frame, view } = this.run;
     cancelAnimationFrame(frame);
     if (reason) turn.reason = reason;
     this.stop = null;
     if (problem) Object.assign(turn, { problem, reason: "an error" });
     if (!isEmpty(turn)) turn.figures.ttft ??= 0;
-    this.draw();
+    const follow = this.#isAtEnd();
+    view.isLive = false;
+    view.update();
+    view.drawActions();
+    this.#drawResults();
+    if (follow) this.log.scrollTop = this.log.scrollHeight;
     if (problem && isEmpty(turn)) this.page.refusedMessage(this.tree.turns[turn.parent]);
     this.page.ended(this);
   }

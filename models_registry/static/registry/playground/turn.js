@@ -44,23 +44,22 @@ export class TurnView {
   constructor(turn, number, owner) {
     Object.assign(this, { turn, number, owner });
     this.isLive = false;
+    const { role } = turn;
     this.showsTokens = Boolean(turn.tokens?.length);
-    this.images = h("div.hstack.gap-2.flex-wrap", {}, ...(turn.images ?? []).map(thumbnail));
     this.thinking = h("pre.small.thinking.muted", {});
     this.thinkingWords = h("span", {}, "Thoughts");
-    this.reasoning = h("details.reasoning", { hidden: true }, h("summary.muted.small", {}, this.thinkingWords), this.thinking);
+    this.reasoning = h("details.reasoning", {}, h("summary.muted.small", {}, this.thinkingWords), this.thinking);
     this.text = h("div.text", {});
     this.calls = h("div.vstack.gap-2", {});
-    this.problem = h("p.note.bad", { role: "alert", hidden: true });
-    this.figures = h("div.figures.small.muted", {});
+    this.figures = role === "assistant" ? h("div.figures.small.muted", {}) : null;
+    const pictures = turn.images?.length ? h("div.hstack.gap-2.flex-wrap", {}, ...turn.images.map(thumbnail)) : null;
     this.actions = h("div.actions", { role: "group", "aria-label": `Actions of turn ${number + 1}` });
-    const { role } = turn;
     const who = role === "assistant" ? turn.model ?? "" : role === "user" && !owner.isChat ? "Prompt" : WHO[role];
     this.element = h(
       `article.turn.${role}`,
       {},
       h("div.who.small.muted", {}, role === "assistant" ? icon("speech") : "", h("span.text-truncate", {}, who)),
-      h("div.bubble", {}, this.images, this.reasoning, this.text, this.calls, this.problem),
+      (this.bubble = h("div.bubble", {}, pictures, this.text, role === "assistant" ? this.calls : null)),
       this.figures,
       this.actions,
     );
@@ -87,8 +86,8 @@ export class TurnView {
     this.text.classList.toggle("font-monospace", !this.owner.isChat || role === "tool");
     this.text.classList.toggle("markdown", role === "assistant" && this.owner.isChat && !this.showsTokens);
     this.text.hidden = !content && !this.showsTokens && !this.isLive;
-    this.reasoning.hidden = !reasoning;
     if (reasoning) {
+      if (!this.bubble.contains(this.reasoning)) this.bubble.prepend(this.reasoning);
       if (this.thinking.textContent !== reasoning) this.thinking.textContent = reasoning;
       this.thinkingWords.textContent = this.isLive && !content ? "Thinking …" : "Thoughts";
     }
@@ -96,8 +95,7 @@ export class TurnView {
       this.drawnCalls = JSON.stringify(calls);
       this.calls.replaceChildren(...calls.map(callElement));
     }
-    this.problem.hidden = !problem;
-    this.problem.textContent = problem ?? "";
+    if (problem && !this.bubble.querySelector(".note")) this.bubble.append(h("p.note.bad", { role: "alert" }, problem));
     this.element.classList.toggle("live", this.isLive);
     this.drawFigures();
   }
@@ -110,10 +108,11 @@ export class TurnView {
   }
 
   drawFigures() {
+    if (!this.figures) return;
     const waits = this.isLive && this.turn.figures?.ttft === undefined;
     const parts = waits ? [h("span.pulse", {}, this.turn.accepted ? "reading the prompt …" : "waiting for the model …")] : figureParts(this.turn);
     this.figures.replaceChildren(...parts);
-    this.figures.hidden = this.turn.role !== "assistant" || !parts.length;
+    this.figures.hidden = !parts.length;
   }
 
   drawActions() {
@@ -161,7 +160,7 @@ export class TurnView {
       {
         onsubmit: (event) => {
           event.preventDefault();
-          if (!field.value.trim() && !turn.images?.length) return;
+          if ((!field.value.trim() && !turn.images?.length) || !owner.isFree()) return;
           end(false);
           owner.change(number, field.value);
         },
