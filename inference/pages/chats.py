@@ -158,7 +158,7 @@ def shown_turns(conversation: dict[str, Any]) -> list[dict[str, Any]]:
     leaf = conversation.get("leaf")
     at = len(turns) - 1 if leaf is None else leaf
     path = []
-    while at is not None and 0 <= at < len(turns):
+    while isinstance(at, int) and 0 <= at < len(turns):
         path.append(turns[at])
         parent = turns[at].get("parent", at - 1)
         at = parent if isinstance(parent, int) and parent < at else None

@@ -83,6 +83,7 @@ function draw() {
   fields.drawDefaults(model);
   for (const column of columns) column.drawHint();
   for (const element of $$("[data-chat-only]")) element.hidden = !isChat();
+  $("#effort-field").hidden = !isChat() || !model.has_effort;
   $("#attach").hidden = !isChat() || Boolean(cannotSee());
   $("#prompt-label").textContent = isChat() ? "Message" : "Prompt";
   $("#prompt").placeholder = isChat() ? "Write a message" : model.has_text ? "Text to go on from" : "Token ids, such as 1, 15, 204";
@@ -137,6 +138,7 @@ function openSecond(name, tree) {
   $("#columns").append(column.element);
   $("#columns").classList.add("two");
   column.draw();
+  for (const { log } of columns) log.scrollTop = log.scrollHeight;
   drawBusy();
   draw();
 }
@@ -150,7 +152,7 @@ function compare() {
 
 /** Two columns draw with one seed: without one of the person's, this page chooses it. */
 function shareSeed() {
-  if (columns.length > 1 && fields.settings.chosen("seed") === null) fields.choose("seed", Math.floor(Math.random() * 2 ** 31));
+  if (columns.length > 1 && fields.settings.chosen("seed") === null) fields.choose("seed", Math.floor(Math.random() * 1e6));
 }
 
 function startOver() {

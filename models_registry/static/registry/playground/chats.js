@@ -1,5 +1,6 @@
 // Chats that are kept for the account, so that they are there after a reload.
 import { $, call, h, toast } from "../kit.js";
+import { iconButton } from "./parts.js";
 
 const KEPT = ["role", "content", "parent", "reasoning", "tool_calls", "tool_call_id", "images", "model", "figures", "reason"];
 
@@ -68,7 +69,7 @@ export class Chats {
     $("#chats .muted")?.remove();
     $("#chats [aria-current]")?.removeAttribute("aria-current");
     $("#chats").prepend(
-      h("li.spread.flex-nowrap", { id: `chat-${id}` }, h("a.text-truncate", { href: `?chat=${id}`, "aria-current": "true" }, title), h("button.btn.btn-link.btn-sm", { type: "button", "data-delete-url": `/registry/chats/${id}`, "data-leads-to": location.pathname, "aria-label": `Delete the chat ${title}` }, "Delete")),
+      h("li.spread.flex-nowrap", { id: `chat-${id}` }, h("a.text-truncate", { href: `?chat=${id}`, "aria-current": "true" }, title), iconButton("close", `Delete the chat ${title}`, null, { title: "Delete", "data-delete-url": `/registry/chats/${id}`, "data-leads-to": location.pathname })),
     );
   }
 }

@@ -32,6 +32,7 @@ export function tabs(list, show) {
   const choose = (tab) => {
     for (const other of all) {
       other.setAttribute("aria-selected", String(other === tab));
+      other.classList.toggle("active", other === tab);
       other.tabIndex = other === tab ? 0 : -1;
     }
     show(tab.dataset.tab);

@@ -83,7 +83,6 @@ export function drawDefaults(model) {
     const words = own === undefined ? "" : `the model's own: ${own} (generation_config.json)`;
     $(`#own-${name}`).textContent = input.value !== "" && own !== undefined ? `yours; ${words}` : words || (always && input.value === "" ? "this page's default" : "");
   }
-  $("#effort-field").hidden = !model.has_effort;
 }
 
 /** Whether all fields can be sent; the first wrong one is shown and gets the focus. */
