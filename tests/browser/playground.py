@@ -73,6 +73,7 @@ def code_of(page: Page, language: str = "curl") -> str:
 
 
 def forget_chat(page: Page, title: str) -> None:
+    page.set_viewport_size({"width": 1280, "height": 900})  # the list of chats is in sight
     page.goto("/playground/")
     page.get_by_role("button", name=f"Delete the chat {title}").first.click()
     page.wait_for_load_state()

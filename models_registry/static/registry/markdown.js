@@ -1,6 +1,7 @@
 // Markdown of models as elements. Raw HTML in it is shown as text; what marked makes of the rest passes DOMPurify, which
 // keeps text elements and links to the web alone. Nothing is fetched: pictures become their alternative text.
 import { Marked } from "../vendor/marked/marked.esm.js";
+import { highlight } from "./playground/highlight.js";
 
 const escapeHtml = (text) => text.replace(/[&<>"']/g, (sign) => `&#${sign.charCodeAt(0)};`);
 const marked = new Marked({
@@ -38,6 +39,7 @@ function frameCode(pre, copy) {
   const frame = element("div", "code-block");
   pre.replaceWith(frame);
   frame.append(element("div", "spread flex-nowrap small muted", element("span", "text-truncate", pre.title || "text"), button), pre);
+  highlight(pre.firstChild, pre.title);
   pre.removeAttribute("title");
 }
 
