@@ -18,10 +18,10 @@ from pathlib import Path
 
 from bench.environments import Environments
 from blazr_site.commands.quality import text_tokens
-from inference.llm.checkpoint_writing import SourceFiles
 from inference.llm.options import LLMOptions
 from inference.llm.quality import Quality, measure_quality
 from inference.llm.quantising.quantise import Limit, quantise_checkpoint
+from inference.llm.quantising.side_files import side_files
 from inference.modelling.gguf.container import read_gguf
 from inference.modelling.quantisation import Quant
 from models_registry.detection.inspection import Inspection, inspect_checkpoint
@@ -80,9 +80,8 @@ class Curve:
         for mib in sizes:
             with tempfile.TemporaryDirectory() as target:
                 quantised = quantise_checkpoint(
-                    original.spec, original.weight_paths,
-                    SourceFiles(original.directory, original.tensors, original.other_files),
-                    Path(target) / "quantised", self._planning, Limit(int(mib * MIB)), text=self._text, window=WINDOW,
+                    original.spec, original.weight_paths, side_files(original), Path(target) / "quantised",
+                    self._planning, Limit(int(mib * MIB)), text=self._text, window=WINDOW,
                 )  # fmt: skip
                 (quality,) = self._measure(inspect_checkpoint(Path(target) / "quantised"), ["auto"])
             bits = quantised.bits_per_weight

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from blazr_site.commands.arguments import QUANTISE_TOKENS, QUANTISE_WINDOW
-from blazr_site.commands.quality import text_tokens
+from blazr_site.commands.quality import text_tokens, tokens_to_read
 from blazr_site.job_child import device_and_dtype, run
 from inference.errors import InvalidRequest, StorageFull
-from inference.llm.checkpoint_writing import SourceFiles
 from inference.llm.quantising.measuring import measuring_bytes
 from inference.llm.quantising.quantise import Limit, Progress, quantise_checkpoint
+from inference.llm.quantising.side_files import side_files
 from models_registry.detection.child import inspect_in_child
 
 
@@ -25,6 +25,7 @@ def quantise(
     target: str,
     max_bytes: int | None,
     max_kl: float | None,
+    text: str,
     device: str,
     progress: Progress,
 ) -> dict[str, Any]:
@@ -36,6 +37,7 @@ def quantise(
         target: A directory that doesn't exist yet.
         max_bytes: Limit of the weights' file.
         max_kl: Limit of the mean KL divergence, in nats.
+        text: What is measured on; empty: Python's help pages.
         device: As BLAZR_DEVICE has it.
         progress: Called with the share done and a description of the present work.
 
@@ -44,7 +46,10 @@ def quantise(
     """
     progress(0.0, "inspecting")
     inspection = inspect_in_child(Path(path), overrides)
-    token_ids, text = text_tokens(inspection, None, QUANTISE_TOKENS)
+    if text:
+        token_ids, label = tokens_to_read(inspection, (text, "a text of its own"), QUANTISE_TOKENS)
+    else:
+        token_ids, label = text_tokens(inspection, None, QUANTISE_TOKENS)
     where, dtype = device_and_dtype(
         device,
         lambda dtype: measuring_bytes(inspection.spec, len(token_ids), dtype),
@@ -54,11 +59,11 @@ def quantise(
         found = quantise_checkpoint(
             inspection.spec,
             inspection.weight_paths,
-            SourceFiles(inspection.directory, inspection.tensors, inspection.other_files),
+            side_files(inspection),
             Path(target),
             token_ids,
             Limit(max_bytes, max_kl),
-            text=text,
+            text=label,
             window=min(QUANTISE_WINDOW, inspection.spec.max_position_embeddings),
             device=where,
             dtype=dtype,

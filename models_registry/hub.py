@@ -24,6 +24,7 @@ from inference.errors import (
 )
 from inference.host.units import format_bytes
 from inference.modelling.encodings.quantisation_config import SIDE_FILES
+from inference.modelling.gguf.vocabulary_file import VOCABULARY_FILE
 from models_registry.hub_files import MAX_BYTES, fetch_into_cache
 
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
@@ -37,6 +38,7 @@ _SERVED = (
     "tokenizer_config.json",
     "tokenizer.model",
     "tekken.json",
+    VOCABULARY_FILE,
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.json",

@@ -158,10 +158,13 @@ class ModelPage(StaffPage):
         return found
 
     def _overview_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        description = describe(checkpoint_inspection(checkpoint))
+        inspection = checkpoint_inspection(checkpoint)
+        description = describe(inspection)
         return {
             **_layers(description),
             "description": description,
+            "reads_text": reads_text(inspection),
+            "max_text_bytes": MAX_TEXT_BYTES,
             "curve": read_curve(Path(checkpoint.directory)),
             "quantisations": quantisation_list(checkpoint),
             "quantised_name": default_name(checkpoint),

@@ -346,6 +346,7 @@ class Quantisation(CheckpointJob):
     served_model_name = models.CharField(max_length=MAX_NAME_CHARS, help_text="Of the result.")
     max_bytes = models.BigIntegerField(null=True, blank=True, help_text="Limit of the weights' file.")
     max_kl = models.FloatField(null=True, blank=True, help_text="Limit of the mean KL divergence, in nats.")
+    text = models.TextField(blank=True, default="", help_text="What it measures on; empty: the default text.")
     checkpoint = models.ForeignKey(
         Checkpoint, null=True, blank=True, on_delete=models.SET_NULL, related_name="+", help_text="The result."
     )

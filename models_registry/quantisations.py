@@ -7,24 +7,27 @@ registered as an upload is. ``checkpoint_jobs`` has what all jobs share.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.db import transaction
 
 from inference.errors import Conflict, InvalidRequest, StorageFull, UnsupportedFormat
 from inference.host.units import format_bytes
-from inference.modelling.gguf.ggjt import has_ggml_suffix
+from inference.modelling.encodings.blazr import METHOD
 from models_registry import storage
 from models_registry.checkpoint_jobs import CheckpointJobs, Report, check_available, follow, source_of
 from models_registry.detection.child import inspect_in_child
+from models_registry.detection.facts import CHAT_TEMPLATE, TOKENIZER_FROM
 from models_registry.detection.inspection import Inspection
 from models_registry.job_process import JobProcess
 from models_registry.models import MAX_NAME_CHARS, Checkpoint, Quantisation
 from models_registry.names import check_name
 from models_registry.selectors import checkpoint_inspection, overrides_in_force
 from models_registry.services import checkpoint_register, free_name
+from models_registry.span_measurements import check_text, reads_text
 from models_registry.uploads import available_bytes
 
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ MAX_KL = 100.0
 """Upper bound of ``max_kl`` in nats, as of ``blazr quantise``."""
 SUFFIX = "-quantised"
 CHILD = "blazr_site.quantise_child"
+VOCABULARY = "vocabulary"
 _QUANTISED, _HASHED = 0.9, 0.98
 """Shares of the work that are done after the child, and after its files were read back."""
 
@@ -56,6 +60,7 @@ class Quantisations(CheckpointJobs[Quantisation]):
             "target": str(target),
             "max_bytes": row.max_bytes,
             "max_kl": row.max_kl,
+            "text": row.text,
             "device": settings.BLAZR_DEVICE,
         }
         with JobProcess(CHILD, request) as child:
@@ -63,6 +68,7 @@ class Quantisations(CheckpointJobs[Quantisation]):
         digests = _publish(row, target, report)
         report(_HASHED, "inspecting")
         place = storage.checkpoint_path(row.pk)
+        overrides = _not_written(overrides)
         inspection = inspect_in_child(place, overrides=overrides)
         with transaction.atomic():
             checkpoint = checkpoint_register(
@@ -94,6 +100,7 @@ def quantisation_create(
     served_model_name: str = "",
     max_bytes: int | None = None,
     max_kl: float | None = None,
+    text: str | None = None,
     wait: bool = False,
 ) -> Quantisation:
     """Start the quantisation of a checkpoint, after all checks that need no computing.
@@ -102,11 +109,12 @@ def quantisation_create(
         served_model_name: Of the result; empty: the source's with a suffix.
         max_bytes: Limit of the weights' file.
         max_kl: Limit of the mean KL divergence in nats.
+        text: What the divergence is measured on; None: Python's help pages.
         wait: Run in this call; otherwise in a thread, and the row's ``progress`` and ``stage`` show where it is.
 
     Raises:
-        InvalidRequest: There is no limit or a wrong one, or the name is not legal.
-        UnsupportedFormat: The checkpoint holds codes already.
+        InvalidRequest: There is no limit or a wrong one, the name is not legal, or the text can't be read.
+        UnsupportedFormat: The checkpoint was written by a quantisation.
         Conflict: The name is taken, or the checkpoint's files can't be served.
         QueueFull: Another quantisation is running.
         StorageFull: The disk has too little space for the result.
@@ -119,16 +127,18 @@ def quantisation_create(
             param="served_model_name",
         )
     check_available(checkpoint)
-    if not is_quantisable(checkpoint_inspection(checkpoint)):
+    inspection = checkpoint_inspection(checkpoint)
+    if not is_quantisable(inspection):
         raise UnsupportedFormat(
-            f"{checkpoint.served_model_name} holds codes or is a GGUF or ggjt file; quantise a safetensors checkpoint "
-            "with the weights as they were before they were quantised.",
+            f"{checkpoint.served_model_name} was written by a quantisation; quantise the model that it was made from, "
+            "so that nothing is rounded twice.",
             param="checkpoint",
         )
+    _check_text(checkpoint, inspection, text)
     QUANTISATIONS.sweep()
     _check_disk(checkpoint, max_bytes)
     return QUANTISATIONS.create(
-        checkpoint, owner, wait=wait, served_model_name=name, max_bytes=max_bytes, max_kl=max_kl
+        checkpoint, owner, wait=wait, served_model_name=name, max_bytes=max_bytes, max_kl=max_kl, text=text or ""
     )
 
 
@@ -146,8 +156,8 @@ def quantisation_cancel(*, quantisation_id: uuid.UUID, username: str = "") -> Qu
 
 
 def is_quantisable(inspection: Inspection) -> bool:
-    """Whether the weights are stored as numbers in safetensors files."""
-    return not (inspection.spec.encoded or any(map(has_ggml_suffix, inspection.weight_files)))
+    """Whether no quantisation wrote the weights."""
+    return all(item.coding != METHOD for item in inspection.spec.encoded)
 
 
 def default_name(checkpoint: Checkpoint) -> str:
@@ -169,6 +179,23 @@ def _check_limits(checkpoint: Checkpoint, max_bytes: int | None, max_kl: float |
         )
     if max_kl is not None and not 0 < max_kl < MAX_KL:
         raise InvalidRequest(f"max_kl is {max_kl:g}; it must be above 0 and below {MAX_KL:g} nats.", param="max_kl")
+
+
+def _check_text(checkpoint: Checkpoint, inspection: Inspection, text: str | None) -> None:
+    if text is None:
+        return
+    if not reads_text(inspection):
+        raise InvalidRequest(
+            f"{checkpoint.served_model_name} has no known tokenizer and reads random tokens; leave text out.",
+            param="text",
+        )
+    check_text(text)
+
+
+def _not_written(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts that the written files don't state: all but those of tokenizer and chat template."""
+    written = {TOKENIZER_FROM, CHAT_TEMPLATE} | ({VOCABULARY} if overrides.get(VOCABULARY) != "none" else set())
+    return {fact: value for fact, value in overrides.items() if fact not in written}
 
 
 def _check_disk(checkpoint: Checkpoint, max_bytes: int | None) -> None:

@@ -313,6 +313,7 @@ def _quantise(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bytes", metavar="SIZE", help="most bytes of the weights: a number and MB, GB, MiB or GiB")
     parser.add_argument("--max-kl", type=float, metavar="NATS", help="highest mean KL divergence by quantising")
     parser.add_argument("-o", "--output", required=True, metavar="DIR", help="directory to write, new or empty")
+    parser.add_argument("--shard-size", metavar="SIZE", help="most bytes of the tensors in one file (default 4GiB)")
     parser.add_argument("--text", metavar="FILE", help="UTF-8 text to measure on (default: Python's own help pages)")
     tokens, window = QUANTISE_TOKENS, QUANTISE_WINDOW
     parser.add_argument("--tokens", type=int, default=tokens, metavar="N", help="most tokens to read (%(default)s)")

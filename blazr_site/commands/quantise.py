@@ -12,19 +12,20 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from blazr_site.commands.loading import inspect_model
+from blazr_site.commands.loading import inspect_model, overrides_from
 from blazr_site.commands.models import detailed_bar, stderr
 from blazr_site.commands.quality import check_windows, text_tokens
 from blazr_site.commands.tables import output_console, table
 from inference.errors import InvalidRequest
 from inference.host.units import format_bytes
-from inference.llm.checkpoint_writing import SourceFiles
+from inference.llm.checkpoint_writing import SHARD_BYTES
 from inference.llm.loading import choose_device
 from inference.llm.quantising.quantise import Limit, Quantised, quantise_checkpoint
+from inference.llm.quantising.side_files import side_files
+from models_registry.detection.facts import CHAT_TEMPLATE, TOKENIZER_FROM
 
-_OVERRIDES_NOT_WRITTEN = (
-    "--override, --vocab and --chat-template aren't written to the output; give them again when you load it."
-)
+_TEXT_FACTS = (TOKENIZER_FROM, CHAT_TEMPLATE, "vocabulary")
+"""Facts whose effect is in the written files."""
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
     "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40,
 }  # fmt: skip
@@ -34,6 +35,7 @@ _SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*([A-Za-z]{0,3})")
 def run(arguments: argparse.Namespace) -> int:
     """Quantise and print the curve as a table or JSON."""
     limit = Limit(parse_size(arguments.bytes), arguments.max_kl)
+    shard_bytes = parse_size(arguments.shard_size, "--shard-size") or SHARD_BYTES
     if limit.size_bytes is None and limit.max_kl is None:
         raise InvalidRequest("say how small or how close: --bytes SIZE, --max-kl NATS, or both.", param="bytes")
     if limit.max_kl is not None and not 0 < limit.max_kl < 100:
@@ -45,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         found = quantise_checkpoint(
             inspection.spec,
             inspection.weight_paths,
-            SourceFiles(inspection.directory, inspection.tensors, inspection.other_files),
+            side_files(inspection),
             Path(arguments.output),
             token_ids,
             limit,
@@ -53,14 +55,20 @@ def run(arguments: argparse.Namespace) -> int:
             window=min(arguments.window, inspection.spec.max_position_embeddings),
             device=choose_device(force_cpu=arguments.cpu),
             dtype="float32" if arguments.dtype == "auto" else arguments.dtype,
+            shard_bytes=shard_bytes,
             progress=report,
         )
     if arguments.json:
         sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")
     else:
         _print(found, arguments.output, text)
-    if arguments.override or arguments.vocab or arguments.chat_template:
-        stderr.print(f"[yellow]note:[/] {_OVERRIDES_NOT_WRITTEN}", highlight=False)
+    left = [f"--override {fact}" for fact in overrides_from(arguments) if fact not in _TEXT_FACTS]
+    left += ["--vocab none"] if arguments.vocab == "none" else []
+    if left:
+        stderr.print(
+            f"[yellow]note:[/] {', '.join(left)} isn't written to the output; give it again when you load it.",
+            highlight=False,
+        )
     return 0
 
 
@@ -74,8 +82,12 @@ def _sigterm_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def parse_size(value: str | None) -> int | None:
+def parse_size(value: str | None, option: str = "--bytes") -> int | None:
     """Bytes of a size with a unit; None: none was given.
+
+    Args:
+        value: As it was given.
+        option: What it was given for, for messages.
 
     Raises:
         InvalidRequest: It is no size.
@@ -87,7 +99,8 @@ def parse_size(value: str | None) -> int | None:
     size = int(float(match[1]) * unit) if match and unit else 0
     if size < 1:
         raise InvalidRequest(
-            f"--bytes is {value[:40]!r}; write a number and MB, GB, MiB or GiB, e.g. 4GB.", param="bytes"
+            f"{option} is {value[:40]!r}; write a number and MB, GB, MiB or GiB, e.g. 4GB.",
+            param=option.lstrip("-").replace("-", "_"),
         )
     return size
 

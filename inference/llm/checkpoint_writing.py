@@ -1,13 +1,14 @@
-"""Write a checkpoint's directory: complete or not there, its tensors in one safetensors file."""
+"""Write a checkpoint's directory: complete or not there, its tensors in safetensors files of bounded size."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,15 +19,21 @@ from inference.host.units import format_bytes
 from inference.modelling.families.config import TensorInfo
 
 WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = WEIGHTS_FILE + ".index.json"
 CONFIG_FILE = "config.json"
-HEADER_BYTES = 200
-"""Most bytes of a tensor's entry in the header, beside its name."""
+SHARD_BYTES = 4 << 30
+"""Most bytes of the tensors in one file, unless one tensor alone has more."""
+HEADER_BYTES = 128
+"""Most bytes of a tensor's entry in a header, beside its name; and of what a header has beside its entries."""
+MAX_HEADER_BYTES = 4 << 20
+"""Most bytes of a header: readers refuse longer ones than twice that (``safetensors_header``)."""
 
+_MOVED_FILE = "moved.json"
 _COPY_BYTES = 16 << 20
-LENGTH_BYTES = 8
-_DTYPES = {
-    torch.int8: "I8", torch.uint8: "U8", torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32",
-    torch.float64: "F64",
+_LENGTH_BYTES = 8
+SPELLINGS = {
+    torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 
 
@@ -38,16 +45,25 @@ class SourceFiles:
         directory: Its directory.
         tensors: Header entries of all its files.
         others: Names of config, tokenizer and template files, which are copied.
+        made: Contents of files that are written in their place, or that the directory doesn't have, by name.
     """
 
     directory: Path
     tensors: Mapping[str, TensorInfo]
     others: Sequence[str]
+    made: Mapping[str, bytes] = field(default_factory=dict)
+
+    def config(self) -> dict[str, Any]:
+        """Return the content of config.json; empty: there is none."""
+        data = self.made.get(CONFIG_FILE)
+        if data is None and CONFIG_FILE in self.others:
+            data = (self.directory / CONFIG_FILE).read_bytes()
+        return {} if data is None else cast("dict[str, Any]", json.loads(data))
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor of the written file; ``pieces`` gives its bytes."""
+    """One tensor of a written file; ``pieces`` gives its bytes."""
 
     name: str
     dtype: str
@@ -113,23 +129,64 @@ def partial_directory(target: Path) -> Iterator[Path]:
                 directory.rmdir()
 
 
+def publish(partial: Path, target: Path, names: Sequence[str]) -> None:
+    """Move finished files into the target, the config last: it makes a checkpoint of them.
+
+    A process that is killed on the way leaves their names, so that the next one removes what was moved.
+    """
+    (partial / _MOVED_FILE).write_text(json.dumps(list(names)), encoding="utf-8")
+    for name in sorted(names, key=lambda name: name == CONFIG_FILE):
+        (partial / name).rename(target / name)
+
+
 def _remove_stale_partial_directories(target: Path) -> None:
-    """Remove directories of killed processes: the target would count as not empty. Pids are those of this machine."""
+    """Remove what killed processes left: the target would count as not empty. Pids are those of this machine."""
     for left in target.glob(".partial-*"):
         try:
             os.kill(int(left.name.removeprefix(".partial-")), 0)
         except ProcessLookupError:
+            _remove_moved(left, target)
             shutil.rmtree(left, ignore_errors=True)
         except (ValueError, OverflowError, PermissionError):
             continue  # not ours, or another account's process writes here
 
 
+def _remove_moved(partial: Path, target: Path) -> None:
+    """Remove the files that were moved out of a partial directory, unless all of them were."""
+    try:
+        names = json.loads((partial / _MOVED_FILE).read_bytes())
+    except (OSError, ValueError):
+        return
+    waiting = {path.name for path in partial.iterdir()} - {_MOVED_FILE}
+    if waiting:
+        for name in set(names) - waiting:
+            (target / Path(name).name).unlink(missing_ok=True)
+
+
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """Return the bytes of a tensor on the CPU."""
+    return memoryview(cast("Any", tensor.contiguous().view(torch.uint8).flatten().numpy()))
+
+
 def tensor_entry(name: str, tensor: torch.Tensor) -> Entry:
-    content = cast("Any", tensor.contiguous().view(torch.uint8).flatten().numpy())
-    return Entry(name, _DTYPES[tensor.dtype], tensor.shape, tensor.nbytes, lambda: iter([memoryview(content)]))
+    """Return the entry of a tensor that is there."""
+    return computed_entry(name, tensor.dtype, tensor.shape, lambda: tensor)
+
+
+def computed_entry(name: str, dtype: torch.dtype, shape: Sequence[int], compute: Callable[[], torch.Tensor]) -> Entry:
+    """Return the entry of a tensor that is computed when it is written."""
+
+    def pieces() -> Iterator[memoryview]:
+        tensor = compute()
+        assert tensor.dtype == dtype, (name, tensor.dtype, dtype)
+        yield tensor_bytes(tensor)
+
+    return Entry(name, SPELLINGS[dtype], shape, math.prod(shape) * dtype.itemsize, pieces)
 
 
 def stored_entry(directory: Path, name: str, info: TensorInfo) -> Entry:
+    """Return the entry of a tensor that is copied from a safetensors file."""
+
     def pieces() -> Iterator[bytes]:
         with (directory / info.file).open("rb") as file:
             file.seek(info.begin)
@@ -144,28 +201,68 @@ def stored_entry(directory: Path, name: str, info: TensorInfo) -> Entry:
     return Entry(name, info.dtype, info.shape, info.end - info.begin, pieces)
 
 
-def write_tensors(path: Path, entries: Iterator[Entry], header_bytes: int) -> int:
-    """Write a safetensors file in one pass over the entries; the header is written last, into its reserved bytes.
+def write_weights(directory: Path, entries: Sequence[Entry], shard_bytes: int = SHARD_BYTES) -> tuple[list[str], int]:
+    """Write tensors in their order to one file, or to several with an index.
+
+    Args:
+        directory: Where the files go.
+        entries: The tensors; their pieces are asked for one tensor after the other, each once.
+        shard_bytes: Most bytes of the tensors in one file, unless one tensor alone has more.
+
+    Returns:
+        Names of the files, and the bytes of all weights' files.
+    """
+    shards = _shards(entries, shard_bytes)
+    if len(shards) == 1:
+        return [WEIGHTS_FILE], write_tensors(directory / WEIGHTS_FILE, entries)
+    stem, suffix = WEIGHTS_FILE.split(".")
+    names = [f"{stem}-{number:05}-of-{len(shards):05}.{suffix}" for number in range(1, len(shards) + 1)]
+    size = sum(write_tensors(directory / name, shard) for name, shard in zip(names, shards, strict=True))
+    index = {
+        "metadata": {"total_size": sum(entry.size for entry in entries)},
+        "weight_map": {entry.name: name for name, shard in zip(names, shards, strict=True) for entry in shard},
+    }
+    (directory / INDEX_FILE).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+    return [*names, INDEX_FILE], size
+
+
+def num_shards(sizes: Mapping[str, int], shard_bytes: int = SHARD_BYTES) -> int:
+    """Return the number of files that tensors of these names and sizes take."""
+    return len(_shards([Entry(name, "", (), size, lambda: iter(())) for name, size in sizes.items()], shard_bytes))
+
+
+def _shards(entries: Sequence[Entry], shard_bytes: int) -> list[list[Entry]]:
+    shards: list[list[Entry]] = [[]]
+    size = header_bytes = 0
+    for entry in entries:
+        own_bytes = len(entry.name) + HEADER_BYTES
+        if shards[-1] and (size + entry.size > shard_bytes or header_bytes + own_bytes > MAX_HEADER_BYTES):
+            shards.append([])
+            size = header_bytes = 0
+        shards[-1].append(entry)
+        size += entry.size
+        header_bytes += own_bytes
+    return shards
+
+
+def write_tensors(path: Path, entries: Sequence[Entry]) -> int:
+    """Write one safetensors file; returns its bytes.
 
     Source of the layout: https://huggingface.co/docs/safetensors/index#format
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     position = 0
+    for entry in entries:
+        offsets = [position, position + entry.size]
+        header[entry.name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": offsets}
+        position += entry.size
+    content = json.dumps(header, separators=(",", ":")).encode()
+    content += b" " * (-len(content) % _LENGTH_BYTES)
     with path.open("wb") as file:
-        file.seek(LENGTH_BYTES + header_bytes)
+        file.write(len(content).to_bytes(_LENGTH_BYTES, "little") + content)
         for entry in entries:
-            header[entry.name] = {
-                "dtype": entry.dtype,
-                "shape": list(entry.shape),
-                "data_offsets": [position, position + entry.size],
-            }
-            for piece in entry.pieces():
-                file.write(piece)
-            position += entry.size
-        content = json.dumps(header, separators=(",", ":")).encode()
-        assert len(content) <= header_bytes, (len(content), header_bytes)
-        file.seek(0)
-        file.write(header_bytes.to_bytes(LENGTH_BYTES, "little") + content.ljust(header_bytes))
+            written = sum(file.write(piece) for piece in entry.pieces())
+            assert written == entry.size, (entry.name, written, entry.size)
         file.flush()
         os.fsync(file.fileno())
     return path.stat().st_size

@@ -7,7 +7,8 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,17 +16,14 @@ import torch
 from inference.engine.prefix_cache.model_key import file_digest
 from inference.errors import InvalidRequest, UnsupportedFormat
 from inference.llm.checkpoint_writing import (
-    CONFIG_FILE,
-    HEADER_BYTES,
-    LENGTH_BYTES,
-    WEIGHTS_FILE,
     Entry,
     SourceFiles,
     check_target,
     partial_directory,
+    publish,
     stored_entry,
-    tensor_entry,
-    write_tensors,
+    tensor_bytes,
+    write_weights,
 )
 from inference.modelling.adapters.merging import MergedTensors, MergeInput, MergeRule
 from inference.modelling.lora.modules import BaseModules
@@ -124,16 +122,12 @@ def merge_checkpoint(
     prepared = prepare_merge(spec, weight_files, merge)
     _check_plain(spec, prepared.tensors)
     check_target(target, sum(info.end - info.begin for info in source.tensors.values()))
-    header_bytes = HEADER_BYTES + sum(len(name) + HEADER_BYTES for name in source.tensors)
-    header_bytes = -(-header_bytes // LENGTH_BYTES) * LENGTH_BYTES
-    with partial_directory(target) as partial:
+    with partial_directory(target) as directory:
         names = [name for name in source.others if not name.endswith(INDEX_SUFFIX)]
         for name in names:
-            shutil.copyfile(source.directory / name, partial / name)
-        size = write_tensors(partial / WEIGHTS_FILE, _entries(source, weight_files, prepared, progress), header_bytes)
-        # The config last: it makes a checkpoint of them.
-        for name in sorted((*names, WEIGHTS_FILE), key=lambda name: name == CONFIG_FILE):
-            (partial / name).rename(target / name)
+            shutil.copyfile(source.directory / name, directory / name)
+        written, size = write_weights(directory, _entries(source, weight_files, prepared, progress))
+        publish(directory, target, [*names, *written])
     progress(1.0, "")
     return size
 
@@ -150,15 +144,17 @@ def _check_plain(spec: ModelSpec, tensors: MergedTensors) -> None:
 
 def _entries(
     source: SourceFiles, weight_files: Sequence[Path], prepared: PreparedMerge, progress: Progress
-) -> Iterator[Entry]:
-    changed = prepared.tensors.names
-    for number, (name, info) in enumerate(source.tensors.items()):
-        progress(number / len(source.tensors), name)
-        if name not in changed:
-            yield stored_entry(source.directory, name, info)
-            continue
-        with _reading(weight_files, name) as value:
-            yield tensor_entry(name, prepared.tensors.change(name, value))
+) -> list[Entry]:
+    def pieces(number: int, entry: Entry) -> Iterator[bytes | memoryview]:
+        progress(number / len(source.tensors), entry.name)
+        if entry.name not in prepared.tensors.names:
+            yield from entry.pieces()
+            return
+        with _reading(weight_files, entry.name) as value:
+            yield tensor_bytes(prepared.tensors.change(entry.name, value))
+
+    entries = [stored_entry(source.directory, name, info) for name, info in source.tensors.items()]
+    return [replace(entry, pieces=partial(pieces, number, entry)) for number, entry in enumerate(entries)]
 
 
 @contextmanager

@@ -28,7 +28,8 @@ class EncodedTensor:
     ``bnb4``     packed (bytes of pairs), absmax, quant_map; nested_absmax and nested_quant_map if absmax is in codes
     ``hqq``      packed, scale, zero
     ``bitnet``   codes (o/4, i) bytes and scale (1), or weight (o, i) and scale, or weight alone, rounded by its mean
-    ``blazr``    codes (…, o, bytes) and scales (…, o, g) in rows, as ``layers.coded.quantised_rows`` gives them
+    ``blazr``    codes (…, o, bytes) and scales (…, o, g) in rows, as ``layers.coded.quantised_rows`` gives them;
+                 kept codes may have offsets (…, o, g) too
     ``gguf``     none: blocks of ``type``, which the file's header describes
     ===========  ==========================================================================================
 
@@ -40,18 +41,20 @@ class EncodedTensor:
         bits: Of a code; 0 where the dtype says it.
         group_size: Inputs that share a scale (``bnb4``: values in a row-major sequence).
         block: Outputs and inputs that share a scale (``scaled``).
-        zero_offset: Added to each stored zero point (``gptq``).
+        zero_offset: Added to each stored zero point (``gptq``); the code that stands for 0 (``blazr``, kept codes).
         divisor: What every value is divided by (``scaled``).
         divides: Whether the scale of the whole divides; else it multiplies (``fp4``, ``bitnet``).
         axis: Along which values share a scale (``hqq``): 1 rows of the grouped values, 0 columns.
         offset: Added to each decoded absmax (``bnb4``).
         nested_size: Values of absmax that share a nested_absmax (``bnb4``).
-        form: What the codes stand for (``blazr``): a name of ``inference.modelling.quantisation.OWN_FORMS``.
+        form: What the codes stand for (``blazr``): a name of ``inference.modelling.quantisation.OWN_FORMS``; empty: the
+            codes are those that the weight had before, as ``bits``, ``group_size`` and so on say.
         type: GGML's name of the blocks (``gguf``).
         scales: dtype of scales and offsets if the codes stay in memory; empty: the weight is expanded to floats. Unused
-            for ``blazr`` and ``gguf``, whose forms state it.
-        levels: The values of ``quant_map`` rounded to bytes (``bnb4``), see ``encodings.byte_levels``; else empty.
-        is_float: Whether the codes are float8 in E4M3 (``scaled``).
+            for ``blazr`` and ``gguf``, whose forms state it, except for kept codes.
+        levels: The values of ``quant_map`` rounded to bytes (``bnb4``), see ``encodings.byte_levels``; what kept codes
+            stand for; else empty.
+        is_float: Whether the codes are float8 in E4M3 (``scaled``, ``blazr``).
         is_permuted: Whether ``g_idx`` puts ``group_size`` inputs into each group that aren't neighbours.
     """
 

@@ -228,8 +228,23 @@ def coded_parameters(spec: ModelSpec, quant: Quant) -> dict[str, tuple[CodedRows
 def stored_form(item: EncodedTensor) -> Form | None:
     """The form that holds the codes of a stored weight; None: there is none, or ``kept_kinds`` has it."""
     if item.coding == "blazr":
-        return None if item.form in GROUP_SIZES else OWN_FORMS[cast("FormName", item.form)]
+        return None if item.form in GROUP_SIZES else own_form(item)
     return GGUF_FORMS.get(item.type) if item.coding == "gguf" else _safetensors_form(item)
+
+
+def own_form(item: EncodedTensor) -> Form:
+    """Return the form of a weight that ``blazr quantise`` wrote, also of int4 and int8."""
+    if item.form:
+        return OWN_FORMS[cast("FormName", item.form)]
+    return Form(
+        item.bits,
+        item.group_size,
+        zero=item.zero_offset,
+        levels=item.levels,
+        has_offset="offsets" in item.parts,
+        scales=item.scales or "float16",
+        is_float=item.is_float,
+    )
 
 
 def _safetensors_form(item: EncodedTensor) -> Form | None:

@@ -111,6 +111,11 @@ class QuantisationCreateSerializer(serializers.Serializer[Any]):
     max_kl = serializers.FloatField(
         required=False, allow_null=True, default=None, help_text="Highest mean KL divergence by quantising, in nats."
     )
+    text = serializers.CharField(
+        required=False,
+        trim_whitespace=False,
+        help_text=f"What to measure on, at most {MAX_TEXT_BYTES} bytes in UTF-8. Missing: Python's help pages.",
+    )
 
 
 class QuantisationSerializer(serializers.ModelSerializer[Quantisation]):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from inference.errors import InvalidRequest, UnsupportedFormat
 from inference.modelling.families.config import CheckpointConfig, Confidence, Facts
+from inference.modelling.gguf.vocabulary_file import VOCABULARY_FILE
 from inference.modelling.spec import ModelSpec
 from inference.values.tokenizer_spec import VOCABULARIES, TokenizerSpec
 from models_registry.detection.directory import CheckpointDirectory
@@ -192,6 +193,8 @@ def _by_files(resolved: CheckpointDirectory, rows: int, facts: Facts) -> Tokeniz
     if "tokenizer.json" in names:
         facts.add("vocabulary", "tokenizer.json", "tokenizer.json lies beside the weights")
         return TokenizerSpec("huggingface", rows, path=str(resolved.directory / "tokenizer.json"))
+    if VOCABULARY_FILE in names:
+        return TokenizerSpec("gguf", rows, path=str(resolved.directory / VOCABULARY_FILE))
     rank_files = [name for name in names if name.endswith(".tiktoken")]
     if rank_files:
         name = rank_files[0]

@@ -26,7 +26,14 @@ SIZE = 1_300_000
 
 
 def request(target: Path, **members: Any) -> dict[str, Any]:
-    own = {"path": str(PREBUILT_DIRECTORY), "overrides": {}, "target": str(target), "max_bytes": SIZE, "max_kl": None}
+    own = {
+        "path": str(PREBUILT_DIRECTORY),
+        "overrides": {},
+        "target": str(target),
+        "max_bytes": SIZE,
+        "max_kl": None,
+        "text": "",
+    }
     return {**own, "device": "cpu", **members}
 
 

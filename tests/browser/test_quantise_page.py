@@ -81,6 +81,11 @@ def test_what_is_refused_is_explained(page: Page, site: LiveServer, complaints: 
     page.click("text=Quantise it")
     expect(page.locator("#quantise-error")).to_contain_text("'demo' is taken")
     page.fill("#quantise-name", "demo-refused")
+    text = {"name": "picture.txt", "mimeType": "text/plain", "buffer": b"\xff\xfe\x00"}
+    page.set_input_files("#quantise-text", text)
+    page.click("text=Quantise it")
+    expect(page.locator("#quantise-error")).to_contain_text("picture.txt is no text in UTF-8")
+    page.set_input_files("#quantise-text", text | {"buffer": ("ä word " * 10_000).encode()})
     page.fill("#quantise-size", "0.001")
     page.click("text=Quantise it")
     expect(newest(page)).to_contain_text("can't be made smaller than", timeout=60_000)

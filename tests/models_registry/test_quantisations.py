@@ -6,6 +6,7 @@ import json
 import threading
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,10 +16,12 @@ from django.db import IntegrityError, OperationalError, transaction
 from django.utils import timezone
 
 from inference.errors import Conflict, InvalidRequest, NotFound, QueueFull, StorageFull, UnsupportedFormat
+from inference.modelling.encoded_tensor import EncodedTensor
 from models_registry import checkpoint_jobs, quantisations, selectors, services, storage
 from models_registry.aliases import alias_promote
 from models_registry.models import Checkpoint, Quantisation, Upload, UploadFile
 from models_registry.quantisations import QUANTISATIONS, quantisation_cancel, quantisation_create
+from models_registry.selectors import checkpoint_inspection
 from models_registry.uploads import DISK_RESERVE_BYTES
 from tests.live.conftest import wait_until
 from tests.models_registry.test_uploads import left_behind
@@ -54,7 +57,8 @@ def test_the_result_is_registered_like_an_upload(
     assert not any(name.startswith("uploads") for name in left_behind(storage_dirs))
     request = json.loads((directory / "request").read_text())
     assert request | {"target": ""} == {
-        "path": source.path, "overrides": {}, "target": "", "max_bytes": 5000, "max_kl": 0.5, "device": "auto",
+        "path": source.path, "overrides": {}, "target": "", "max_bytes": 5000, "max_kl": 0.5, "text": "",
+        "device": "auto",
     }  # fmt: skip
     services.checkpoint_delete(checkpoint=result)
     assert left_behind(storage_dirs) == []
@@ -68,6 +72,35 @@ def test_facts_set_by_hand_hold_for_the_result(source: Checkpoint, staff: User, 
     row = started(source, owner=staff)
     assert (row.state, row.checkpoint.max_position_embeddings) == ("done", 64)
     assert row.checkpoint.overrides.get().author_name == "vera"
+
+
+def test_the_text_is_checked_and_handed_on(source: Checkpoint, child_script: Install) -> None:
+    child_script("assert request['text'] == 'ä word'\n" + COPY)
+    for text, message in (("", "text is empty"), ("x" * 40_000, "at most 32768 are read"), ("\0", "null character")):
+        with pytest.raises(InvalidRequest, match=message):
+            started(source, text=text)
+    assert started(source, text="ä word").state == "done"
+    Checkpoint.objects.filter(pk=source.pk).update(
+        inspection=source.inspection | {"tokenizer": source.inspection["tokenizer"] | {"kind": "none", "path": None}}
+    )
+    source.refresh_from_db()
+    with pytest.raises(InvalidRequest, match="has no known tokenizer and reads random tokens; leave text out"):
+        started(source, text="words")
+
+
+def test_a_tokenizer_and_a_template_of_others_are_in_the_files(source: Checkpoint, child_script: Install) -> None:
+    (Path(source.directory) / "tokenizer.json").unlink(missing_ok=True)
+    services.checkpoint_override_set(checkpoint=source, fact="chat_template", value="{{ messages[0].content }}")
+    services.checkpoint_override_set(checkpoint=source, fact="max_position_embeddings", value=64)
+    child_script(
+        "assert request['overrides']['chat_template']\n"
+        + COPY
+        + "open(request['target'] + '/chat_template.jinja', 'w').write(request['overrides']['chat_template'])\n"
+    )
+    row = started(source)
+    assert (row.state, row.reason) == ("done", "")
+    assert [override.fact for override in row.checkpoint.overrides.all()] == ["max_position_embeddings"]
+    assert row.checkpoint.inspection["tokenizer"]["chat_template"] == "{{ messages[0].content }}"
 
 
 def test_the_name_is_made_of_the_sources_where_none_is_given(source: Checkpoint, child_script: Install) -> None:
@@ -121,9 +154,9 @@ def test_missing_files_and_codes_are_refused(source: Checkpoint) -> None:
     with pytest.raises(Conflict, match="tiny is missing: it is gone"):
         started(source)
     source.state = "available"
-    files = json.dumps(source.inspection["files"])
-    source.inspection["files"] = json.loads(files.replace(".safetensors", ".gguf"))
-    with pytest.raises(UnsupportedFormat, match="tiny holds codes or is a GGUF or ggjt file"):
+    item = EncodedTensor("a", (1, 1), "blazr", {}, form="int4")
+    source.inspection["spec"] = replace(checkpoint_inspection(source).spec, encoded=(item,)).to_dict()
+    with pytest.raises(UnsupportedFormat, match="tiny was written by a quantisation; quantise the model that"):
         started(source)
     assert not Quantisation.objects.exists()
 

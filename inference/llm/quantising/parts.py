@@ -13,19 +13,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from inference.errors import UnsupportedFormat
-from inference.modelling.encodings.blazr import CODES, SCALES, STORED_DTYPES
-from inference.modelling.families.config import TensorInfo
-from inference.modelling.gguf.ggjt import has_ggml_suffix
+from inference.llm.checkpoint_writing import HEADER_BYTES, num_shards
+from inference.llm.quantising.source import NUM_COLUMNS, SourceTensor
+from inference.modelling.encodings.blazr import OFFSETS, SCALES, STORED_DTYPES
 from inference.modelling.layer_parts import Shape
 from inference.modelling.quantisation import BLOCK_ROWS, OWN_FORMS, FormName, coded_bytes, is_quantisable
 from inference.modelling.spec import ModelSpec, Piece
 
 KINDS: tuple[FormName, ...] = tuple(OWN_FORMS)
 """The forms that are tried, the smallest first."""
-NUM_COLUMNS = 8
-"""A matrix has a multiple of so many columns, or it stays: then the codes of every form fill whole bytes."""
-HEADER_BYTES = 128
-"""Maximum bytes of a tensor's entry in a safetensors header, without its name."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +32,7 @@ class Part:
         name: Name of the parameter, or of the module of the experts.
         parameters: Names and shapes of its parameters.
         layer: Number of its layer; -1: the embedding; the number of layers: the head.
-        stored_bytes: Bytes in the checkpoint.
+        stored_bytes: Bytes if it isn't rounded, entries in the header included.
         sizes: Bytes in each form, entries in the header included.
     """
 
@@ -52,22 +48,16 @@ class Part:
         return sum(map(math.prod, self.parameters.values()))
 
 
-def find_parts(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> list[Part]:
+def find_parts(spec: ModelSpec, tensors: Mapping[str, SourceTensor]) -> list[Part]:
     """Return the parts of a checkpoint, in the order of the layers.
 
     Args:
         spec: Specification of the checkpoint.
-        tensors: Header entries of its files.
+        tensors: Its tensors.
 
     Raises:
-        UnsupportedFormat: The checkpoint is quantised already, or nothing of it can be quantised.
+        UnsupportedFormat: Nothing of it can be quantised.
     """
-    if spec.encoded or any(has_ggml_suffix(info.file) for info in tensors.values()):
-        raise UnsupportedFormat(
-            "the checkpoint holds codes or is a GGUF or ggjt file; blazr quantise needs a safetensors checkpoint with "
-            "the weights as they were before they were quantised.",
-            param="model",
-        )
     shapes = spec.parameter_shapes()
     uses = Counter(name for source in spec.parameters.values() for name in source.tensor_names())
     grouped: dict[str, dict[str, Shape]] = {}
@@ -94,21 +84,27 @@ def find_parts(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> list[Part]
     return sorted(parts, key=lambda part: part.layer)
 
 
-def fixed_bytes(parts: list[Part], tensors: Mapping[str, TensorInfo]) -> int:
-    """Return the bytes of a written file that no plan changes: unquantised tensors, and the header."""
-    total = sum(info.end - info.begin + HEADER_BYTES + len(name) for name, info in tensors.items())
-    return total + 2 * HEADER_BYTES - sum(part.stored_bytes for part in parts)
+def fixed_bytes(parts: list[Part], tensors: Mapping[str, SourceTensor]) -> int:
+    """Return the bytes of written files that no plan changes: unquantised tensors, and the headers."""
+    total = sum(_stored_bytes(name, tensor) for name, tensor in tensors.items())
+    shards = num_shards({name: tensor.size_bytes for name, tensor in tensors.items()})
+    return total + 2 * shards * HEADER_BYTES - sum(part.stored_bytes for part in parts)
 
 
-def _part(name: str, shapes: dict[str, Shape], spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> Part:
+def _stored_bytes(name: str, tensor: SourceTensor) -> int:
+    """Return the bytes of a tensor that isn't rounded anew, entries in the header included."""
+    entries = 1 if tensor.form is None else 3 if tensor.form.has_offset else 2
+    return tensor.size_bytes + entries * (HEADER_BYTES + len(name) + (len(OFFSETS) if tensor.form else 0))
+
+
+def _part(name: str, shapes: dict[str, Shape], spec: ModelSpec, tensors: Mapping[str, SourceTensor]) -> Part:
     names = [tensor for parameter in shapes for tensor in spec.parameters[parameter].tensor_names()]
-    # A weight in codes has two entries in the header; that of the weight itself is among the fixed bytes.
-    entries = sum(len(tensor) + len(CODES) + len(SCALES) + HEADER_BYTES for tensor in names)
+    entries = sum(2 * (HEADER_BYTES + len(tensor) + len(SCALES)) for tensor in names)
     return Part(
         name,
         shapes,
         _layer(name, len(spec.layers)),
-        sum(tensors[tensor].end - tensors[tensor].begin for tensor in names),
+        sum(_stored_bytes(tensor, tensors[tensor]) for tensor in names),
         {kind: entries + sum(coded_bytes(shape, OWN_FORMS[kind]) for shape in shapes.values()) for kind in KINDS},
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -16,11 +16,12 @@ from inference.engine.device import on_device
 from inference.engine.model_runner import TORCH_DTYPES
 from inference.errors import InvalidRequest
 from inference.host.units import format_bytes
-from inference.llm.checkpoint_writing import SourceFiles, check_target
+from inference.llm.checkpoint_writing import SHARD_BYTES, SourceFiles, check_target
 from inference.llm.quality import WindowRunner
 from inference.llm.quantising.measuring import Divergence, Measurement, measuring_bytes
 from inference.llm.quantising.parts import KINDS, Part, find_parts, fixed_bytes
 from inference.llm.quantising.planning import STORED, Choice, Plan, Planner
+from inference.llm.quantising.source import SourceTensors
 from inference.llm.quantising.writing import write_checkpoint
 from inference.llm.sizes import free_memory_bytes
 from inference.modelling.backends.backend import choose_backend
@@ -122,13 +123,14 @@ def quantise_checkpoint(
     window: int,
     device: str = "cpu",
     dtype: Dtype = "float32",
+    shard_bytes: int = SHARD_BYTES,
     progress: Progress = _no_report,
 ) -> Quantised:
     """Write ``target`` with mixed forms that keep a limit.
 
     Args:
         spec: Specification of the checkpoint.
-        weight_files: Its safetensors files.
+        weight_files: Its safetensors files, or the parts of its GGUF file.
         source: Its headers, and the files that are copied.
         target: New, or an empty directory.
         token_ids: The text to measure on; at least two tokens.
@@ -137,17 +139,17 @@ def quantise_checkpoint(
         window: Tokens that are predicted from one empty state.
         device: Device that measures.
         dtype: dtype that the network is measured in.
+        shard_bytes: Most bytes of the tensors in one file.
         progress: Called with the share done and a description of the present work.
 
     Raises:
         InvalidRequest: The limit can't be kept, or the target can't be written; the message says what can.
         CheckpointError: The checkpoint can't be quantised.
     """
-    parts = find_parts(spec, source.tensors)
-    fixed = fixed_bytes(parts, source.tensors)
-    smallest = fixed + sum(part.sizes[KINDS[0]] for part in parts)
-    _check_size(limit, smallest)
-    check_target(target, smallest)
+    tensors = SourceTensors(spec, weight_files, source)
+    parts = find_parts(spec, tensors.tensors)
+    fixed = fixed_bytes(parts, tensors.tensors)
+    _check_smallest(parts, fixed, limit, target)
     windows = _windows(token_ids, window)
     _check_memory(measuring_bytes(spec, len(token_ids), TORCH_DTYPES[dtype]), len(token_ids), device)
     progress(0.0, "loading")
@@ -158,17 +160,17 @@ def quantise_checkpoint(
         measured = _measure_parts(measurement, parts, progress)
         trials = _Trials(Planner(_choices(measured), fixed), measurement, parts, limit, progress)
         plan, divergence = trials.choose()
-        curve = trials.curve()
+        bits = plan.size_bytes * 8 / spec.num_parameters()
+        found = Quantised(plan, divergence, measurement.stored(), trials.curve(), plan.size_bytes, bits)
         progress(_PLANNED, "writing")
-        bits, stored = plan.size_bytes * 8 / spec.num_parameters(), measurement.stored()
-        figures = _figures(divergence, stored, bits, plan, text)
-        forms = {name: form for part, form in trials.forms_of(plan).items() for name in part.parameters}
-        content = _plan_file(measured, plan, curve, figures, limit)
-        weight_of = partial(_values_of, dict(network.named_parameters()))
         check_target(target, plan.size_bytes)
-        size = write_checkpoint(target, source, spec, forms, weight_of, measured=figures, plan=content)
+        size = write_checkpoint(
+            target, source, tensors, spec, trials.named_forms(plan),
+            partial(_values_of, dict(network.named_parameters())),
+            measured=_figures(found, text), plan=_plan_file(measured, found, text, limit), shard_bytes=shard_bytes,
+        )  # fmt: skip
     progress(1.0, "")
-    return Quantised(plan, divergence, stored, curve, size, bits)
+    return replace(found, size_bytes=size)
 
 
 def _values_of(parameters: Mapping[str, torch.nn.Parameter], name: str) -> torch.Tensor:
@@ -186,13 +188,16 @@ def _windows(token_ids: Sequence[int], window: int) -> list[Sequence[int]]:
     return windows
 
 
-def _check_size(limit: Limit, smallest: int) -> None:
+def _check_smallest(parts: Sequence[Part], fixed: int, limit: Limit, target: Path) -> None:
+    """Refuse a limit that no plan keeps, and a target that the smallest plan can't be written to."""
+    smallest = fixed + sum(min(part.sizes[KINDS[0]], part.stored_bytes) for part in parts)
     if limit.size_bytes is not None and limit.size_bytes < smallest:
         raise InvalidRequest(
             f"the weights can't be made smaller than {format_bytes(smallest)} ({smallest} bytes, every matrix in "
             f"{KINDS[0]}); {limit.size_bytes} bytes were asked for.",
             param="bytes",
         )
+    check_target(target, smallest)
 
 
 def _check_memory(needed_bytes: int, num_tokens: int, device: str) -> None:
@@ -285,6 +290,10 @@ class _Trials:
         """Return the parts that a plan rounds, and their forms."""
         return {self._parts[name]: cast("FormName", form) for name, form in plan.forms.items() if form != STORED}
 
+    def named_forms(self, plan: Plan) -> dict[str, FormName]:
+        """Return the parameters that a plan rounds, by name, and their forms."""
+        return {name: form for part, form in self.forms_of(plan).items() for name in part.parameters}
+
     def measure(self, plan: Plan) -> Divergence:
         """Return the divergence of a whole plan."""
         key = tuple(plan.forms.items())
@@ -326,14 +335,16 @@ class _Trials:
         return best, self.measure(best)
 
     def curve(self) -> list[CurvePoint]:
-        """Return measured plans over the whole range of sizes, and those with one form for all parts."""
-        smallest, largest = self._planner.min_bytes, self._planner.uniform(KINDS[-1]).size_bytes
+        """Return measured plans up to the checkpoint's own size, and those with one form for all parts."""
+        stored = self._planner.uniform(STORED).size_bytes
+        smallest, largest = self._planner.min_bytes, min(self._planner.uniform(KINDS[-1]).size_bytes, stored)
         for step in range(CURVE_POINTS):
             plan = self._planner.within(smallest + (largest - smallest) * step // (CURVE_POINTS - 1))
             if plan is not None:
                 self.measure(plan)
-        for form in KINDS:
-            self.measure(self._planner.uniform(form))
+        for plan in map(self._planner.uniform, KINDS):
+            if plan.size_bytes < stored:
+                self.measure(plan)
         points = [_curve_point(plan, divergence) for plan, divergence in self._found.values()]
         return sorted(points, key=lambda point: point.size_bytes)
 
@@ -343,36 +354,30 @@ def _curve_point(plan: Plan, divergence: Divergence) -> CurvePoint:
     return CurvePoint(plan.size_bytes, divergence.mean_kl, plan.predicted, forms.pop() if len(forms) == 1 else "")
 
 
-def _figures(found: Divergence, stored: Divergence, bits: float, plan: Plan, text: str) -> dict[str, Any]:
+def _figures(found: Quantised, text: str) -> dict[str, Any]:
     return {
-        "mean_kl": found.mean_kl,
-        "top1_agreement": found.top1_agreement,
-        "perplexity": found.perplexity,
-        "stored_perplexity": stored.perplexity,
-        "num_tokens": found.num_tokens,
+        "mean_kl": found.divergence.mean_kl,
+        "top1_agreement": found.divergence.top1_agreement,
+        "perplexity": found.divergence.perplexity,
+        "stored_perplexity": found.stored.perplexity,
+        "num_tokens": found.divergence.num_tokens,
         "text": text,
-        "bits_per_weight": bits,
-        "predicted_kl": plan.predicted,
+        "bits_per_weight": found.bits_per_weight,
+        "predicted_kl": found.plan.predicted,
     }
 
 
-def _plan_file(
-    measured: Sequence[PartForms],
-    plan: Plan,
-    curve: Sequence[CurvePoint],
-    figures: Mapping[str, Any],
-    limit: Limit,
-) -> dict[str, Any]:
+def _plan_file(measured: Sequence[PartForms], found: Quantised, text: str, limit: Limit) -> dict[str, Any]:
     """Return the content of ``quantisation.json``."""
     return {
         "version": 1,
         "limit": asdict(limit),
-        "measured": dict(figures),
-        "curve": [asdict(point) for point in curve],
+        "measured": _figures(found, text),
+        "curve": [asdict(point) for point in found.curve],
         "parts": [
             {
                 "name": one.part.name,
-                "form": plan.forms[one.part.name],
+                "form": found.plan.forms[one.part.name],
                 "num_weights": one.part.num_weights,
                 "divergences": dict(one.divergences),
                 "measured": list(one.measured),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,114 +13,164 @@ import torch
 
 from inference.llm.checkpoint_writing import (
     CONFIG_FILE,
-    LENGTH_BYTES,
-    WEIGHTS_FILE,
+    SHARD_BYTES,
     Entry,
     SourceFiles,
+    computed_entry,
     partial_directory,
-    stored_entry,
-    tensor_entry,
-    write_tensors,
+    publish,
+    write_weights,
 )
-from inference.llm.quantising.parts import HEADER_BYTES
+from inference.llm.quantising.source import SourceTensor, SourceTensors, kept_members
 from inference.modelling.encodings.blazr import CODES, METHOD, SCALES
-from inference.modelling.encodings.quantisation_config import BLAZR_VERSION
+from inference.modelling.encodings.quantisation_config import BLAZR_VERSION, KEPT_VERSION
 from inference.modelling.families.checks import TIED_HEAD
-from inference.modelling.families.config import TensorInfo
 from inference.modelling.layers.coded import quantised_rows
-from inference.modelling.quantisation import FormName
+from inference.modelling.quantisation import OWN_FORMS, Form, FormName, code_bytes
 from inference.modelling.spec import ModelSpec, Source
 
+QUANTISATION_KEYS = ("quantization_config", "compression_config")
+"""Keys of config.json that state how a checkpoint was quantised."""
 PLAN_FILE = "quantisation.json"
 
 
 def write_checkpoint(
     target: Path,
     source: SourceFiles,
+    stored: SourceTensors,
     spec: ModelSpec,
     forms: Mapping[str, FormName],
     weight_of: Callable[[str], torch.Tensor],
     *,
     measured: Mapping[str, Any],
     plan: Mapping[str, Any],
+    shard_bytes: int = SHARD_BYTES,
 ) -> int:
     """Write the directory; nothing is left behind if that fails.
 
     Args:
         target: New, or an empty directory.
-        source: The checkpoint that is quantised.
+        source: Files of the checkpoint that is quantised.
+        stored: Its tensors.
         spec: Its specification.
         forms: Form of each quantised parameter.
         weight_of: Returns the stored values of a parameter, float32 or bfloat16.
         measured: Figures for config.json.
         plan: Content of ``quantisation.json``.
+        shard_bytes: Most bytes of the tensors in one file.
 
     Returns:
-        Bytes of the weights' file.
+        Bytes of the weights' files.
     """
-    with partial_directory(target) as partial:
-        names = [name for name in source.others if name != CONFIG_FILE]
-        for name in names:
-            shutil.copyfile(source.directory / name, partial / name)
-        config = _config(source, spec, forms, measured)
-        (partial / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        (partial / PLAN_FILE).write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
-        entries = _entries(source, spec, forms, weight_of)
-        size = write_tensors(partial / WEIGHTS_FILE, entries, _header_bytes(source, spec, forms))
-        for name in (*names, PLAN_FILE, WEIGHTS_FILE, CONFIG_FILE):  # the config last: it makes a checkpoint of them
-            (partial / name).rename(target / name)
+    in_codes = {name for parameter in forms for name in spec.parameters[parameter].tensor_names()}
+    left = [
+        name
+        for name in stored.tensors
+        # A copy of a tied head is left out, because the embedding that it copies changes.
+        if name not in in_codes and not (spec.tie_word_embeddings and TIED_HEAD.fullmatch(name))
+    ]
+    kept = {name: form for name in left if (form := stored.tensors[name].form) is not None}
+    with partial_directory(target) as unfinished:
+        content = {
+            **source.made,
+            CONFIG_FILE: _json(_config(source, spec, forms, kept, measured)),
+            PLAN_FILE: _json(plan),
+        }
+        copied = [name for name in source.others if name not in content]
+        for name in copied:
+            shutil.copyfile(source.directory / name, unfinished / name)
+        for name, data in content.items():
+            (unfinished / name).write_bytes(data)
+        with stored.entries(left) as entries:
+            entries += _coded_entries(spec, forms, weight_of, stored.tensors)
+            written, size = write_weights(unfinished, entries, shard_bytes)
+        publish(unfinished, target, [*copied, *content, *written])
     return size
 
 
+def _json(values: Mapping[str, Any]) -> bytes:
+    return (json.dumps(values, indent=1) + "\n").encode()
+
+
 def _config(
-    source: SourceFiles, spec: ModelSpec, forms: Mapping[str, FormName], measured: Mapping[str, Any]
+    source: SourceFiles,
+    spec: ModelSpec,
+    forms: Mapping[str, FormName],
+    kept: Mapping[str, Form],
+    measured: Mapping[str, Any],
 ) -> dict[str, Any]:
-    values = json.loads((source.directory / CONFIG_FILE).read_bytes()) if CONFIG_FILE in source.others else {}
-    tensors = {piece.name: form for name, form in forms.items() for piece in spec.parameters[name].pieces}
+    tensors: dict[str, Any] = {
+        piece.name: form for name, form in forms.items() for piece in spec.parameters[name].pieces
+    }
+    tensors |= {name: kept_members(form) for name, form in _by_pattern(spec, kept).items()}
     stated = {
         "quant_method": METHOD,
-        "version": BLAZR_VERSION,
+        "version": KEPT_VERSION if kept else BLAZR_VERSION,
         "stored_dtype": spec.dtype,
         "tensors": tensors,
         "measured": dict(measured),
     }
-    return {**values, "quantization_config": stated}
+    values = {key: value for key, value in source.config().items() if key not in QUANTISATION_KEYS}
+    return {**values, "quantization_config": stated} if tensors else values
 
 
-def _header_bytes(source: SourceFiles, spec: ModelSpec, forms: Mapping[str, FormName]) -> int:
-    """Return the bytes reserved for the header: at least its size, a multiple of eight."""
-    names = [*source.tensors]
-    names += [name + CODES + SCALES for parameter in forms for name in spec.parameters[parameter].tensor_names()]
-    return -(-(HEADER_BYTES + sum(len(name) + HEADER_BYTES for name in names)) // LENGTH_BYTES) * LENGTH_BYTES
+def _by_pattern(spec: ModelSpec, kept: Mapping[str, Form]) -> dict[str, Form]:
+    """Return the forms of kept tensors by name, those of experts that are all alike by the name with ``{e}``."""
+    found = dict(kept)
+    for source in spec.parameters.values():
+        for piece in source.pieces if source.num_experts and "{e}" in source.pieces[0].name else ():
+            names = [piece.name.replace("{e}", str(number)) for number in range(source.num_experts or 0)]
+            first = kept.get(names[0])
+            if first is not None and all(kept.get(name) == first for name in names):
+                for name in names:
+                    found.pop(name, None)
+                found[piece.name] = first
+    return found
 
 
-def _entries(
-    source: SourceFiles, spec: ModelSpec, forms: Mapping[str, FormName], weight_of: Callable[[str], torch.Tensor]
-) -> Iterator[Entry]:
-    """Yield all tensors of the file: unquantised ones, then codes and scales.
+def _coded_entries(
+    spec: ModelSpec,
+    forms: Mapping[str, FormName],
+    weight_of: Callable[[str], torch.Tensor],
+    tensors: Mapping[str, SourceTensor],
+) -> list[Entry]:
+    """Return the codes and scales of all quantised parameters, tensor by tensor of the checkpoint."""
 
-    A copy of a tied head is left out, because the embedding that it copies changes.
-    """
-    in_codes = {name for parameter in forms for name in spec.parameters[parameter].tensor_names()}
-    for name, info in source.tensors.items():
-        if name not in in_codes and not (spec.tie_word_embeddings and TIED_HEAD.fullmatch(name)):
-            yield stored_entry(source.directory, name, info)
+    @lru_cache(maxsize=1)  # the tensors of a parameter are written one after the other
+    def rows_of(parameter: str) -> tuple[torch.Tensor, torch.Tensor]:
+        codes, scales = quantised_rows(weight_of(parameter), forms[parameter])
+        return codes.cpu(), scales.cpu()
+
+    entries = []
     for parameter, form in forms.items():
-        codes, scales = (part.cpu() for part in quantised_rows(weight_of(parameter), form))
-        for name, its_codes, its_scales in _by_tensor(spec.parameters[parameter], codes, scales, source.tensors):
-            yield tensor_entry(name + CODES, its_codes)
-            yield tensor_entry(name + SCALES, its_scales)
+        for name, place in _places(spec.parameters[parameter], tensors):
+            *outer, inputs = tensors[name].shape
+            shapes = (*outer, code_bytes(inputs, OWN_FORMS[form].bits)), (*outer, -(-inputs // OWN_FORMS[form].group))
+            dtypes = torch.int8 if form == "int8" else torch.uint8, torch.bfloat16
+            entries += [
+                computed_entry(name + part, dtype, shape, partial(_rows_at, rows_of, parameter, number, place))
+                for number, (part, dtype, shape) in enumerate(zip((CODES, SCALES), dtypes, shapes, strict=True))
+            ]
+    return entries
 
 
-def _by_tensor(
-    source: Source, codes: torch.Tensor, scales: torch.Tensor, tensors: Mapping[str, TensorInfo]
-) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Yield each tensor of the checkpoint with its rows of a parameter's codes and scales."""
-    stacks = [(codes, scales)] if source.num_experts is None else list(zip(codes, scales, strict=True))
-    for number, (its_codes, its_scales) in enumerate(stacks):
+def _rows_at(
+    rows_of: Callable[[str], tuple[torch.Tensor, torch.Tensor]], parameter: str, number: int, place: _Place
+) -> torch.Tensor:
+    rows = rows_of(parameter)[number]
+    return rows[place] if isinstance(place, slice) else rows[place[0]][place[1]]
+
+
+_Place = slice | tuple[int, slice]
+"""Rows of a parameter, or the number of an expert and rows of its matrix."""
+
+
+def _places(source: Source, tensors: Mapping[str, SourceTensor]) -> Iterator[tuple[str, _Place]]:
+    """Yield each tensor of the checkpoint with its rows of a parameter."""
+    for number in range(source.num_experts or 1):
         start = 0
         for piece in source.pieces:
             name = piece.name.replace("{e}", str(number)) if source.num_experts is not None else piece.name
-            stop = start + tensors[name].shape[0]
-            yield name, its_codes[start:stop], its_scales[start:stop]
-            start = stop
+            rows = slice(start, start + tensors[name].shape[0])
+            yield name, rows if source.num_experts is None else (number, rows)
+            start = rows.stop

@@ -19,8 +19,8 @@ METHODS = (
 )  # fmt: skip
 """Values of ``quant_method`` that are read."""
 
-BLAZR_VERSION = 1
-"""Of the files that ``blazr quantise`` writes."""
+BLAZR_VERSION, KEPT_VERSION = 1, 2
+"""Of the files that ``blazr quantise`` writes; the second one if weights keep the codes that they had before."""
 
 SIDE_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 
@@ -138,8 +138,8 @@ def _refuse_variants(config: QuantisationConfig) -> None:
         algorithm = str(values.get("quant_algo"))
         if algorithm.upper() not in ("FP8", "NVFP4"):
             problem = f"quant_algo {algorithm[:40]!r}; FP8 and NVFP4 are read"
-    elif config.method == "blazr" and values.get("version") != BLAZR_VERSION:
-        problem = f"version {str(values.get('version'))[:40]} of blazr's own form; {BLAZR_VERSION} is read"
+    elif config.method == "blazr" and values.get("version") not in (BLAZR_VERSION, KEPT_VERSION):
+        problem = f"version {str(values.get('version'))[:40]} of blazr's own form; 1 and 2 are read"
     elif config.method == "fp8" and str(values.get("fmt", "e4m3")) != "e4m3":
         problem = f"fmt {str(values['fmt'])[:40]!r}; e4m3 is read"
     elif config.method == "bitnet":

@@ -150,7 +150,7 @@ def _check_left(parts: Parts) -> None:
 
 def _record_own(encoded: tuple[EncodedTensor, ...], num_tensors: int, config: QuantisationConfig, facts: Facts) -> None:
     """Record the forms of a checkpoint of ``blazr quantise``, which is computed in its codes."""
-    kinds = Counter(item.form for item in encoded)
+    kinds = Counter(item.form or ("kept float8" if item.is_float else f"kept {item.bits}-bit") for item in encoded)
     shown = ", ".join(f"{form}: {count}" for form, count in kinds.most_common())
     stated = described_measurement(config)
     facts.add(

@@ -76,8 +76,8 @@ class EncodedReader:
         assert form is not None, self._item.name
         parts = self._loaded()
         if self._item.coding == "blazr":
-            planes, scales = (parts[role].flatten(0, -2)[first : first + count] for role in ("codes", "scales"))
-            rows = PlainCoded(planes, scales, None, form, self.shape[-1]).codes()
+            cut = {role: part.flatten(0, -2)[first : first + count] for role, part in parts.items()}
+            rows = PlainCoded(cut["codes"], cut["scales"], cut.get("offsets"), form, self.shape[-1]).codes()
         else:
             rows = kept_codes(self._item, form, parts, first, first + count)
         self._hand_out(count * self.shape[-1] * self._dtype.itemsize)

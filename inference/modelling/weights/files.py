@@ -25,8 +25,9 @@ from safetensors import SafetensorError, safe_open
 from inference.errors import CorruptCheckpoint, MissingTensor, UnsupportedFormat
 from inference.modelling.encoded_tensor import EncodedTensor
 from inference.modelling.gguf.ggjt import has_ggml_suffix
-from inference.modelling.layers.coded import Codes
+from inference.modelling.layers.coded import Codes, PlainCoded, PlainStore
 from inference.modelling.mapped import LEAST_BYTES, mapped_zeros
+from inference.modelling.quantisation import Form
 from inference.modelling.weights.encoded_reader import encoded_readers
 from inference.modelling.weights.gguf_reader import open_gguf
 from inference.modelling.weights.stored_tensor import CodedPlace, StoredTensor
@@ -275,6 +276,35 @@ class TensorFiles:
         self._wait()
         return self._now.buffer.view(dtypes.pop())
 
+    def read_alone(self, name: str) -> torch.Tensor:
+        """Read a tensor outside of all groups; the values are the caller's.
+
+        Raises:
+            MissingTensor, UnsupportedFormat, CorruptCheckpoint: As ``read``.
+        """
+        place = self._place(name)
+        dtype, content = _dtype_of(name, place), torch.empty(place.size, dtype=torch.uint8)
+        place.fill(memoryview(cast("Any", content.numpy())), 0)
+        return content.view(dtype).view(place.shape)
+
+    def read_codes(self, name: str, form: Form) -> PlainCoded:
+        """Read the codes of a tensor outside of all groups, packed in rows.
+
+        Args:
+            name: A tensor that the files have in codes of a form.
+            form: What ``stored_form`` says of it.
+
+        Raises:
+            MissingTensor, CorruptCheckpoint: As ``read``.
+        """
+        place = self._place(name)
+        assert isinstance(place, CodedPlace), name
+        store = PlainStore(place.shape, form)
+        rows, each = math.prod(place.shape[:-1]), _rows_at_once(place)
+        for first in range(0, rows, each):
+            store.put(place.codes(first, min(each, rows - first)), first)
+        return store.packed
+
     def keep(self) -> None:
         """What was read of the group belongs to the caller."""
         self._is_kept = True
@@ -341,7 +371,7 @@ class TensorFiles:
             place = self._place(name)
             assert isinstance(place, CodedPlace), name
             rows = math.prod(place.shape[:-1])
-            each = max(CODE_ROWS, PIECE_BYTES // max(1, place.shape[-1]) // CODE_ROWS * CODE_ROWS)
+            each = _rows_at_once(place)
             pieces += [
                 self._readers.submit(_pass_codes, place, begin, min(each, rows - begin), sink, start + begin)
                 for begin in range(0, rows, each)
@@ -403,6 +433,10 @@ class _Buffers:
             self._spare.append(buffer)
             while sum(map(len, self._spare)) > SPARE_BYTES:
                 self._spare.popleft()
+
+
+def _rows_at_once(place: CodedPlace) -> int:
+    return max(CODE_ROWS, PIECE_BYTES // max(1, place.shape[-1]) // CODE_ROWS * CODE_ROWS)
 
 
 def _pass_codes(place: CodedPlace, begin: int, count: int, sink: CodeSink, first: int) -> None:

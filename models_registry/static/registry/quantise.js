@@ -35,6 +35,19 @@ if (location.hash === "#quantise") open();
 $("#quantise-close")?.addEventListener("click", () => dialog.close());
 if (dialog) $("#quantise-unit").value = detail.size_bytes < 2e9 ? "1000000" : "1000000000";
 
+// The beginning of the chosen file as text, or nothing; a character that the cut goes through is left out.
+async function chosenText() {
+  const input = $("#quantise-text");
+  const file = input?.files[0];
+  if (!file) return {};
+  const bytes = await file.slice(0, Number(input.dataset.maxBytes)).arrayBuffer();
+  try {
+    return { text: new TextDecoder("utf-8", { fatal: true }).decode(bytes, { stream: bytes.byteLength < file.size }) };
+  } catch {
+    throw new Error(`${file.name} is no text in UTF-8; choose another file, or none.`);
+  }
+}
+
 $("#quantise-form")?.addEventListener("submit", (event) =>
   submitted(event, $("#quantise-error"), async () => {
     const [size, kl] = [$("#quantise-size").value, $("#quantise-kl").value];
@@ -42,6 +55,7 @@ $("#quantise-form")?.addEventListener("submit", (event) =>
       served_model_name: $("#quantise-name").value.trim(),
       max_bytes: size === "" ? null : Math.round(Number(size) * Number($("#quantise-unit").value)),
       max_kl: kl === "" ? null : Number(kl),
+      ...(await chosenText()),
     });
     dialog.close();
     document.body.dispatchEvent(new CustomEvent("live:checkpoint-jobs"));

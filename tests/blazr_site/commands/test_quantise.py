@@ -40,7 +40,8 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert main([*options, "--bytes", "1.3MB", "--json", "--chat-template", str(template)]) == 0
     written = capsys.readouterr()
     assert "s left" in written.err
-    assert "aren't written to the output; give them again" in " ".join(written.err.split())
+    assert "isn't written" not in written.err
+    assert (target / "chat_template.jinja").read_text() == template.read_text()
     found = json.loads(written.out)
     assert found["size_bytes"] == (target / "model.safetensors").stat().st_size <= 1_300_000
     assert main(["quality", "--model", str(target), "--against", "demo", "--quant", "none", "--tokens", "60",
@@ -52,6 +53,19 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert f"KL {found['divergence']['mean_kl']:.2e} nats as measured on Python's" in capsys.readouterr().out
     assert main([*options, "--bytes", "1.3MB"]) == 2
     assert "isn't an empty directory; name another one with -o." in capsys.readouterr().err
+
+
+def test_several_files_and_what_is_not_in_them(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    options = ["quantise", "--model", "demo", "--cpu", "--tokens", "60", "--window", "30", "--bytes", "1.3MB"]
+    assert main([*options, "--shard-size", "500kB", "--override", "max_position_embeddings=64", "-o", str(target)]) == 0
+    assert "--override max_position_embeddings isn't written to the output" in " ".join(capsys.readouterr().err.split())
+    shards = sorted(target.glob("*.safetensors"))
+    assert [path.name for path in shards] == [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
+    assert (target / "model.safetensors.index.json").is_file()
+    assert main(["generate", "--model", str(target), "--prompt", "a", "--max-tokens", "2", "--cpu"]) == 0
+    assert main([*options, "--shard-size", "many", "-o", str(tmp_path / "other")]) == 2
+    assert "--shard-size is 'many'; write a number" in capsys.readouterr().err
 
 
 def test_sigterm_ends_it_as_ctrl_c_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

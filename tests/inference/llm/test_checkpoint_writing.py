@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from inference.errors import CorruptCheckpoint, InvalidRequest
-from inference.llm.checkpoint_writing import check_target, partial_directory, stored_entry, tensor_entry, write_tensors
+from inference.llm import checkpoint_writing
+from inference.llm.checkpoint_writing import (
+    check_target,
+    num_shards,
+    partial_directory,
+    publish,
+    stored_entry,
+    tensor_entry,
+    write_tensors,
+    write_weights,
+)
 from models_registry.detection.safetensors_header import read_header
 
 
@@ -21,10 +34,49 @@ def test_stored_and_new_tensors_lie_in_one_file(tmp_path: Path) -> None:
     new = {"c": torch.arange(4, dtype=torch.float16), "d": torch.ones(2, 2)}
     entries = [stored_entry(tmp_path, name, info) for name, info in header.items()]
     entries += [tensor_entry(name, tensor) for name, tensor in new.items()]
-    write_tensors(tmp_path / "target", iter(entries), 4096)
+    write_tensors(tmp_path / "target", entries)
     found = load_file(tmp_path / "target")
     assert found.keys() == {*stored, *new}
     assert all(torch.equal(found[name], tensor) for name, tensor in {**stored, **new}.items())
+
+
+def test_tensors_lie_in_files_of_bounded_size(tmp_path: Path) -> None:
+    tensors = {name: torch.randn(10) for name in "abcde"} | {"large": torch.randn(100)}
+    entries = [tensor_entry(name, tensor) for name, tensor in tensors.items()]
+    names, size = write_weights(tmp_path, entries, shard_bytes=100)
+    *shards, index = names
+    assert shards == [f"model-{number:05}-of-00004.safetensors" for number in range(1, 5)]
+    content = json.loads((tmp_path / index).read_text())
+    found = {name: load_file(tmp_path / file)[name] for name, file in content["weight_map"].items()}
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    assert content["metadata"]["total_size"] == sum(tensor.nbytes for tensor in tensors.values())
+    assert size == sum((tmp_path / file).stat().st_size for file in shards)
+    assert num_shards({name: tensor.nbytes for name, tensor in tensors.items()}, 100) == 4
+
+
+def test_headers_are_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_writing, "MAX_HEADER_BYTES", 400)
+    names, _ = write_weights(tmp_path, [tensor_entry(f"t{number}", torch.ones(1)) for number in range(10)])
+    assert len(names) == 5, "three entries each, and the index"
+
+
+def test_what_a_killed_process_moved_is_removed(tmp_path: Path) -> None:
+    child = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    partial = tmp_path / f".partial-{int(child.stdout)}"
+    partial.mkdir()
+    for name in ("moved.safetensors", "config.json"):
+        (partial / name).touch()
+    publish(partial, tmp_path, ["config.json", "moved.safetensors"])
+    check = pytest.raises(InvalidRequest, match="isn't an empty directory")
+    with check:  # complete, so it stays
+        check_target(tmp_path, 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "moved.safetensors"]
+    partial.mkdir()
+    (tmp_path / "config.json").rename(partial / "config.json")
+    (partial / "moved.json").write_text('["config.json", "moved.safetensors", "../other"]')
+    check_target(tmp_path, 1)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_that_ends_early_is_said(tmp_path: Path) -> None:
@@ -32,7 +84,7 @@ def test_a_file_that_ends_early_is_said(tmp_path: Path) -> None:
     info = read_header(tmp_path / "source")["a"]
     os.truncate(tmp_path / "source", info.end - 8)
     with pytest.raises(CorruptCheckpoint, match="ends before"):
-        write_tensors(tmp_path / "target", iter([stored_entry(tmp_path, "a", info)]), 4096)
+        write_tensors(tmp_path / "target", [stored_entry(tmp_path, "a", info)])
 
 
 def test_nothing_is_left_of_a_failure(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from typing import cast
 import torch
 
 from inference.modelling.encoded_tensor import EncodedTensor
-from inference.modelling.layers.coded import packed_rows
-from inference.modelling.quantisation import FormName
+from inference.modelling.layers.coded import PlainCoded, packed_rows
+from inference.modelling.quantisation import FormName, own_form
 from inference.modelling.weights.decoding.floats import decode_bnb4, decode_fp4, decode_scaled
 from inference.modelling.weights.decoding.integers import (
     decode_hqq,
@@ -21,8 +21,11 @@ from inference.modelling.weights.decoding.ternary import decode_bitnet
 
 
 def _decode_own(item: EncodedTensor, parts: Mapping[str, torch.Tensor], begin: int, stop: int) -> torch.Tensor:
-    """Codes times scales, as ``blazr quantise`` has written them."""
+    """Codes times scales, and offsets of kept codes, as ``blazr quantise`` has written them."""
     codes, scales = parts["codes"][begin:stop], parts["scales"][begin:stop]
+    if not item.form:
+        offsets = parts["offsets"][begin:stop] if "offsets" in parts else None
+        return PlainCoded(codes, scales, offsets, own_form(item), item.shape[-1]).dense(torch.float32)
     return packed_rows(codes, scales, cast("FormName", item.form), item.shape[-1]).dense(torch.float32)
 
 

@@ -8,11 +8,17 @@ import torch
 
 from inference.llm.checkpoint_writing import SourceFiles
 from inference.llm.quantising.quantise import Limit, Quantised, quantise_checkpoint
+from inference.llm.quantising.side_files import side_files
+from inference.llm.quantising.source import SourceTensors
 from models_registry.detection.inspection import Inspection, inspect_checkpoint
 
 
 def source_of(found: Inspection) -> SourceFiles:
-    return SourceFiles(found.directory, found.tensors, found.other_files)
+    return side_files(found)
+
+
+def tensors_of(found: Inspection) -> SourceTensors:
+    return SourceTensors(found.spec, found.weight_paths, source_of(found))
 
 
 def random_tokens(vocab_size: int, count: int = 48) -> list[int]:

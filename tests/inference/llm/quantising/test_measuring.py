@@ -15,7 +15,7 @@ from inference.llm.quantising.parts import KINDS, find_parts
 from inference.modelling.backends.backend import choose_backend
 from inference.modelling.weights.loader import load_network
 from models_registry.detection.inspection import Inspection
-from tests.inference.llm.quantising.checkpoints import inspect, random_tokens
+from tests.inference.llm.quantising.checkpoints import inspect, random_tokens, tensors_of
 from tests.inference.modelling.harness import load_directory
 from tests.inference.modelling.huggingface import make_checkpoint
 from tests.inference.modelling.test_network_dense import tiny_config
@@ -44,7 +44,7 @@ def test_a_changed_layer_is_computed_from_its_own_on(found: Inspection) -> None:
         measurement = Measurement(exact, backend, windows)
         stored = measurement.stored()
         assert (stored.mean_kl, stored.top1_agreement, stored.num_tokens) == (pytest.approx(0, abs=1e-6), 1, 23)
-        for part in find_parts(found.spec, found.tensors):
+        for part in find_parts(found.spec, tensors_of(found).tensors):
             with measurement.rounded({part: "int4"}):
                 divergence = measurement.divergence(part.layer)
             for name in part.parameters:

@@ -24,7 +24,7 @@ from inference.modelling.layers.coded import JoinedRows, packed_rows, quantised_
 from inference.modelling.quantisation import coded_parameters, kept_kinds, weights_bytes
 from inference.modelling.weights.loader import load_network
 from models_registry.detection.inspection import Inspection
-from tests.inference.llm.quantising.checkpoints import inspect, source_of
+from tests.inference.llm.quantising.checkpoints import inspect, source_of, tensors_of
 from tests.inference.modelling.huggingface import make_checkpoint
 from tests.inference.modelling.test_quantisation import CONFIGS
 
@@ -39,15 +39,22 @@ def write(found: Inspection, target: Path, first: int = 0) -> tuple[dict[str, to
     """All parts but one, each in another form, from the form of a number on; returns the values that were written."""
     network = load_network(found.spec, found.weight_paths, dtype=torch.float32)
     parameters = dict(network.named_parameters())
-    parts = find_parts(found.spec, found.tensors)[:-1]
+    parts = find_parts(found.spec, tensors_of(found).tensors)[:-1]
     form_of = dict(zip(parts, itertools.islice(itertools.cycle(KINDS), first, first + len(parts)), strict=True))
     forms = {name: form for part, form in form_of.items() for name in part.parameters}
     size = write_checkpoint(
-        target, source_of(found), found.spec, forms, lambda name: parameters[name].data, measured={}, plan={"curve": []}
+        target,
+        source_of(found),
+        tensors_of(found),
+        found.spec,
+        forms,
+        lambda name: parameters[name].data,
+        measured={},
+        plan={"curve": []},
     )
-    expected = fixed_bytes(find_parts(found.spec, found.tensors), found.tensors)
+    expected = fixed_bytes(find_parts(found.spec, tensors_of(found).tensors), tensors_of(found).tensors)
     expected += sum(part.sizes[form] for part, form in form_of.items())
-    assert size <= expected + find_parts(found.spec, found.tensors)[-1].stored_bytes
+    assert size <= expected + find_parts(found.spec, tensors_of(found).tensors)[-1].stored_bytes
     rows = {name: quantised_rows(parameters[name].data, form) for name, form in forms.items()}
     return {
         name: packed_rows(codes, scales, forms[name], parameters[name].shape[-1]).dense(torch.float32)
@@ -115,14 +122,18 @@ def test_nothing_is_left_of_a_write_that_fails(found: Inspection, tmp_path: Path
     def broken(name: str) -> torch.Tensor:
         raise InvalidRequest("no")
 
-    forms = {name: "int8" for part in find_parts(found.spec, found.tensors) for name in part.parameters}
+    forms = {name: "int8" for part in find_parts(found.spec, tensors_of(found).tensors) for name in part.parameters}
     with pytest.raises(InvalidRequest):
-        write_checkpoint(tmp_path / "out", source_of(found), found.spec, forms, broken, measured={}, plan={})  # type: ignore[arg-type]
+        write_checkpoint(
+            tmp_path / "out", source_of(found), tensors_of(found), found.spec, forms, broken, measured={}, plan={}
+        )  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "a").touch()
     with pytest.raises(InvalidRequest, match="isn't an empty directory"):
-        write_checkpoint(tmp_path / "full", source_of(found), found.spec, {}, broken, measured={}, plan={})
+        write_checkpoint(
+            tmp_path / "full", source_of(found), tensors_of(found), found.spec, {}, broken, measured={}, plan={}
+        )
 
 
 def test_files_of_a_killed_process_are_removed_and_those_of_a_running_one_are_not(
@@ -185,7 +196,16 @@ def test_a_file_that_is_gone_is_not_laid_to_the_target(found: Inspection, tmp_pa
     source = inspect(copied)
     (copied / WEIGHTS_FILE).rename(copied / "elsewhere")
     with pytest.raises(CorruptCheckpoint, match=f"copied/{WEIGHTS_FILE} can't be read: No such file"):
-        write_checkpoint(tmp_path / "out", source_of(source), source.spec, {}, {}.__getitem__, measured={}, plan={})
+        write_checkpoint(
+            tmp_path / "out",
+            source_of(source),
+            tensors_of(source),
+            source.spec,
+            {},
+            {}.__getitem__,
+            measured={},
+            plan={},
+        )
     assert not (tmp_path / "out").exists()
 
 

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from inference.errors import BlazrError, CorruptCheckpoint, MissingTensor, TensorShapeMismatch, UnsupportedFormat
+from inference.llm.quantising.source import kept_members
 from inference.modelling.encodings.blazr import ROW_FORMS
 from inference.modelling.families.config import Facts
+from inference.modelling.layers.code_search import scales_dtype
 from inference.modelling.layers.coded import quantised_rows
-from inference.modelling.quantisation import OWN_FORMS, FormName, stored_form
+from inference.modelling.quantisation import GGUF_FORMS, OWN_FORMS, Form, FormName, code_bytes, stored_form
 from tests.inference.modelling.encodings.tables import decoded_table
 
 STATED = {"a.weight": "int8", "b.experts.{e}.up.weight": "int4"}
@@ -74,7 +76,7 @@ def without(*names: str) -> dict[str, torch.Tensor]:
         (tensors(), {"tensors": {"a.weight": 3}}, UnsupportedFormat, "stored as '3'"),
         (tensors(), {"tensors": []}, CorruptCheckpoint, "has no tensors"),
         (tensors(), {"stored_dtype": "int8"}, CorruptCheckpoint, "stored_dtype is 'int8'"),
-        (tensors(), {"version": 2}, UnsupportedFormat, "version 2 of blazr's own form; 1 is read"),
+        (tensors(), {"version": 3}, UnsupportedFormat, "version 3 of blazr's own form; 1 and 2 are read"),
         (tensors() | {"a.weight.scales": torch.ones(6, 3, dtype=torch.bfloat16)}, {}, TensorShapeMismatch, r"\[6, 2\]"),
         (
             tensors() | {"a.weight.codes": torch.ones(6, 10, dtype=torch.uint8)},
@@ -100,3 +102,64 @@ def test_figures_that_make_no_sense_are_left_out(measured: Any) -> None:
     facts = Facts()
     decoded_table(tensors(), CONFIG | {"measured": measured}, facts)
     assert facts.facts[0].value == "blazr, int4: 2, int8: 1"
+
+
+# --- kept codes --------------------------------------------------------------------------------
+
+KEPT = {
+    "Q4_K": GGUF_FORMS["Q4_K"], "Q8_0": GGUF_FORMS["Q8_0"], "Q2_K": GGUF_FORMS["Q2_K"], "Q6_K": GGUF_FORMS["Q6_K"],
+    "IQ4_NL": GGUF_FORMS["IQ4_NL"], "float8": Form(8, 160, scales="bfloat16", is_float=True),
+}  # fmt: skip
+
+
+def kept_tensors(form: Form, inputs: int = 160) -> dict[str, torch.Tensor]:
+    groups = -(-inputs // form.group)
+    found = {
+        "a.weight.codes": torch.randint(0, 256, (6, code_bytes(inputs, form.bits)), dtype=torch.uint8),
+        "a.weight.scales": torch.rand(6, groups).to(scales_dtype(form)),
+    }
+    return found | ({"a.weight.offsets": torch.rand(6, groups).half()} if form.has_offset else {})
+
+
+def kept_config(**form: Any) -> dict[str, Any]:
+    return CONFIG | {"version": 2, "tensors": {"a.weight": form}}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_kept_codes_are_read(name: str) -> None:
+    form, facts = KEPT[name], Facts()
+    (item,) = decoded_table(kept_tensors(form), kept_config(**kept_members(form)), facts).encoded
+    assert (item.shape, stored_form(item)) == ((6, 160), form)
+    assert facts.facts[0].value.startswith("blazr, kept float8: 1" if form.is_float else f"blazr, kept {form.bits}-bit")
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {}, {"bits": 4}, {"bits": 7, "group": 32}, {"bits": 4.0, "group": 32}, {"bits": True, "group": 32},
+        {"bits": 4, "group": 24}, {"bits": 5, "group": 48}, {"bits": 4, "group": 0}, {"bits": 4, "group": 1 << 40},
+        {"bits": 4, "group": 32, "zero": 16}, {"bits": 4, "group": 32, "zero": -1}, {"bits": 4, "group": 32, "more": 1},
+        {"bits": 4, "group": 32, "levels": [1, 2]}, {"bits": 2, "group": 32, "levels": [0, 1, 2, 300]},
+        {"bits": 2, "group": 32, "levels": "abcd"}, {"bits": 8, "group": 32, "levels": [0] * 256},
+        {"bits": 4, "group": 32, "scales": "float32"}, {"bits": 4, "group": 32, "scales": ["float16"]},
+        {"bits": 4, "group": 32, "is_float": True}, {"bits": 8, "group": 32, "is_float": True, "has_offset": True},
+        {"bits": 4, "group": 32, "has_offset": 1},
+    ],
+)  # fmt: skip
+def test_forms_that_no_product_takes_are_refused(stated: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedFormat, match=r"a\.weight is stored as ['\"]\{"):
+        decoded_table(kept_tensors(KEPT["Q8_0"]), kept_config(**stated))
+
+
+def test_kept_codes_have_to_be_whole() -> None:
+    form = KEPT["Q4_K"]
+    stated, files = kept_config(**kept_members(form)), kept_tensors(form)
+    with pytest.raises(UnsupportedFormat, match="stored as"):
+        decoded_table(files, stated | {"version": 1})
+    for name in ("a.weight.scales", "a.weight.offsets"):
+        with pytest.raises(BlazrError, match=name):
+            decoded_table({key: value for key, value in files.items() if key != name}, stated)
+        with pytest.raises(BlazrError, match=name):
+            decoded_table(files | {name: torch.ones(6, 4).half()}, stated)
+    with pytest.raises(TensorShapeMismatch, match="has 160 inputs, fewer than share a scale by"):
+        decoded_table(kept_tensors(Form(8, 320)), kept_config(bits=8, group=320))
