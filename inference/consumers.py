@@ -194,6 +194,10 @@ class StreamConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
                 "model": generation.served.name,
             }
             await self._send(accepted)
+            if generation.is_waiting:
+                await generation.wait_for_start(
+                    lambda place: self._send({"type": "queue", "id": client_id, "queue": place.to_dict()})
+                )
             writer = _FrameWriter(generation, client_id, self._send_text)
             await generation.deliver(writer)
             await writer.flush_usage()

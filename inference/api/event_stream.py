@@ -23,8 +23,11 @@ from inference.errors import BlazrError, GenerationFailed
 from inference.host.coroutines import run_in_background
 from inference.serving.generation import Generation
 from inference.values.messages import GenerationEvent
+from inference.values.queue_place import QueuePlace
 
 HEARTBEAT_S = 15.0
+WAITED_S = 0.1
+"""A request that waited less has no headers about it."""
 STALL_S = 30.0
 """A client that reads nothing for so many seconds is disconnected."""
 MAX_WAITING_BYTES = 1 << 20
@@ -58,6 +61,34 @@ def sse_data(payload: Any) -> bytes:
 def sse_event(name: str, payload: Any) -> bytes:
     """Return one server-sent event with a name."""
     return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(payload) + b"\n\n"
+
+
+QUEUE_EVENT = "blazr.queue"
+_CHUNK_KINDS = {"chat": "chat.completion.chunk", "completion": "text_completion"}
+
+
+def queue_event(generation: Generation, place: QueuePlace) -> bytes:
+    """Return the event that says where a waiting request stands.
+
+    Its data is a chunk without choices, as the one with the usage is, so that clients that don't know it pass it over.
+    """
+    chunk = {
+        "id": generation.request_id,
+        "object": _CHUNK_KINDS[generation.plan.endpoint],
+        "created": generation.created,
+        "model": generation.served.name,
+        "choices": [],
+        "queue": place.to_dict(),
+    }
+    return sse_event(QUEUE_EVENT, chunk)
+
+
+def queue_headers(generation: Generation) -> dict[str, str]:
+    """Return the headers of a whole response that say how long it waited, and for what; none if it hardly did."""
+    seconds, reason = generation.waited
+    if seconds < WAITED_S:
+        return {}
+    return {"x-queue-seconds": f"{seconds:.3f}", "x-queue-reason": reason}
 
 
 class StreamFormat(Protocol):
@@ -212,6 +243,8 @@ class ByteWriter(StreamReader):
         """Write the whole body."""
         try:
             try:
+                if self.generation.is_waiting:
+                    await self.generation.wait_for_start(self._report)
                 self.put(self._stream.opening())
                 await self.generation.deliver(self)
                 last = await self._stream.closing()
@@ -221,6 +254,10 @@ class ByteWriter(StreamReader):
             await self.flush()
         finally:
             self._timer.cancel()
+
+    async def _report(self, place: QueuePlace) -> None:
+        self.put(queue_event(self.generation, place))
+        await self.flush()
 
     def _check(self) -> None:
         """Send a heartbeat on a silent stream; end the stream of a client that reads nothing."""

@@ -466,6 +466,7 @@ class Engine:
             list(new_token_ids),
             num_cached_tokens=request.num_cached_tokens or 0,
             cache_miss_reason=request.cache_miss_reason,
+            admitted_at=request.admitted_at,
             kept_prefixes=request.kept_prefixes,
         )
         if request.has_all_prompt_logprobs:

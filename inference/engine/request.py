@@ -143,6 +143,7 @@ class EngineOutput:
         num_cached_tokens: Prompt tokens found in the prefix cache.
         cache_miss_reason: Why fewer than all but the last prompt token were found (a ``MissReason``). None: all were
             found, or the request was not admitted yet.
+        admitted_at: ``time.monotonic()`` when the request got its place in the steps; 0: it has none yet.
         pooled: (h,), in the last output of a completed request with ``pooling``.
         saved_state: In the last output of a completed request with ``returns_state``.
         kept_prefixes: The prefixes of ``cache_breakpoints`` that the prefix cache keeps so far.
@@ -157,6 +158,7 @@ class EngineOutput:
     error: BlazrError | None = None
     num_cached_tokens: int = 0
     cache_miss_reason: str | None = None
+    admitted_at: float = 0.0
     pooled: Float32Array | None = None
     saved_state: SavedState | None = None
     kept_prefixes: tuple[CacheBreakpoint, ...] = ()

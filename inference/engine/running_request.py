@@ -38,6 +38,7 @@ class Request:
         cached: The sequence's position in the prefix cache, while the request is running.
         fetched: State that was read from disk for the request.
         num_cached_tokens: Prompt tokens found in the prefix cache at the first admission; None before.
+        admitted_at: ``time.monotonic()`` of the first admission; 0 before.
         cache_miss_reason: Why no more tokens were found (a ``MissReason``).
         kept_prefixes: The prefixes of ``cache_breakpoints`` that the prefix cache keeps.
         returned_state: The state after the prompt, for a request with ``returns_state``, once it is computed.
@@ -62,6 +63,7 @@ class Request:
     cached: CachedSequence | None = None
     fetched: Fetched | None = None
     num_cached_tokens: int | None = None
+    admitted_at: float = 0.0
     cache_miss_reason: str | None = None
     kept_prefixes: tuple[CacheBreakpoint, ...] = ()
     returned_state: SavedState | None = None

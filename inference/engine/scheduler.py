@@ -12,6 +12,7 @@ can take all state, and ``RequestChecks`` has refused requests that need more; s
 
 from __future__ import annotations
 
+import time
 from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -302,6 +303,7 @@ class Scheduler:
             insort(self.running, request, key=_rank)
         if request.num_cached_tokens is None:
             # After a preemption a request finds its own state, which isn't counted.
+            request.admitted_at = time.monotonic()
             request.num_cached_tokens = min(num_known, request.num_prompt_tokens)
             request.cache_miss_reason = None if reason is None else reason.value
             self._cache.record_found(request.num_cached_tokens, reason)

@@ -29,6 +29,12 @@ class CallerQueues(Generic[T]):
         for caller, queue in self._queues.items():
             yield caller, queue[0]
 
+    def in_turns(self) -> Iterator[T]:
+        """Yield all items in the order in which the callers' turns would take them."""
+        left = [list(queue) for queue in self._queues.values()]
+        for number in range(max(map(len, left), default=0)):
+            yield from (queue[number] for queue in left if number < len(queue))
+
     def remove(self, caller: str, item: T) -> None:
         """Remove an item, which was taken or given up.
 

@@ -78,6 +78,7 @@ class TextOutput:
         self._return_prompt_token_ids = return_prompt_token_ids
         self._received_at = received_at
         self._added_at = received_at
+        self._admitted_at = 0.0
         self._first_token_at: float | None = None
         self._cached_tokens = 0
         self._cache_miss_reason: str | None = None
@@ -175,6 +176,7 @@ class TextOutput:
         events: list[GenerationEvent] = []
         if number == 0:  # the others find what it has computed
             self._cached_tokens, self._cache_miss_reason = output.num_cached_tokens, output.cache_miss_reason
+            self._admitted_at = output.admitted_at
             self._kept_prefixes = output.kept_prefixes
         if output.prompt_logprobs is not None:
             events += self._start(output.prompt_logprobs)
@@ -308,6 +310,7 @@ class TextOutput:
             "cache_miss_reason": self._cache_miss_reason,
             **({"kept_prefixes": self._kept()} if self._has_marks else {}),
             "queue_s": self._added_at - self._received_at,
+            "slot_s": max(0.0, self._admitted_at - self._added_at),
             "ttft_s": first - self._received_at,
             "duration_s": now - self._received_at,
         }

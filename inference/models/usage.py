@@ -13,6 +13,8 @@ class UsageRecord(models.Model):
     ``tenant`` names the key without a foreign key: one deleted row must not hold up the others' records.
     """
 
+    JSON_COLUMNS: ClassVar[dict[str, type]] = {"plan": dict, "phases": dict}
+
     request_id = models.CharField(max_length=64, unique=True)
     tenant = models.CharField(max_length=64)
     endpoint = models.CharField(max_length=16)
@@ -36,6 +38,8 @@ class UsageRecord(models.Model):
     engine_s = models.FloatField(default=0, help_text="In the engine, beside others.")
     prompt = models.TextField(blank=True, default="", help_text="JSON, cut; empty unless contents are logged.")
     output = models.TextField(blank=True, default="", help_text="JSON, cut; empty unless contents are logged.")
+    plan = models.TextField(blank=True, default="", help_text="JSON: what was asked for beside the prompts.")
+    phases = models.TextField(blank=True, default="", help_text="JSON: measured seconds of each phase.")
     created_at = models.DateTimeField()
 
     class Meta:

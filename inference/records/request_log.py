@@ -15,6 +15,7 @@ from inference.records.usage import Usage
 from inference.values.images import bare_images
 from inference.values.messages import PromptMessage
 from inference.values.output_builder import OutputBuilder
+from inference.values.plan import GenerationPlan
 
 logger = logging.getLogger(__name__)
 
@@ -28,12 +29,25 @@ def contents_are_logged() -> bool:
     return bool(settings.BLAZR_REQUEST_LOG_CONTENTS)
 
 
-def logged_contents(builder: OutputBuilder) -> dict[str, Any]:
-    """Return ``prompt`` and ``answer`` of a record as JSON, each cut to ``MAX_CHARS``; empty unless configured."""
+def logged_contents(builder: OutputBuilder, original: GenerationPlan | None = None) -> dict[str, Any]:
+    """Return ``prompt`` and ``output`` of a record as JSON, each cut to ``MAX_CHARS``; empty unless configured.
+
+    Args:
+        original: The request as it came, before anything of its model was filled in; recorded beside its prompts as
+            ``plan``, so that it can be replayed. None: it can't.
+    """
     if not contents_are_logged():
         return {}
     texts = [choice.text for prompt in builder.prompts for choice in prompt.choices]
-    return {"prompt": _cut([_without_pixels(prompt) for prompt in builder.plan.prompts]), "output": _cut(texts)}
+    prompts = (original or builder.plan).prompts
+    plan = ""
+    if original is not None:
+        plan = json.dumps({**original.with_seed(builder.plan.params.seed).to_dict(), "prompts": []})
+    return {
+        "prompt": _cut([_without_pixels(prompt) for prompt in prompts]),
+        "output": _cut(texts),
+        "plan": plan if len(plan) <= MAX_CHARS else "",
+    }
 
 
 def _without_pixels(prompt: PromptMessage) -> PromptMessage:

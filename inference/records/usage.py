@@ -51,6 +51,8 @@ class Usage:
     cache_outcome: str = ""
     prompt: str = ""
     output: str = ""
+    plan: str = ""
+    phases: str = ""
     requests: int = 1
 
 

@@ -9,10 +9,12 @@ from django.conf import settings
 from inference.access.admission import Admission
 from inference.errors import EngineDead, EngineError, GenerationFailed, ModelLoadFailed, ModelLoading, OutOfCacheBlocks
 from inference.records import metrics
+from inference.records.phases import phases_text
 from inference.records.request_log import log_request, logged_contents
 from inference.records.tracing import GenerationTrace
 from inference.records.usage import Usage, usage_now, usage_writer
 from inference.values.output_builder import OutputBuilder
+from inference.values.plan import GenerationPlan
 from inference.values.principal import Principal
 
 SERVER_ERRORS = frozenset(
@@ -31,6 +33,7 @@ class Accounting:
         endpoint: The API's name, for metrics and usage records.
         admission: The request's admission; ``finish`` reports the used tokens to it.
         trace: The generation's span; None when tracing is off.
+        original: The request as it came; see ``logged_contents``.
     """
 
     def __init__(
@@ -42,7 +45,9 @@ class Accounting:
         endpoint: str,
         admission: Admission,
         trace: GenerationTrace | None,
+        original: GenerationPlan | None = None,
     ) -> None:
+        self._original = original
         self._request_id = request_id
         self._principal = principal
         self._model = model
@@ -54,6 +59,7 @@ class Accounting:
         self._first_token_at: float | None = None
         self._last_token_at: dict[tuple[int, int], float] = {}
         self._between_tokens_s, self._num_between = 0.0, 0
+        self._ended: float | None = None
         self._itl = metrics.child(metrics.ITL, model)
         self._generated = metrics.child(metrics.GENERATED_TOKENS, model)
         metrics.child(metrics.ACTIVE, model).inc()
@@ -61,6 +67,15 @@ class Accounting:
     def start(self) -> None:
         """Record that the engines have accepted every prompt."""
         self._started = time.monotonic()
+
+    def end(self) -> None:
+        """Record that the last event has come from the workers; the client may still read."""
+        self._ended = time.monotonic()
+
+    @property
+    def queue_s(self) -> float:
+        """Seconds until the engines had accepted every prompt, or so far."""
+        return (self._started or time.monotonic()) - self._arrived
 
     def count_tokens(self, number: int, num_tokens: int, choice: int = 0) -> None:
         """Count the tokens of one delta of prompt ``number``."""
@@ -114,12 +129,16 @@ class Accounting:
             itl_s=self._between_tokens_s / self._num_between if self._num_between else None,
             cache_outcome=builder.cache_outcome,
             requests=1 if prompt_tokens or completion_tokens else 0,
-            **logged_contents(builder),
+            phases=phases_text(builder.prompts, queue_s=queue_s, delivery_s=self._delivery_s()),
+            **logged_contents(builder, self._original),
         )
         if settings.BLAZR_LOG_REQUESTS:
             log_request(usage)
         if usage.requests or outcome in SERVER_ERRORS:
             usage_writer().offer(usage)
+
+    def _delivery_s(self) -> float:
+        return 0.0 if self._ended is None else time.monotonic() - self._ended
 
     def _report_metrics(
         self, outcome: str, duration_s: float, prompt_tokens: int, cached_tokens: int, completion_tokens: int

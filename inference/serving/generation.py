@@ -8,10 +8,11 @@ one message per prompt. It returns when every prompt was accepted, so that earli
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,6 +29,7 @@ from inference.serving.accounting import Accounting
 from inference.serving.full_queues import full_queues
 from inference.serving.grammar_checks import grammar_checks
 from inference.serving.image_parts import names_image_files, plan_with_images
+from inference.serving.queue_watch import queue_watch
 from inference.serving.served_models import plan_for_model, served_model_get
 from inference.states.services import plan_with_state
 from inference.transport.control import cancel_generation
@@ -40,11 +42,14 @@ from inference.values.messages import GenerationEvent
 from inference.values.output_builder import OutputBuilder
 from inference.values.plan import GenerationPlan
 from inference.values.principal import Principal
+from inference.values.queue_place import QueuePlace
 from inference.values.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
 
 CANCEL_TIMEOUT_S = 5.0
+UNREPORTED_S = 0.25
+"""Seconds for which a request waits before its stream begins with events about the queue."""
 PUBLISH_CONCURRENCY = 16
 """Messages of one request that are published at the same time, at most."""
 
@@ -137,6 +142,7 @@ class Generation:
         served: ServedModel,
         api_name: ApiName,
         admission: Admission = FREE,
+        original: GenerationPlan | None = None,
     ) -> None:
         self.plan = plan
         self.principal = principal
@@ -156,6 +162,7 @@ class Generation:
             endpoint=api_name.name,
             admission=admission,
             trace=self._trace,
+            original=original,
         )
         single = len(plan.prompts) == 1
         self._prompts = [
@@ -173,7 +180,7 @@ class Generation:
     # --- opening -------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Publish all prompts and wait for their start events.
+        """Publish all prompts and wait for their start events; for ``UNREPORTED_S`` if the plan includes the queue.
 
         Raises:
             BlazrError: A prompt was refused, or failed before its start.
@@ -189,9 +196,42 @@ class Generation:
                     await self._publish(prompt)
 
             await run_all(publish(prompt) for prompt in self._prompts)
-        await self._started.wait()
+        if self.plan.include_queue:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._started.wait(), UNREPORTED_S)
+        else:
+            await self._started.wait()
         self._raise_error()
-        self._accounting.start()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a prompt has not started, and the request has not failed."""
+        return not self._started.is_set()
+
+    async def wait_for_start(self, report: Callable[[QueuePlace], Awaitable[object]]) -> None:
+        """Wait until every prompt has started, and report about once a second where the request stands.
+
+        Raises:
+            BlazrError: A prompt failed before its start; the generation is closed then, as with any other exception.
+        """
+        try:
+            waiting = next((prompt for prompt in self._prompts if not prompt.is_started), self._prompts[0])
+            with queue_watch().watching(waiting.request_id, self.served.checkpoint_id) as watcher:
+                ended = run_in_background(self._end_watch(watcher.end))
+                try:
+                    async for place in watcher.places():
+                        await report(place)
+                finally:
+                    ended.cancel()
+            self._raise_error()
+        except BaseException as error:
+            outcome = error.code if isinstance(error, BlazrError) else "cancelled"
+            await asyncio.shield(run_in_background(self.close(outcome)))
+            raise
+
+    async def _end_watch(self, end: Callable[[], object]) -> None:
+        await self._started.wait()
+        end()
 
     async def _publish(self, prompt: _Prompt) -> None:
         if self._has_ended:  # another prompt was refused meanwhile
@@ -290,11 +330,13 @@ class Generation:
             prompt.is_started = True
             self._num_unstarted -= 1
             if not self._num_unstarted:
+                self._accounting.start()
                 self._started.set()
         if is_done:
             prompt.is_finished = True
             self._num_open -= 1
             if not self._num_open:
+                self._accounting.end()
                 self._end()
 
     def _end(self) -> None:
@@ -335,6 +377,14 @@ class Generation:
         self._end()
         if self._num_open:
             run_in_background(self._cancel_unfinished())
+
+    @property
+    def waited(self) -> tuple[float, str]:
+        """Seconds until every prompt had started, and the reason, ``swap``, ``load`` or ``capacity``; for the end."""
+        waits = [prompt.usage.get("waits", {}) for prompt in self.builder.prompts if prompt.usage is not None]
+        found = (name for name in ("swap", "load") if any(item.get(name, 0.0) > 0 for item in waits))
+        reason = next(found, "capacity")
+        return self._accounting.queue_s, reason
 
     @property
     def is_closed(self) -> bool:
@@ -384,7 +434,8 @@ async def generation_start(
         api_name: The API that received the request; None: the plan's own endpoint.
 
     Returns:
-        The running generation; the caller must call ``deliver``, ``wait`` or ``close``.
+        The running generation; the caller must call ``deliver``, ``wait`` or ``close``. If the plan includes the queue,
+        it may wait still (``is_waiting``); then the caller calls ``wait_for_start`` first.
 
     Raises:
         UnknownModel: No model is served under this name.
@@ -397,7 +448,7 @@ async def generation_start(
     api_name = api_name or _API_NAMES[plan.endpoint]
     full_queues().check(plan.model, principal, endpoint=api_name.name)
     served = await served_model_get(name=plan.model)
-    plan = plan_for_model(plan, served)
+    original, plan = plan, plan_for_model(plan, served)
     if names_image_files(plan):
         plan = await database_sync_to_async(plan_with_images)(plan, served, principal.tenant)
     else:
@@ -412,7 +463,7 @@ async def generation_start(
         except BaseException:
             admission.release(tokens=0)
             raise
-    generation = Generation(plan.with_seed(), principal, served, api_name, admission)
+    generation = Generation(plan.with_seed(), principal, served, api_name, admission, original)
     if principal.key_id is not None:
         key_watch().add(generation, principal.key_id)
     try:

@@ -104,9 +104,12 @@ class UsageEvent(TypedDict):
     cached_tokens: int
     cache_miss_reason: NotRequired[str | None]  # why not all of the prompt but its last token was cached
     kept_prefixes: NotRequired[list[KeptPrefix]]  # only of a prompt with marks (cache_control)
-    queue_s: float
+    queue_s: float  # from the message's preparation until the engine took the request
+    slot_s: NotRequired[float]  # from there until its first step
     ttft_s: float
     duration_s: float
+    waits: NotRequired[dict[str, float]]  # seconds in the worker before that: see ``ActiveRequest.waits``
+    evicted: NotRequired[str]  # name of the model that was unloaded for it
 
 
 class GenerationEvent(TypedDict):

@@ -44,6 +44,7 @@ class GenerationPlan:
         params: Sampling parameters, seed included (chosen here when the client gave none).
         stream: Answer in chunks.
         include_usage: Streams end with a chunk that holds the usage.
+        include_queue: A stream begins while the request waits, with events that say where it stands.
         echo: The text of an answer starts with the prompt (completions).
         priority: Lower goes first.
         cache_salt: Requests share cached prefixes only with requests of the same salt.
@@ -67,6 +68,7 @@ class GenerationPlan:
     params: SamplingParams
     stream: bool = False
     include_usage: bool = False
+    include_queue: bool = False
     echo: bool = False
     priority: int = INTERACTIVE_PRIORITY
     cache_salt: str | None = None

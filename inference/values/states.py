@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
+from inference.values.queue_place import StartOutlook
+
 ModelStatus = Literal["unloaded", "loading", "ready", "failed"]
 _ORDER: Mapping[str, int] = {"unloaded": 0, "failed": 1, "loading": 2, "ready": 3}
 
@@ -33,6 +35,7 @@ class ResidentModel:
         num_unprepared: Requests that wait for a place in the engine, or for a thread that tokenises their prompts.
         num_preparing: Requests whose prompts are tokenised now.
         states_bytes: Part of ``memory_bytes`` that is reserved for states of requests; 0 while loading.
+        outlook: When further requests could start.
     """
 
     checkpoint_id: str
@@ -52,6 +55,7 @@ class ResidentModel:
     num_unprepared: int = 0
     num_preparing: int = 0
     states_bytes: int = 0
+    outlook: StartOutlook = field(default_factory=StartOutlook)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,7 @@ class WorkerState:
     def from_json(cls, payload: str | bytes) -> WorkerState:
         """Read ``to_json``'s form; members that this version doesn't know are left out."""
         values = json.loads(payload)
-        models = tuple(ResidentModel(**_known(ResidentModel, item)) for item in values.pop("models", ()))
+        models = tuple(_resident_model(item) for item in values.pop("models", ()))
         departures = tuple(Departure(**_known(Departure, item)) for item in values.pop("departures", ()))
         return cls(models=models, departures=departures, **_known(cls, values))
 
@@ -200,6 +204,11 @@ def departures_of(workers: Iterable[WorkerState], checkpoint_id: str) -> list[di
         if item.checkpoint_id == checkpoint_id
     ]
     return sorted(found, key=lambda item: float(item["at"]))
+
+
+def _resident_model(values: Mapping[str, Any]) -> ResidentModel:
+    known = _known(ResidentModel, values)
+    return ResidentModel(**{**known, "outlook": StartOutlook.from_dict(known.get("outlook", {}))})
 
 
 def _known(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:

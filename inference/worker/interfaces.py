@@ -94,6 +94,11 @@ class LoadPlan:
     adapter_bytes: int = 0
     sizes: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def max_in_engine(self) -> int:
+        """Sequences of clients that the engine holds: a few wait there, so that no step has a free place."""
+        return self.max_num_seqs + max(2, self.max_num_seqs // 4)
+
 
 class Presence(Protocol):
     """Shows other processes which models are here; thread-safe, quick, never raises."""

@@ -174,7 +174,8 @@ class ModelManager:
 
     def _with_preparations(self, model: ResidentModel) -> ResidentModel:
         waiting, running = self._starts.num_preparations(model.checkpoint_id)
-        return replace(model, num_unprepared=waiting, num_preparing=running)
+        outlook = self._residents.outlook(model.checkpoint_id, self._starts.waiting_ids(model.checkpoint_id))
+        return replace(model, num_unprepared=waiting, num_preparing=running, outlook=outlook)
 
     @property
     def memory_bytes(self) -> int:
@@ -245,8 +246,11 @@ class ModelManager:
         if engine is None:
             return  # the request was cancelled
         try:
+            request.end_wait("turn")
             self._adapters.ensure(engine.llm, request.message)
-            engine.loop.submit(self._states.prepare(engine.llm, request.message))
+            prepared = self._states.prepare(engine.llm, request.message)
+            request.end_wait("prepare")
+            engine.loop.submit(prepared)
         except NeedsReload as missing:
             self._reload_for(request, missing.num_bytes)
         except BlazrError as error:

@@ -33,6 +33,11 @@ class ActiveRequest:
         num_tokens: Number of tokens generated so far.
         in_engine: Whether the model's engine has the request; otherwise the request waits for a load.
         on_alone: As in ``ModelManager.submit``.
+        first_token_at: Monotonic time of the first token; 0: there is none.
+        waits: Seconds by what it waited for: ``swap`` (another model left), ``load``, ``turn`` (for a place in the
+            engine and a thread), ``prepare`` (template and tokens).
+        waits_since: Monotonic time at which the present wait began.
+        evicted: Name of the model that was unloaded for it; empty: none.
     """
 
     message: GenerateMessage
@@ -43,6 +48,10 @@ class ActiveRequest:
     received_at: float = field(default_factory=time.time)
     in_engine: bool = False
     on_alone: OnAlone | None = None
+    first_token_at: float = 0.0
+    waits: dict[str, float] = field(default_factory=dict)
+    waits_since: float = field(default_factory=time.monotonic)
+    evicted: str = ""
 
     @property
     def request_id(self) -> str:
@@ -53,6 +62,31 @@ class ActiveRequest:
     def alone_tokens(self) -> int | None:
         """New tokens for which the request must run alone; None: it need not."""
         return self.message.get("alone_tokens")
+
+    @property
+    def num_choices(self) -> int:
+        """Sequences of the request in the engine."""
+        return int(self.message["params"].get("n") or 1)
+
+    def count_tokens(self, count: int) -> None:
+        """Count generated tokens."""
+        if count and not self.num_tokens:
+            self.first_token_at = time.monotonic()
+        self.num_tokens += count
+
+    def end_wait(self, what: str, *, at: float | None = None) -> None:
+        """Count the time since the last wait as a wait for ``what``, until now or the monotonic time ``at``."""
+        now = time.monotonic() if at is None else at
+        if now > self.waits_since:
+            self.waits[what] = self.waits.get(what, 0.0) + now - self.waits_since
+            self.waits_since = now
+
+    def end_load(self, resident: Resident) -> None:
+        """Count the wait for the load of a model that is ready now, and for the model that left before it."""
+        if resident.evicts:
+            self.evicted = resident.evicts
+            self.end_wait("swap", at=resident.reserved_at)
+        self.end_wait("load")
 
     @property
     def is_interactive(self) -> bool:
@@ -93,6 +127,9 @@ class Resident:
         ready_at, last_used: Monotonic times.
         keep_alive_s: The option of the last request that set it; None: no request did.
         waiting: Requests that wait for this load, or for the next one.
+        reserved_at: Monotonic time at which the memory of its load was reserved; 0: it wasn't.
+        evicts: Name of the model that is or was unloaded for its load; empty: none.
+        evictable_at: Monotonic time before which no other model can be unloaded for it.
         token_counts: (time, tokens) of the last steps, for the token rate.
     """
 
@@ -117,6 +154,9 @@ class Resident:
     last_used: float = field(default_factory=time.monotonic)
     last_used_at: float = field(default_factory=time.time)
     waiting: list[ActiveRequest] = field(default_factory=list)
+    reserved_at: float = 0.0
+    evicts: str = ""
+    evictable_at: float = 0.0
     token_counts: deque[tuple[float, int]] = field(default_factory=deque)
 
     @property
@@ -135,6 +175,13 @@ class Resident:
         if self.pinned or self.plan is None:
             return -1
         return self.plan.keep_alive_s if self.keep_alive_s is None else self.keep_alive_s
+
+    def take_waiting(self) -> list[ActiveRequest]:
+        """Remove and return the requests that waited for the load, which has ended."""
+        taken, self.waiting = self.waiting, []
+        for request in taken:
+            request.end_load(self)
+        return taken
 
     def touch(self) -> None:
         """Record that the model was used now."""

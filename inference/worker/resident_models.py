@@ -10,18 +10,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from inference.errors import BlazrError, GenerationFailed, ModelLoadFailed
 from inference.host.units import format_bytes
 from inference.values.messages import GenerateMessage, GenerationEvent
+from inference.values.queue_place import StartOutlook
 from inference.values.states import Departure, ResidentModel
 from inference.worker.entry import Admission, EntryQueue
 from inference.worker.eviction import fit_report, next_eviction_step
 from inference.worker.interfaces import LoadPlan, OnAlone, OnEvents, Presence
+from inference.worker.outlook import record_end, start_outlook
 from inference.worker.resident import ActiveRequest, Drained, Engine, Expired, Resident, Submission
+from inference.worker.service_times import ServiceTimes
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +56,7 @@ class ResidentModels:
         self._entry = EntryQueue()
         self._known_alone: ActiveRequest | None = None
         self._must_admit = False
+        self._times: defaultdict[str, ServiceTimes] = defaultdict(ServiceTimes)
 
     # --- requests
 
@@ -145,11 +150,12 @@ class ResidentModels:
                     continue
                 request.next_index = event["index"] + 1
                 count = len(event.get("token_ids", ()))
-                request.num_tokens += count
+                request.count_tokens(count)
                 self._entry.record_tokens(request)
                 num_tokens += count
                 groups.setdefault(request.on_events, []).append(event)
                 if event["type"] in ("done", "error"):
+                    record_end(request, event, self._times)
                     self._remove_request(request)
             if num_tokens:
                 resident.token_counts.append((time.monotonic(), num_tokens))
@@ -287,7 +293,7 @@ class ResidentModels:
                     needed, others, budget_bytes=budget, min_residence_s=self._min_residence_s, now=now
                 )
                 if step.action == "fits":
-                    resident.memory_bytes = needed
+                    resident.memory_bytes, resident.reserved_at = needed, now
                     return None
                 if step.action == "never":
                     raise ModelLoadFailed(
@@ -298,12 +304,14 @@ class ResidentModels:
                 if step.victim is not None:
                     reason = f"{plan.name} needed {format_bytes(needed)} and it was used least recently"
                     self._begin_unload(step.victim, reason)
+                    resident.evicts = step.victim.name
                     return step.victim
                 if self._closing or now >= deadline:
                     raise ModelLoadFailed(
                         f"{plan.name} waits for memory that other models still use; try again later.",
                         retry_after_s=10,
                     )
+                resident.evictable_at = step.wait_until or 0.0
                 wake_at = deadline if step.wait_until is None else min(deadline, step.wait_until)
                 self._condition.wait(max(wake_at - now, 0.001))
 
@@ -316,10 +324,10 @@ class ResidentModels:
             resident.status, resident.progress, resident.stage = "ready", 1.0, ""
             resident.last_used = resident.ready_at = time.monotonic()
             resident.load_s = load_s
+            self._times[resident.checkpoint_id].load_s = resident.ready_at - resident.reserved_at
             resident.pinned |= plan.pinned
-            for request in resident.waiting:
+            for request in resident.take_waiting():
                 self._entry.add(request)
-            resident.waiting = []
             self._must_admit = True
             if resident.unload_requested:
                 resident.pinned = False
@@ -387,6 +395,13 @@ class ResidentModels:
             else replace(model, max_model_len=engine.llm.max_model_len, stats=engine.llm.stats())
             for model, engine in found
         )
+
+    def outlook(self, checkpoint_id: str, waiting_ids: Sequence[str]) -> StartOutlook:
+        """Return when further requests of a model could start; ``waiting_ids`` as in ``start_outlook``."""
+        with self._condition:
+            resident = self._residents.get(checkpoint_id)
+            table = self._residents.values(), self._requests.values()
+            return StartOutlook() if resident is None else start_outlook(resident, *table, waiting_ids, self._times)
 
     def fit(self, checkpoint_id: str, plan: LoadPlan) -> dict[str, Any]:
         """Return whether a model would fit, and the memory that it would take, as plain values."""

@@ -56,7 +56,7 @@ class _Start:
     @property
     def num_places(self) -> int:
         """Sequences of the request that take a place in the engine; jobs and batches have limits of their own."""
-        return int(self.request.message["params"].get("n", 1)) if self.request.is_interactive else 0
+        return self.request.num_choices if self.request.is_interactive else 0
 
 
 @dataclass(eq=False, slots=True)
@@ -105,7 +105,7 @@ class StartQueue:
             QueueFull: Too much text waits already.
         """
         plan = request.resident.plan
-        max_in_engine = 1 if plan is None else plan.max_num_seqs + max(2, plan.max_num_seqs // 4)
+        max_in_engine = 1 if plan is None else plan.max_in_engine
         start = _Start(request, _num_chars(request.message["prompt"]), max_in_engine)
         with self._lock:
             model = self._models.setdefault(request.message["model"], _ModelQueue())
@@ -146,6 +146,12 @@ class StartQueue:
             if model is None:
                 return NumPreparations(0, 0)
             return NumPreparations(len(model.clients) + len(model.background), model.num_preparing)
+
+    def waiting_ids(self, checkpoint_id: str) -> list[str]:
+        """Return a model's waiting requests of clients, in the order of their starts."""
+        with self._lock:
+            model = self._models.get(checkpoint_id)
+            return [] if model is None else [start.request.request_id for start in model.clients.in_turns()]
 
     def stop(self) -> None:
         """Prepare nothing more."""

@@ -11,7 +11,7 @@ from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
 
 from inference.api.base import ApiView, generation_body, json_response
-from inference.api.event_stream import EventStream, output_format
+from inference.api.event_stream import EventStream, output_format, queue_headers
 from inference.api.openai.model_objects import model_object, model_objects
 from inference.api.schemas import (
     GENERATION_ERRORS,
@@ -53,7 +53,8 @@ class GenerationView(ApiView):
         if plan.stream:
             return EventStream(generation)
         await generation.wait()
-        return json_response(output_format(generation).whole(), headers={"x-request-id": generation.request_id})
+        headers = {"x-request-id": generation.request_id, **queue_headers(generation)}
+        return json_response(output_format(generation).whole(), headers=headers)
 
 
 class CompletionsView(GenerationView):

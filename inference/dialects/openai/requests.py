@@ -44,6 +44,9 @@ class StreamOptionsSerializer(StrictSerializer):
     """Options of a stream."""
 
     include_usage = StrictBooleanField(default=False, help_text="End with a chunk that holds the usage.")
+    include_queue = StrictBooleanField(
+        default=False, help_text="While the request waits, send blazr.queue events: position, reason, estimate."
+    )
     continuous_usage_stats = StrictBooleanField(default=False, help_text="Not supported: must be false.")
     include_obfuscation = StrictBooleanField(default=False, help_text="Not supported: must be false.")
 
@@ -121,6 +124,7 @@ class GenerationSerializer(GrammarFieldsMixin, SamplingFieldsMixin, StrictSerial
             params=params,
             stream=stream,
             include_usage=bool(options and options["include_usage"]),
+            include_queue=bool(options and options["include_queue"]),
             echo=values.get("echo", False),
             priority=values.get("priority", 0),
             cache_salt=values.get("cache_salt") or None,

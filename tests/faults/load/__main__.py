@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.faults.load import disconnects, limits, overload, prefixes, queued, readers, soak, streams
+from tests.faults.load import disconnects, limits, overload, prefixes, queued, readers, soak, streams, waits
 from tests.faults.load.disconnects import quantile
 from tests.faults.load.site import LoadSite
 
@@ -123,6 +123,22 @@ def run_prefixes(site: LoadSite, given: argparse.Namespace) -> Lines:
     yield f"another key's prompts and new ones: p = {p:.3f} that they are of one distribution", p >= prefixes.P_VALUE
 
 
+def run_waits(site: LoadSite, given: argparse.Namespace) -> Lines:
+    """Estimates of the wait in the queue."""
+    num = given.num or 200
+    found = asyncio.run(waits.run_waits(site, num, given.seed))
+    share = waits.right_share(found.first) * len(found.first) / max(1, len(found.first) + found.num_unknown)
+    seconds = sorted(wait for _, wait in found.first)
+    yield (
+        f"{len(found.first) + found.num_unknown} requests waited {seconds[0]:.2f} to {seconds[-1]:.2f} s, median "
+        f"{quantile(seconds, 0.5):.2f} s; {found.num_unknown} without an estimate, {found.num_at_once} began at once",
+        True,
+    )
+    yield f"{share:.0%} of the first estimates are within a factor of {waits.FACTOR:g}", share >= 0.8
+    yield f"{waits.right_share(found.every):.0%} of all {len(found.every)} estimates are", True
+    yield from _problems(found.problems)
+
+
 def _problems(problems: list[str]) -> Lines:
     yield from ((problem, False) for problem in problems[:20])
 
@@ -137,6 +153,7 @@ SCENARIOS: dict[str, tuple[Callable[[LoadSite, argparse.Namespace], Lines], dict
     "limits": (run_limits, {}, 1),
     "quotas": (run_quotas, {}, 1),
     "prefixes": (run_prefixes, {}, 1),
+    "waits": (run_waits, {"BLAZR_MAX_NUM_SEQS": waits.NUM_SEQS}, 1),
     "soak": (soak.run_soak, {}, 2),
 }
 """Each scenario with its settings and its number of workers."""

@@ -170,6 +170,14 @@ class Connection:
                 self.stream.take(event)
             yield
 
+    async def server_events(self) -> AsyncIterator[bytes]:
+        """Yield the server-sent events as they are."""
+        rest = b""
+        async for piece in self._pieces():
+            *events, rest = (rest + piece).split(b"\n\n")
+            for event in events:
+                yield event
+
     async def _pieces(self) -> AsyncIterator[bytes]:
         """Yield the chunks of a chunked body."""
         while size := int(await self._reader.readline(), 16):

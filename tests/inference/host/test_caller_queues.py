@@ -40,3 +40,12 @@ def test_an_item_that_was_given_up_leaves_no_trace():
     with pytest.raises(ValueError, match="not in deque"):
         turns.remove("a", "a2")
     assert taken(turns) == ["a1"]
+
+
+def test_all_items_are_named_in_the_order_in_which_they_will_be_taken():
+    turns: CallerQueues[str] = CallerQueues()
+    for caller, item in (("a", "a1"), ("a", "a2"), ("b", "b1"), ("b", "b2"), ("b", "b3"), ("c", "c1")):
+        turns.add(caller, item)
+    named = list(turns.in_turns())
+    assert named == taken(turns) == ["a1", "b1", "c1", "a2", "b2", "b3"]
+    assert list(turns.in_turns()) == []

@@ -9,6 +9,8 @@ import redis.asyncio
 
 from inference.errors import BlazrError, GenerationFailed, InvalidRequest, ModelLoading
 from inference.serving import full_queues as full_queues_module
+from inference.serving import generation as generation_module
+from inference.serving import queue_watch as queue_watch_module
 from inference.serving.full_queues import full_queues
 from inference.serving.generation import ApiName, Generation
 from inference.transport import hub as streams
@@ -205,3 +207,65 @@ async def test_a_request_that_takes_too_long_fails(worker, settings, starts, err
         await asyncio.wait_for(found.wait() if starts else opening, 5)
     await found.close("late")
     await until_cancelled(worker, [name])
+
+
+def queued_generation():
+    params = SamplingParams(seed=1)
+    plan = GenerationPlan("completion", "tiny", ({"token_ids": [1]},), params, stream=True, include_queue=True)
+    return Generation(plan, LOCAL, SERVED, ApiName("completion", "cmpl-"))
+
+
+@pytest.fixture
+def quickly(monkeypatch):
+    monkeypatch.setattr(generation_module, "UNREPORTED_S", 0.05)
+    monkeypatch.setattr(queue_watch_module, "PERIOD_S", 0.05)
+
+
+async def test_a_waiting_request_reports_where_it_stands_until_it_starts(worker, quickly):
+    found, places = queued_generation(), []
+    await asyncio.wait_for(found.open(), 5)
+    assert found.is_waiting
+    (name,) = await worker.published(1)
+
+    async def report(place):
+        places.append(place)
+        if len(places) == 2:
+            await worker.send(name, "start", prompt_tokens=1)
+
+    await asyncio.wait_for(found.wait_for_start(report), 5)
+    assert not found.is_waiting and len(places) >= 2
+    assert {(place.position, place.waits_for) for place in places} == {(1, "worker")}
+    await worker.delta(name, "text")
+    await worker.send(name, "done", usage={"completion_tokens": 1, "cached_tokens": 0})
+    await asyncio.wait_for(found.wait(), 5)
+    assert found.outcome == "completed" and found.waited[0] > 0.05
+
+
+async def test_a_request_that_fails_while_it_reports_raises_and_is_closed(worker, quickly):
+    found = queued_generation()
+    await asyncio.wait_for(found.open(), 5)
+    (name,) = await worker.published(1)
+
+    async def report(place):
+        await worker.send(name, "error", error=InvalidRequest("no.").to_dict())
+
+    with pytest.raises(InvalidRequest, match="no"):
+        await asyncio.wait_for(found.wait_for_start(report), 5)
+    assert found.is_closed and found.outcome == InvalidRequest("no.").code
+
+
+async def test_a_client_that_leaves_the_queue_cancels_its_request(worker, quickly):
+    found = queued_generation()
+    await asyncio.wait_for(found.open(), 5)
+    reported = asyncio.Event()
+
+    async def report(place):
+        reported.set()
+
+    waiting = asyncio.create_task(found.wait_for_start(report))
+    await asyncio.wait_for(reported.wait(), 5)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await until_cancelled(worker, [found.request_id])
+    assert found.outcome == "cancelled"

@@ -13,6 +13,8 @@ from inference.errors import BlazrError, EngineDead, InvalidRequest
 from inference.values.messages import GenerateMessage, GenerationEvent
 from inference.worker.interfaces import LoadPlan
 
+USAGE = {"prompt_tokens": 3, "cached_tokens": 0, "queue_s": 0.0, "ttft_s": 0.0, "duration_s": 0.0}
+
 
 @dataclass
 class Prepared:
@@ -104,7 +106,7 @@ class FakeLLM:
                 state["token"] += 1
                 events.append(event("delta", choice=0, text=f"{token} ", token_ids=[token]))
             if state["token"] >= state["max"]:
-                events.append(event("done", usage={"completion_tokens": state["token"]}))
+                events.append(event("done", usage={**USAGE, "completion_tokens": state["token"]}))
                 del self.running[request_id]
         return events
 

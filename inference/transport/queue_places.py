@@ -1,0 +1,101 @@
+"""Read the models' queues: which requests wait, in which order, and what the workers expect."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from inference.transport import keys as redis_keys
+from inference.transport.clients import redis_client_sync, redis_repeatable
+from inference.transport.worker_states import worker_states
+from inference.values.queue_place import HeldModel, QueuePlace, queue_place
+from inference.values.states import WorkerState
+
+MAX_OPEN = 200
+"""Most open requests that are listed."""
+
+
+class OpenRequest(NamedTuple):
+    """A request that is queued, or that a worker has taken; ``caller``: the tenant."""
+
+    request_id: str
+    checkpoint_id: str
+    caller: str
+
+
+@dataclass(frozen=True, slots=True)
+class Queues:
+    """The queues of some models at one moment.
+
+    Attributes:
+        workers: The live workers.
+        queued_ids: Requests that no worker has taken, in the order of taking, by checkpoint id.
+    """
+
+    workers: tuple[WorkerState, ...]
+    queued_ids: dict[str, list[str]]
+
+    def place_of(self, request_id: str, checkpoint_id: str) -> QueuePlace:
+        """Return where a request stands that has not started."""
+        now = time.time()
+        held = [
+            HeldModel(model.status == "ready", model.outlook, max(0.0, now - worker.heartbeat_at))
+            for worker in self.workers
+            for model in worker.models
+            if model.checkpoint_id == checkpoint_id
+        ]
+        queued = self.queued_ids.get(checkpoint_id, [])
+        return queue_place(request_id, held, queued, has_workers=bool(self.workers))
+
+
+async def read_queues(checkpoint_ids: Iterable[str]) -> Queues:
+    """Return the queues of models; two calls of Redis, whatever the number of requests.
+
+    Raises:
+        Unavailable: Redis can't be reached.
+    """
+    ordered = sorted(checkpoint_ids)
+
+    async def read(client: Any) -> list[list[bytes]]:
+        pipe = client.pipeline(transaction=False)
+        for checkpoint_id in ordered:
+            for queue in redis_keys.model_queues(checkpoint_id):
+                pipe.lrange(queue, 0, -1)
+        found: list[list[bytes]] = await pipe.execute()
+        return found
+
+    workers = await worker_states()
+    lists = iter(await redis_repeatable(read))
+    # A queue is filled at its left end, and taken from its right end.
+    queued = {
+        key: [item.decode() for _ in redis_keys.model_queues(key) for item in reversed(next(lists))] for key in ordered
+    }
+    return Queues(tuple(workers.values()), queued)
+
+
+async def open_requests() -> list[OpenRequest]:
+    """Return the open requests of clients whose deadlines are the nearest, at most ``MAX_OPEN``.
+
+    Raises:
+        Unavailable: Redis can't be reached.
+    """
+
+    async def read(client: Any) -> tuple[list[bytes], list[bytes | None]]:
+        ids: list[bytes] = await client.zrange(redis_keys.OPEN_REQUESTS, 0, MAX_OPEN - 1)
+        return ids, await client.hmget(redis_keys.OPEN_ORIGINS, ids) if ids else []
+
+    found: list[OpenRequest] = []
+    for request_id, origin in zip(*await redis_repeatable(read), strict=True):
+        if origin is not None:  # it hasn't ended between the two calls
+            model, _, caller = origin.decode().partition(" ")
+            found.append(OpenRequest(request_id.decode(), model, caller))
+    return found
+
+
+def open_request_ids_sync() -> list[bytes]:
+    """Return the ids of ``open_requests``, for code without an event loop."""
+    with redis_client_sync() as client:
+        found: Any = client.zrange(redis_keys.OPEN_REQUESTS, 0, MAX_OPEN - 1)
+    return list(found)

@@ -1,0 +1,149 @@
+"""Where a waiting request stands: its position, what it waits for, and an estimate of the wait. Standard library only.
+
+A worker reports, per model, who waits there and when its places are expected to be free (``StartOutlook``). The k-th
+waiting request starts when the k-th place is free; a place that is taken again is free after a mean request.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+MAX_LISTED = 64
+"""Most waiting requests, and places, that a worker lists for a model."""
+MAX_AGE_S = 3.0
+"""Seconds by which an outlook is brought forward at most: the clock of another machine may be wrong."""
+
+WaitsFor = Literal["capacity", "load", "swap", "worker"]
+
+
+@dataclass(frozen=True, slots=True)
+class StartOutlook:
+    """When further requests of a model could start at a worker.
+
+    Attributes:
+        waiting_ids: Requests that wait at the worker, in the order of their starts.
+        num_free: Requests that could start at once.
+        free_in_s: Seconds until each taken place is expected to be free, ascending.
+        request_s: Mean seconds for which a request takes a place; 0: unknown.
+        load_left_s: Seconds until the model is expected to be loaded; None: it is loaded, or nobody knows.
+        evicts: Name of the model that is unloaded for this one; empty: none.
+    """
+
+    waiting_ids: tuple[str, ...] = ()
+    num_free: int = 0
+    free_in_s: tuple[float, ...] = ()
+    request_s: float = 0.0
+    load_left_s: float | None = None
+    evicts: str = ""
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> StartOutlook:
+        """Read the form of ``dataclasses.asdict``; members that this version doesn't know are left out."""
+        known = {item.name for item in fields(cls)}
+        found: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+        }
+        return cls(**{name: value for name, value in found.items() if name in known})
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePlace:
+    """Where one waiting request stands.
+
+    Attributes:
+        position: 1 for the request that starts next.
+        waits_for: ``capacity``: a place in the engine. ``load``: its model is loaded. ``swap``: another model is
+            unloaded first. ``worker``: no worker is alive.
+        estimated_s: Expected seconds until it starts; None: nothing is known yet.
+        load_left_s: Expected seconds of the load alone; None: there is no load, or nothing is known yet.
+        evicts: Name of the model that is unloaded; empty: none.
+    """
+
+    position: int
+    waits_for: WaitsFor
+    estimated_s: float | None = None
+    load_left_s: float | None = None
+    evicts: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, with times in hundredths of a second."""
+        values = asdict(self)
+        for name in ("estimated_s", "load_left_s"):
+            values[name] = None if values[name] is None else round(values[name], 2)
+        return {**values, "evicts": self.evicts or None}
+
+
+@dataclass(frozen=True, slots=True)
+class HeldModel:
+    """A model at one worker.
+
+    Attributes:
+        is_ready: Whether requests can start there; otherwise it is being loaded.
+        age_s: Seconds since the worker reported it.
+    """
+
+    is_ready: bool
+    outlook: StartOutlook
+    age_s: float = 0.0
+
+
+def queue_place(
+    request_id: str, held: Iterable[HeldModel], queued_ids: Sequence[str], *, has_workers: bool = True
+) -> QueuePlace:
+    """Return where a request stands that has not started.
+
+    Args:
+        held: The request's model at each worker that has it.
+        queued_ids: Requests of the model that no worker has taken, in the order of taking.
+        has_workers: Whether any worker is alive.
+    """
+    models = list(held)
+    own = next((model for model in models if request_id in model.outlook.waiting_ids), None)
+    if own is not None:
+        models, num_before = [own], own.outlook.waiting_ids.index(request_id)
+    else:
+        num_before = sum(len(model.outlook.waiting_ids) for model in models)
+        num_before += queued_ids.index(request_id) if request_id in queued_ids else 0
+    position = num_before + 1
+    if not has_workers:
+        return QueuePlace(position, "worker")
+    ready = [model for model in models if model.is_ready]
+    if ready:
+        return QueuePlace(position, "capacity", start_in_s(num_before, ready))
+    loads = [model for model in models if model.outlook.load_left_s is not None]
+    first = min(loads, key=_load_left_s, default=models[0] if models else None)
+    if first is None:
+        return QueuePlace(position, "load")
+    left_s = _load_left_s(first) if loads else None
+    evicts = first.outlook.evicts
+    return QueuePlace(position, "swap" if evicts else "load", left_s, left_s, evicts)
+
+
+def start_in_s(num_before: int, models: Sequence[HeldModel]) -> float | None:
+    """Return the expected seconds until a request starts behind ``num_before`` others; None: nothing is known."""
+    num_free = sum(model.outlook.num_free for model in models)
+    if num_before < num_free:
+        return 0.0
+    places = [
+        max(0.0, seconds - min(model.age_s, MAX_AGE_S)) for model in models for seconds in model.outlook.free_in_s
+    ]
+    known = [model.outlook.request_s for model in models if model.outlook.request_s > 0]
+    request_s = sum(known) / len(known) if known else 0.0
+    if num_free and request_s:
+        places += [request_s] * num_free  # those before it take the free ones
+    if not places:
+        return None
+    heapq.heapify(places)
+    begins = 0.0
+    for number in range(num_before - num_free + 1):
+        if number >= len(places) and not request_s:
+            return None
+        begins = heapq.heapreplace(places, places[0] + request_s)
+    return begins
+
+
+def _load_left_s(model: HeldModel) -> float:
+    return max(0.0, (model.outlook.load_left_s or 0.0) - min(model.age_s, MAX_AGE_S))

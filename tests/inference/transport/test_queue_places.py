@@ -1,0 +1,34 @@
+"""Which requests wait, in the order in which workers take them."""
+
+from __future__ import annotations
+
+import time
+
+from inference.transport import keys as redis_keys
+from inference.transport.queue_places import read_queues
+from inference.values.queue_place import StartOutlook
+from inference.values.states import ResidentModel, WorkerState
+from tests.inference.transport.queued import enqueue, take
+from tests.inference.worker.fakes import message
+
+
+async def test_queues_are_read_in_the_order_of_taking_with_what_the_workers_expect(client):
+    for number in range(18):  # the caller's last ones are deferred
+        enqueue(client, {**message(f"r{number}"), "owner": "key:1"})
+    enqueue(client, {**message("returned"), "owner": "key:1"}, is_again=True)
+    outlook = StartOutlook(("w1",), 0, (2.0,), 4.0)
+    worker = WorkerState("w", heartbeat_at=time.time(), models=(ResidentModel("a", "ready", outlook=outlook),))
+    client.zadd(redis_keys.WORKERS, {"w": time.time()})
+    client.set(redis_keys.worker("w"), worker.to_json())
+    found = await read_queues(["a", "b"])
+    assert found.queued_ids == {"a": ["returned", *(f"r{number}" for number in range(18))], "b": []}
+    place = found.place_of("r0", "a")
+    assert (place.position, place.waits_for) == (3, "capacity")
+    assert place.estimated_s is not None and 9.5 < place.estimated_s <= 10.0
+    assert found.place_of("w1", "a").position == 1
+    assert [item.request_id for item in take(client, "w")] == found.queued_ids["a"][:16]
+
+
+async def test_without_a_worker_a_request_waits_for_one(client):
+    enqueue(client, message("r1"))
+    assert (await read_queues(["a"])).place_of("r1", "a").waits_for == "worker"

@@ -1,0 +1,66 @@
+"""Where a waiting request stands."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from inference.values.queue_place import HeldModel, StartOutlook, queue_place, start_in_s
+
+
+def ready(
+    *free_in_s: float, waiting: tuple[str, ...] = (), num_free: int = 0, request_s: float = 4.0, age_s: float = 0
+):
+    return HeldModel(True, StartOutlook(waiting, num_free, free_in_s, request_s), age_s)
+
+
+def test_a_request_starts_when_the_place_is_free_that_those_before_it_leave() -> None:
+    held = [ready(1.0, 3.0, waiting=("a", "b"))]
+    places = [queue_place(name, held, ["c", "d"]) for name in "abcd"]
+    assert [(place.position, place.estimated_s) for place in places] == [(1, 1.0), (2, 3.0), (3, 5.0), (4, 7.0)]
+    assert {place.waits_for for place in places} == {"capacity"}
+
+
+def test_places_of_all_workers_count_for_those_that_no_worker_has_taken() -> None:
+    held = [ready(4.0, waiting=("a",)), ready(1.0)]
+    assert queue_place("c", held, ["c"]).estimated_s == 4.0
+    assert queue_place("a", held, ["c"]).estimated_s == 4.0  # only its own worker's
+
+
+def test_a_free_place_is_taken_at_once_and_again_after_a_mean_request() -> None:
+    held = [ready(num_free=2, request_s=3.0)]
+    assert [start_in_s(number, held) for number in range(4)] == [0.0, 0.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize(("age_s", "expected"), [(0.5, 1.5), (100.0, 0.0)])
+def test_an_old_report_is_brought_forward(age_s: float, expected: float) -> None:
+    assert start_in_s(0, [ready(2.0, age_s=age_s)]) == expected
+
+
+def test_nothing_is_said_while_nothing_is_known() -> None:
+    assert start_in_s(0, [ready(request_s=0.0)]) is None
+    assert start_in_s(1, [ready(2.0, request_s=0.0)]) is None
+    assert start_in_s(0, [ready(2.0, request_s=0.0)]) == 2.0
+
+
+def test_a_load_and_a_swap_are_named_with_the_seconds_that_are_left() -> None:
+    loading = HeldModel(False, StartOutlook(load_left_s=6.0), 1.0)
+    swapping = HeldModel(False, StartOutlook(load_left_s=9.0, evicts="other"))
+    place = queue_place("a", [loading], ["a"])
+    assert (place.waits_for, place.load_left_s, place.estimated_s) == ("load", 5.0, 5.0)
+    place = queue_place("a", [swapping], [])
+    assert (place.waits_for, place.evicts, place.load_left_s) == ("swap", "other", 9.0)
+    assert queue_place("a", [loading, ready(2.0)], []).waits_for == "capacity"
+    place = queue_place("a", [HeldModel(False, StartOutlook())], ["b", "a"])
+    assert (place.waits_for, place.estimated_s, place.position) == ("load", None, 2)
+    assert queue_place("a", [], ["a"], has_workers=False).waits_for == "worker"
+
+
+def test_plain_values_come_back_and_unknown_members_are_left_out() -> None:
+    outlook = StartOutlook(("a",), 1, (1.0, 2.0), 3.0, 4.0, "x")
+    assert StartOutlook.from_dict({**json.loads(json.dumps(asdict(outlook))), "later": 1}) == outlook
+    assert queue_place("a", [ready(1.2345)], []).to_dict() == {
+        "position": 1, "waits_for": "capacity", "estimated_s": 1.23, "load_left_s": None, "evicts": None,
+    }  # fmt: skip

@@ -1,0 +1,96 @@
+"""Waiting requests say where they stand: on a server that computes one request at a time, with the openai package."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.live.conftest import LiveServer, wait_until
+
+pytestmark = pytest.mark.live
+MESSAGES: Any = [{"role": "user", "content": "What is a list?"}]
+LONG: dict[str, Any] = {
+    "model": "demo", "messages": MESSAGES, "max_tokens": 700, "temperature": 0, "extra_body": {"ignore_eos": True},
+}  # fmt: skip
+NUM_AHEAD = 6
+"""More than the engine holds."""
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A server whose engine holds three requests."""
+    found = LiveServer(
+        tmp_path_factory.mktemp("narrow") / "data", "--cpu", BLAZR_MAX_NUM_SEQS="1", BLAZR_LOG_REQUESTS="contents"
+    )
+    try:
+        found.wait_ready()
+        yield found
+    finally:
+        found.stop()
+
+
+async def behind_others(server: LiveServer, task: Any) -> Any:
+    """Run ``task(client)`` while ``NUM_AHEAD`` long requests are open."""
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+        ahead = [asyncio.create_task(client.chat.completions.create(**LONG)) for _ in range(NUM_AHEAD)]
+        await asyncio.sleep(0.3)
+        found = await task(client)
+        await asyncio.gather(*ahead)
+        return found
+
+
+async def streamed(client: openai.AsyncOpenAI) -> list[Any]:
+    stream = await client.chat.completions.create(
+        **{**LONG, "max_tokens": 4}, stream=True,
+        stream_options={"include_usage": True, "include_queue": True},  # type: ignore[typeddict-unknown-key]
+    )  # fmt: skip
+    return [chunk async for chunk in stream]
+
+
+def test_a_waiting_stream_begins_with_events_about_the_queue(narrow: LiveServer) -> None:
+    chunks = asyncio.run(behind_others(narrow, streamed))
+    places = [chunk.queue for chunk in chunks if hasattr(chunk, "queue")]
+    first = next(number for number, chunk in enumerate(chunks) if chunk.choices)
+    assert places and all(hasattr(chunk, "queue") for chunk in chunks[:first])
+    assert all(place["waits_for"] == "capacity" for place in places), places
+    positions = [place["position"] for place in places]
+    assert positions == sorted(positions, reverse=True) and positions[0] >= 2
+    assert any(place["estimated_s"] for place in places)
+    assert chunks[-1].usage.completion_tokens == 4
+    assert not any(hasattr(chunk, "queue") for chunk in chunks[first:])
+
+
+def test_a_whole_response_says_how_long_it_waited(narrow: LiveServer) -> None:
+    async def whole(client: openai.AsyncOpenAI) -> Any:
+        return await client.chat.completions.with_raw_response.create(**{**LONG, "max_tokens": 4})
+
+    headers = asyncio.run(behind_others(narrow, whole)).headers
+    assert float(headers["x-queue-seconds"]) > 0.1 and headers["x-queue-reason"] == "capacity"
+
+
+def test_a_request_that_starts_at_once_says_nothing_of_the_queue(narrow: LiveServer) -> None:
+    with openai.OpenAI(base_url=f"{narrow.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        options: Any = {"include_queue": True}
+        chunks = list(client.chat.completions.create(**{**LONG, "max_tokens": 2}, stream=True, stream_options=options))
+        assert not any(hasattr(chunk, "queue") for chunk in chunks)
+        raw = client.chat.completions.with_raw_response.create(**{**LONG, "max_tokens": 2})
+        assert "x-queue-seconds" not in raw.headers
+
+
+def test_a_load_is_waited_for_and_its_phase_is_in_the_log(narrow: LiveServer) -> None:
+    headers = narrow.admin_headers
+    httpx.post(f"{narrow.url}/v1/models/demo/unload", headers=headers, timeout=30).raise_for_status()
+    wait_until(lambda: not narrow.model().workers, 30, "the unload")
+    with openai.OpenAI(base_url=f"{narrow.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+        raw = client.chat.completions.with_raw_response.create(**{**LONG, "max_tokens": 4})
+    assert raw.headers["x-queue-reason"] == "load"
+    request_id = raw.headers["x-request-id"]
+    read = f"from inference.models import UsageRecord; print(*UsageRecord.objects.filter(request_id='{request_id}')"
+    phases = wait_until(lambda: narrow.manage(read + ".values_list('phases', flat=True))").strip(), 30, "the record")
+    for name in ("load", "prepare", "prefill", "decode"):
+        assert f'"{name}"' in phases, phases
