@@ -22,8 +22,10 @@ from django.db import DatabaseError
 from django.db.models import Sum
 
 from inference.access.accounts import account_now
+from inference.errors import Unavailable
 from inference.host.coroutines import run_in_background
-from inference.models import Batch, GenerationJob, UsageSpan
+from inference.models import Batch, GenerationJob, UsageRecord, UsageSpan
+from inference.transport.queue_places import open_request_ids_sync
 from models_registry import live
 from models_registry.models import Checkpoint, Quantisation, SpanMeasurement, Upload
 
@@ -32,6 +34,8 @@ RECHECK_S = 10.0
 """Seconds after which the account of an open page is looked up again: a role or a session may have ended."""
 CLOSE_NOT_AUTHENTICATED = 4401
 _NUM_ROWS = 50
+_RUNNING_PERIOD_S = 2.0
+"""Seconds after which a page of running requests is drawn anew."""
 _VIEW, _UPLOAD = "models_registry.view_checkpoint", "models_registry.add_upload"
 
 
@@ -169,11 +173,22 @@ def _usage(seen: live.Live) -> Any:
     return UsageSpan.objects.order_by("-pk").values_list("pk", flat=True).first(), UsageSpan.objects.count()
 
 
+def _requests(seen: live.Live) -> Any:
+    newest = UsageRecord.objects.order_by("-pk").values_list("pk", flat=True).first()
+    try:
+        found = open_request_ids_sync()
+    except Unavailable:
+        found = []
+    # While something runs, its tokens and its place in the queue change without another sign.
+    return newest, found, int(time.monotonic() / _RUNNING_PERIOD_S) if found else 0
+
+
 TOPICS: dict[str, Callable[[live.Live], Any]] = {
     "models": _models,
     "jobs": _jobs,
     "batches": _batches,
     "checkpoint-jobs": _checkpoint_jobs,
     "usage": _usage,
+    "requests": _requests,
 }
 """What pages can depend on, beside ``uploads``; each is read once a second while a page is open."""

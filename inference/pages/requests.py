@@ -1,33 +1,44 @@
-"""Requests that have ended, from the request log, and one of them as a line of what it waited for."""
+"""Requests that run or wait, requests that have ended, and one of them with where its time went."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from inference.errors import UnknownRequest
+from asgiref.sync import async_to_sync
+from django.urls import reverse
+
+from inference.batches.replays import replay_list, why_not_replayable
+from inference.errors import BlazrError, UnknownRequest
 from inference.models import UsageRecord
 from inference.models.readable_rows import readable_rows
 from inference.pages.keys import tenant_name
+from inference.pages.replay_targets import REPLAY, VIEW, principal_of, replay_targets
+from inference.pages.request_phases import slow_words, waterfall
 from inference.records.usage_report import key_names
-from models_registry.views import StaffPage
+from inference.serving.running_requests import RunningRequest, request_cancel, unended_requests
+from inference.values.queue_place import QueuePlace
+from models_registry.selectors import checkpoint_list
+from models_registry.views import StaffAction, StaffPage
 
 NUM_ROWS = 50
+NUM_RUNNING = 50
+NUM_REPLAYS = 5
 MAX_TEXT = 200
-BAR_WIDTH = 1000
+CANCEL = "inference.scope_admin"
 
 
 class RequestsPage(StaffPage):
-    """The newest requests."""
+    """What runs, and the newest requests that have ended."""
 
     template_name = "registry/requests.html"
     section = "requests"
-    permission_required = "inference.view_usagerecord"
+    permission_required = VIEW
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
-        """Return the requests that match the address."""
+        """Return the requests that match the address, and those that have not ended."""
         query = self.request.GET
         text, outcome = query.get("q", "")[:MAX_TEXT].replace("\0", "").strip(), query.get("outcome", "")
-        rows = UsageRecord.objects.defer("prompt", "output").order_by("-pk")
+        rows = UsageRecord.objects.defer("prompt", "output", "plan", "phases").order_by("-pk")
         if text:
             rows = rows.filter(request_id=text) | rows.filter(model=text)
         if outcome == "failed":
@@ -43,14 +54,22 @@ class RequestsPage(StaffPage):
         older = query.copy()
         if len(found) > NUM_ROWS:
             older["before"] = str(shown[-1].pk)
+        sees_replays = self.request.user.has_perm(REPLAY)
         return {
+            **running_context(),
             "q": text,
             "outcome": outcome,
             "before": before,
             "requests": [
-                {"row": row, "caller": names.get(row.tenant, ("", row.tenant))[1], "mark": _mark(row)} for row in shown
+                {"row": row, "caller": names.get(row.tenant, ("", row.tenant))[1], "mark": mark_of(row)}
+                for row in shown
             ],
             "older": f"?{older.urlencode()}" if len(found) > NUM_ROWS else "",
+            "replays": replay_list(principal=principal_of(self.request.user), limit=NUM_REPLAYS)
+            if sees_replays
+            else [],
+            "sources": sorted({row.model for row in shown}) if sees_replays else [],
+            "targets": replay_targets() if sees_replays else [],
         }
 
 
@@ -59,47 +78,102 @@ class RequestPage(StaffPage):
 
     template_name = "registry/request.html"
     section = "requests"
-    permission_required = "inference.view_usagerecord"
+    permission_required = VIEW
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
-        """Return the request, its phases as parts of a bar, and why it took so long in words."""
-        rows = readable_rows(UsageRecord.objects.filter(request_id=kwargs["request_id"]), 1)
-        if not rows:
-            raise UnknownRequest(f"There is no request {kwargs['request_id'][:60]!r} in the log.", param="request_id")
-        row = rows[0]
+        """Return the request, its phases, and why it took so long in words."""
+        row = logged_request(kwargs["request_id"])
+        can_replay = self.request.user.has_perm(REPLAY)
+        refusal = why_not_replayable(row) if can_replay else ""
         return {
             "row": row,
             "caller": tenant_name(row.tenant),
-            "mark": _mark(row),
-            "phases": phases(row),
+            "mark": mark_of(row),
+            "phases": waterfall(row),
+            "slow": slow_words(row),
             "rate": _rate(row),
             "cached_percent": round(100 * row.cached_tokens / row.prompt_tokens) if row.prompt_tokens else 0,
+            "refusal": refusal,
+            "targets": replay_targets() if can_replay and not refusal else [],
         }
 
 
-def phases(row: UsageRecord) -> list[dict[str, Any]]:
-    """Return waiting, reading the prompt and writing, each with seconds and its place in a bar of ``BAR_WIDTH``."""
-    waited = min(row.queue_s, row.duration_s)
-    first = row.duration_s if row.ttft_s is None else min(max(row.ttft_s, waited), row.duration_s)
-    parts = (
-        ("waited", "for room, or for the model to load", waited),
-        ("read the prompt", "until the first token", first - waited),
-        ("wrote", "from the first token to the last", row.duration_s - first),
+class RequestCancel(StaffAction):
+    """Cancel a request that runs or waits; whoever waits for it gets an error."""
+
+    permission_required = CANCEL
+
+    def act(self, **kwargs: Any) -> str:
+        """Cancel it; returns the address of the list."""
+        request_id = kwargs["request_id"]
+        found = next((item for item in async_to_sync(unended_requests)() if item.request_id == request_id), None)
+        if found is not None:  # otherwise it has ended meanwhile
+            async_to_sync(request_cancel)(found)
+        return reverse("requests")
+
+
+def running_context() -> dict[str, Any]:
+    """Return the requests that have not ended, or why nobody knows them."""
+    try:
+        found = async_to_sync(unended_requests)()
+    except BlazrError as error:
+        return {"running": [], "running_notice": error.message}
+    shown = found[:NUM_RUNNING]
+    names = dict(
+        checkpoint_list().filter(pk__in={item.checkpoint_id for item in shown}).values_list("pk", "served_model_name")
     )
-    total, begin, found = row.duration_s or 1.0, 0.0, []
-    for number, (name, what, seconds) in enumerate(parts):
-        found.append(
+    models = {str(key): name for key, name in names.items()}
+    callers = key_names({item.owner for item in shown})
+    return {
+        "running": [
             {
-                "name": name,
-                "what": what,
-                "seconds": seconds,
-                "x": round(BAR_WIDTH * begin / total),
-                "width": max(1, round(BAR_WIDTH * seconds / total)),
-                "kind": ("mlp", "attention", "moe")[number],
+                "request": item,
+                "model": models.get(item.checkpoint_id, item.checkpoint_id),
+                "caller": callers.get(item.owner, ("", item.owner))[1] or "local",
+                "mark": "running" if item.state == "running" else "queued",
+                "words": state_words(item),
             }
-        )
-        begin += seconds
-    return found
+            for item in shown
+        ],
+        "num_running": len(found),
+        "running_notice": "",
+    }
+
+
+def state_words(item: RunningRequest) -> str:
+    """Return what a request does, or what it waits for."""
+    if item.state == "running":
+        return "running"
+    return "waiting" if item.place is None else place_words(item.place)
+
+
+def place_words(place: QueuePlace) -> str:
+    """Return where a waiting request stands: "number 3, about 4 s"."""
+    about = "" if place.estimated_s is None else f", about {max(1, round(place.estimated_s))} s"
+    if place.waits_for == "worker":
+        return "waits for a worker"
+    if place.waits_for == "swap":
+        return f"waits until {place.evicts} is unloaded{about}"
+    if place.waits_for == "load":
+        return f"waits for the load of its model{about}"
+    return f"number {place.position} in the queue{about}"
+
+
+def logged_request(request_id: str) -> UsageRecord:
+    """Return a request of the log.
+
+    Raises:
+        UnknownRequest: The log has none with this id.
+    """
+    rows = readable_rows(UsageRecord.objects.filter(request_id=request_id.replace("\0", "")), 1)
+    if not rows:
+        raise UnknownRequest(f"There is no request {request_id[:60]!r} in the log.", param="request_id")
+    return rows[0]
+
+
+def mark_of(row: UsageRecord) -> str:
+    """Return the name of the dot before a request's outcome."""
+    return {"completed": "succeeded", "cancelled": "cancelled"}.get(row.outcome, "failed")
 
 
 def _rate(row: UsageRecord) -> float | None:
@@ -107,7 +181,3 @@ def _rate(row: UsageRecord) -> float | None:
     if row.ttft_s is None or row.completion_tokens < 2 or row.duration_s <= row.ttft_s:
         return None
     return (row.completion_tokens - 1) / (row.duration_s - row.ttft_s)
-
-
-def _mark(row: UsageRecord) -> str:
-    return {"completed": "succeeded", "cancelled": "cancelled"}.get(row.outcome, "failed")

@@ -1,14 +1,15 @@
 """Route URLs of the pages.
 
 Names: dashboard, jobs, job and job-retry (job_id), playground, playground-chat (chat_id), keys, key-create,
-key-revoke (prefix), requests, request (request_id), model-tokenizer (checkpoint_id).
+key-revoke (prefix), requests, request, request-cancel and request-replay (request_id), replay (request_id, job_id),
+replay-create, replays, replay-promote and replay-rollback (batch_id), replayed (batch_id, request_id), model-tokenizer (checkpoint_id).
 """
 
 from __future__ import annotations
 
 from django.urls import path
 
-from inference.pages import chats, jobs, keys, overview, playground, requests, tokenizer
+from inference.pages import chats, jobs, keys, overview, playground, replays, requests, tokenizer
 
 urlpatterns = [
     path("", overview.OverviewPage.as_view(), name="dashboard"),
@@ -23,4 +24,12 @@ urlpatterns = [
     path("requests/", requests.RequestsPage.as_view(), name="requests"),
     path("models/<uuid:checkpoint_id>/tokenizer/", tokenizer.TokenizerPage.as_view(), name="model-tokenizer"),
     path("requests/<str:request_id>/", requests.RequestPage.as_view(), name="request"),
+    path("requests/<str:request_id>/cancel/", requests.RequestCancel.as_view(), name="request-cancel"),
+    path("requests/<str:request_id>/replay/", replays.ReplayRequest.as_view(), name="request-replay"),
+    path("requests/<str:request_id>/replays/<uuid:job_id>/", replays.ReplayPage.as_view(), name="replay"),
+    path("replays/new/", replays.ReplayCreate.as_view(), name="replay-create"),
+    path("replays/<str:batch_id>/", replays.ReplaysPage.as_view(), name="replays"),
+    path("replays/<str:batch_id>/promote/", replays.ReplayPromote.as_view(), name="replay-promote"),
+    path("replays/<str:batch_id>/rollback/", replays.ReplayRollback.as_view(), name="replay-rollback"),
+    path("replays/<str:batch_id>/<str:request_id>/", replays.ReplayedPage.as_view(), name="replayed"),
 ]

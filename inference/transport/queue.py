@@ -19,6 +19,7 @@ import orjson
 from celery import current_app
 from django.conf import settings
 
+from inference.errors import BlazrError
 from inference.transport import keys as redis_keys
 from inference.transport.clients import redis_client_sync, redis_repeatable
 from inference.transport.open_requests import NewMessage, admit_message
@@ -60,6 +61,30 @@ async def publish_generation(message: GenerateMessage, subscription: Subscriptio
 async def _admit(client: Any, message: NewMessage, *, max_requests: int) -> bool:
     memory_bytes = await redis_memory_bytes(client)
     return await admit_message(client, message, max_requests=max_requests, memory_bytes=memory_bytes)
+
+
+async def fail_queued(request_id: str, error: BlazrError) -> None:
+    """End a request that no worker has taken with an error for its client; other requests are left alone.
+
+    Raises:
+        Unavailable: Redis can't be reached.
+    """
+
+    async def read(client: Any) -> tuple[bytes | None, bytes | None]:
+        return await client.hget(redis_keys.MESSAGES, request_id), await client.hget(
+            redis_keys.MESSAGE_WORKERS, request_id
+        )
+
+    body, worker = await redis_repeatable(read)
+    if body is None or worker is not None:
+        return
+    message = orjson.loads(body)
+    event = {
+        "request_id": request_id, "attempt": message["attempt"], "index": 0, "type": "error", "error": error.to_dict(),
+    }  # fmt: skip
+    await redis_repeatable(
+        lambda client: client.xadd(redis_keys.out(message["web_id"]), redis_keys.pack_events([event]))
+    )
 
 
 async def request_load(checkpoint_id: str) -> None:

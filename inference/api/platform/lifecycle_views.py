@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -19,9 +18,10 @@ from inference.api.platform.lifecycle_schemas import (
 from inference.api.schemas import documented
 from inference.dialects.fields import StrictBooleanField
 from inference.dialects.strict_serializer import StrictSerializer
-from inference.errors import Conflict, UnknownRequest
+from inference.errors import UnknownRequest
+from inference.serving.running_requests import RunningRequest, merged_requests, request_cancel
 from inference.serving.served_models import served_model_get
-from inference.transport.control import cancel_generation, request_unload, send_control
+from inference.transport.control import request_unload, send_control
 from inference.transport.questions import fits_somewhere, model_fit, running_requests
 from inference.transport.queue import request_load
 from inference.transport.worker_states import model_states, worker_states
@@ -31,9 +31,6 @@ from models_registry.selectors import checkpoint_get, checkpoint_list
 from models_registry.services import checkpoint_settings_update
 
 _ERRORS = (400, 401, 403, 404, 415, 503)
-_PART = re.compile(r"-\d{1,4}\Z")
-"""Matches the suffix that one of several prompts adds to the request id; ids end with longer words."""
-_TRIED_AGAIN = (("job-", "a queued job", "job"), ("batch_req_", "a line of a batch", "batch"))
 
 
 class PinRequestSerializer(StrictSerializer):
@@ -178,13 +175,18 @@ class RequestsView(ApiView):
     async def get(self, request: HttpRequest) -> HttpResponseBase:
         """List the requests that workers hold, including queued jobs."""
         found = await _requests(self)
-        names = await sync_to_async(_names)([item["checkpoint_id"] for item in found.values()])
+        names = await sync_to_async(_names)([item.checkpoint_id for item in found.values()])
         data = [
             {
                 "id": request_id,
                 "object": "request",
-                "model": names.get(item["checkpoint_id"], item["checkpoint_id"]),
-                **{name: item[name] for name in ("owner", "state", "tokens", "prompts", "received_at", "workers")},
+                "model": names.get(item.checkpoint_id, item.checkpoint_id),
+                "owner": item.owner,
+                "state": item.state,
+                "tokens": item.tokens,
+                "prompts": len(item.parts),
+                "received_at": item.received_at,
+                "workers": item.workers,
             }
             for request_id, item in found.items()
         ]
@@ -212,33 +214,15 @@ class RequestCancelView(ApiView):
                 f"No request {request_id[:80]!r} of yours is running; GET /v1/requests lists those that are.",
                 param="request_id",
             )
-        for beginning, kind, whole in _TRIED_AGAIN:
-            if request_id.startswith(beginning):
-                raise Conflict(
-                    f"{request_id} is an attempt at {kind}, which would be tried again; cancel the {whole} instead.",
-                    param="request_id",
-                )
-        for part in found["parts"]:
-            await cancel_generation(part)
+        await request_cancel(found)
         return json_response({"id": request_id, "object": "request", "cancelled": True})
 
 
-async def _requests(view: ApiView) -> dict[str, dict[str, Any]]:
-    """Return the requests that the caller may see, by id; the prompts of a request are one entry."""
-    found: dict[str, dict[str, Any]] = {}
-    parts = sorted(await running_requests(), key=lambda item: float(item["received_at"]))
-    for part in parts:
-        if not view.principal.sees_everything and part["owner"] != view.principal.tenant:
-            continue
-        request_id = _PART.sub("", part["id"])
-        entry = found.setdefault(request_id, {**part, "tokens": 0, "prompts": 0, "parts": [], "workers": []})
-        entry["tokens"] += part["tokens"]
-        entry["prompts"] += 1
-        entry["parts"].append(part["id"])
-        entry["workers"] = sorted({*entry["workers"], part["worker_id"]})
-        if part["state"] == "running":
-            entry["state"] = "running"
-    return found
+async def _requests(view: ApiView) -> dict[str, RunningRequest]:
+    """Return the requests that the caller may see, by id."""
+    found = merged_requests(await running_requests())
+    principal = view.principal
+    return {key: item for key, item in found.items() if principal.sees_everything or item.owner == principal.tenant}
 
 
 def _names(checkpoint_ids: list[str]) -> dict[str, str]:

@@ -1,17 +1,27 @@
-"""Ended requests."""
+"""Requests that run, and those that have ended."""
 
 from __future__ import annotations
 
+import uuid
+from typing import Any
+
 import pytest
+from django.contrib.auth.models import Permission
 from django.test import Client
 from django.utils import timezone
 
+from inference.errors import Unavailable
 from inference.models import UsageRecord
-from inference.pages.requests import BAR_WIDTH, phases
+from inference.pages import requests
+from inference.serving.running_requests import RunningRequest
+from inference.values.queue_place import QueuePlace
 from tests.accounts import account
+from tests.inference.rows import make_checkpoint
 
 pytestmark = pytest.mark.django_db
 HOSTILE = "<script>alert(1)</script>"
+ELSEWHERE = str(uuid.UUID(int=1))
+"""A model that is gone."""
 
 
 def record(name: str, **values: object) -> UsageRecord:
@@ -45,10 +55,76 @@ def test_one_request_says_where_its_time_went(operator: Client) -> None:
     assert operator.get("/requests/unknown/").status_code == 404
 
 
-def test_phases_fill_the_bar() -> None:
-    found = phases(record("a", queue_s=1.0, ttft_s=2.0))
-    assert [(item["x"], item["width"]) for item in found] == [(0, 250), (250, 250), (500, 500)]
-    assert sum(item["width"] for item in phases(record("b", queue_s=9.0))) <= BAR_WIDTH + 2
+def waiting(**values: Any) -> RunningRequest:
+    return RunningRequest("chatcmpl-9", ELSEWHERE, "local", "waiting", parts=("chatcmpl-9",), **values)
+
+
+@pytest.fixture
+def unended(monkeypatch: pytest.MonkeyPatch) -> list[RunningRequest]:
+    """What runs and waits, as the page finds it."""
+    found: list[RunningRequest] = []
+
+    async def unended_requests() -> list[RunningRequest]:
+        return found
+
+    monkeypatch.setattr(requests, "unended_requests", unended_requests)
+    return found
+
+
+def test_running_and_waiting_requests_are_shown_with_their_place(
+    operator: Client, unended: list[RunningRequest]
+) -> None:
+    unended += [
+        RunningRequest("chatcmpl-1", str(make_checkpoint("tiny").pk), "local", "running", tokens=7, received_at=1.0),
+        waiting(place=QueuePlace(3, "capacity", 4.2)),
+        RunningRequest("job-abc", ELSEWHERE, "local", "waiting", received_at=1.0),
+    ]
+    text = operator.get("/requests/").content.decode()
+    for piece in ("number 3 in the queue, about 4 s", "chatcmpl-1", "tiny", "not yet"):
+        assert piece in text, piece
+    assert text.count("/cancel/") == 2  # a job's attempt would be tried again
+
+
+def test_without_workers_the_page_says_why(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unended_requests() -> list[RunningRequest]:
+        raise Unavailable("Redis is away.")
+
+    monkeypatch.setattr(requests, "unended_requests", unended_requests)
+    assert "Redis is away." in operator.get("/requests/").content.decode()
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        (QueuePlace(1, "worker"), "waits for a worker"),
+        (QueuePlace(1, "load", 0.2, 0.2), "waits for the load of its model, about 1 s"),
+        (QueuePlace(1, "swap", None, None, "other"), "waits until other is unloaded"),
+        (QueuePlace(2, "capacity"), "number 2 in the queue"),
+    ],
+)
+def test_a_place_is_put_into_words(place: QueuePlace, words: str) -> None:
+    assert requests.place_words(place) == words
+
+
+def test_a_request_is_cancelled_by_those_who_may(
+    client: Client, operator: Client, unended: list[RunningRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancelled: list[str] = []
+
+    async def request_cancel(request: RunningRequest) -> None:
+        cancelled.append(request.request_id)
+
+    monkeypatch.setattr(requests, "request_cancel", request_cancel)
+    unended.append(waiting())
+    assert operator.post("/requests/chatcmpl-9/cancel/").status_code == 302
+    assert operator.post("/requests/unknown/cancel/").status_code == 302
+    assert cancelled == ["chatcmpl-9"]
+    viewer = account("vera")
+    viewer.user_permissions.add(Permission.objects.get(codename="view_usagerecord"))
+    client.force_login(viewer)
+    text = client.get("/requests/").content.decode()
+    assert "chatcmpl-9" in text and "/cancel/" not in text and "Replays" not in text
+    assert client.post("/requests/chatcmpl-9/cancel/").status_code == 403
 
 
 def test_others_stay_outside(client: Client) -> None:

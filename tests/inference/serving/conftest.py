@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+import redis
 
 from inference.records.usage import Usage
 from inference.serving import accounting
@@ -21,3 +22,8 @@ def usages(monkeypatch) -> Usages:
     found = Usages()
     monkeypatch.setattr(accounting, "usage_writer", lambda: found)
     return found
+
+
+@pytest.fixture
+def client(redis_client: redis.Redis) -> redis.Redis:
+    return redis_client

@@ -1,0 +1,42 @@
+"""Who replays, and what requests can be replayed on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+
+from inference.access.accounts import principal_of_user
+from inference.values.principal import Principal
+from models_registry.models import AliasRevision, Checkpoint
+from models_registry.selectors import checkpoint_list
+
+VIEW = "inference.view_usagerecord"
+REPLAY = "inference.scope_files"
+PROMOTE = "models_registry.change_checkpoint"
+MAX_REVISIONS = 100
+
+
+def principal_of(user: Any) -> Principal:
+    """Return the account as a caller; the page has checked that it is staff."""
+    found = principal_of_user(user)
+    assert found is not None
+    return found
+
+
+def check_both(user: Any) -> None:
+    """Check that an account may read the request log, and submit work.
+
+    Raises:
+        PermissionDenied: It may not.
+    """
+    if not (user.has_perm(VIEW) and user.has_perm(REPLAY)):
+        raise PermissionDenied
+
+
+def replay_targets() -> list[str]:
+    """Return the names of models, aliases and their newest revisions."""
+    models = checkpoint_list().filter(state=Checkpoint.State.AVAILABLE).values_list("served_model_name", flat=True)
+    revisions = AliasRevision.objects.filter(checkpoint__isnull=False).select_related("alias").order_by("-pk")
+    found = [(item.alias.name, f"{item.alias.name}@{item.number}") for item in revisions[:MAX_REVISIONS]]
+    return [*sorted(models), *sorted({name for name, _ in found}), *(exact for _, exact in found)]

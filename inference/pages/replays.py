@@ -1,0 +1,277 @@
+"""Pages of replays: one request beside its replay, those of a day on a candidate, and the alias that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import mean, median
+from typing import Any
+
+from django.urls import reverse
+
+from inference.batches.progress import batch_progress
+from inference.batches.replays import (
+    Replay,
+    ReplayedRequest,
+    replay_batch_create,
+    replay_get,
+    replay_submit,
+    replayed_requests,
+    texts_of_log,
+    texts_of_response,
+)
+from inference.errors import BlazrError, Conflict, NotFound
+from inference.jobs.selectors import job_error, job_get, job_result
+from inference.models import TERMINAL_BATCH_STATES, GenerationJob, JobState, UsageRecord
+from inference.pages.replay_targets import PROMOTE, REPLAY, check_both, principal_of
+from inference.pages.requests import logged_request
+from inference.pages.text_differences import compare
+from inference.records.job_usage import job_usage_id
+from inference.serving.served_models import served_model_read
+from models_registry.aliases import alias_names, alias_promote, alias_rollback, aliases_of
+from models_registry.models import ModelAlias
+from models_registry.selectors import checkpoint_get
+from models_registry.views import StaffAction, StaffPage
+
+TABLE_WORDS = 300
+"""Words of each text that the table of a batch compares."""
+MAX_NAME = 256
+_MARKS = {"completed": "succeeded", "failed": "failed", "expired": "failed", "cancelled": "cancelled"}
+
+
+# --- one request ---------------------------------------------------------------------------------
+
+
+class ReplayRequest(StaffAction):
+    """Queue a request again on another model."""
+
+    permission_required = REPLAY
+
+    def act(self, **kwargs: Any) -> str:
+        """Submit the job; returns the address of the comparison."""
+        check_both(self.request.user)
+        row = logged_request(kwargs["request_id"])
+        model = self.request.POST.get("model", "").strip()[:MAX_NAME]
+        job = replay_submit(row=row, model=model, principal=principal_of(self.request.user))
+        return reverse("replay", args=[row.request_id, job.job_id])
+
+
+class ReplayPage(StaffPage):
+    """A request beside its replay."""
+
+    template_name = "registry/replay.html"
+    section = "requests"
+    permission_required = REPLAY
+
+    def page_context(self, **kwargs: Any) -> dict[str, Any]:
+        """Return both texts with their differences, and both times."""
+        check_both(self.request.user)
+        row = logged_request(kwargs["request_id"])
+        job = job_get(job_id=kwargs["job_id"], principal=principal_of(self.request.user))
+        error = job_error(job)
+        texts = texts_of_response(job_result(job)) if job.state == JobState.SUCCEEDED else ()
+        return {
+            "row": row,
+            "job": job,
+            "model": job.model,
+            "mark": job.state,
+            "words": job.state,
+            "is_open": not job.is_finished,
+            "error": "" if error is None else error.message,
+            "pairs": compared_texts(texts_of_log(row), texts) if texts else [],
+            "columns": [_times_of_row(row), _times_of_job(job)],
+        }
+
+
+def compared_texts(left: Sequence[str], right: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the texts of two outputs side by side, choice by choice."""
+    pairs = []
+    for number in range(max(len(left), len(right))):
+        texts = [side[number] if number < len(side) else "" for side in (left, right)]
+        found = compare(*texts)
+        pairs.append({"left": found.left, "right": found.right, "percent": round(100 * found.share)})
+    return pairs
+
+
+def _times_of_row(row: UsageRecord) -> dict[str, Any]:
+    return {
+        "title": row.model,
+        "what": "as it was answered",
+        "queue_s": row.queue_s,
+        "engine_s": row.engine_s,
+        "tokens": row.completion_tokens,
+        "rate": row.completion_tokens / row.engine_s if row.engine_s else None,
+    }
+
+
+def _times_of_job(job: GenerationJob) -> dict[str, Any]:
+    row = UsageRecord.objects.filter(request_id=job_usage_id(job.job_id)).first()
+    if row is None:
+        return {"title": job.model, "what": "replayed", "tokens": job.completion_tokens}
+    return {**_times_of_row(row), "title": job.model, "what": "replayed"}
+
+
+# --- those of a day --------------------------------------------------------------------------------
+
+
+class ReplayCreate(StaffAction):
+    """Replay a model's requests of the last day on a candidate, as a batch."""
+
+    permission_required = REPLAY
+
+    def act(self, **kwargs: Any) -> str:
+        """Make the batch; returns the address of its comparison."""
+        check_both(self.request.user)
+        source, candidate = (self.request.POST.get(name, "").strip()[:MAX_NAME] for name in ("source", "candidate"))
+        served_model_read(candidate)  # before a file is written
+        found = replay_batch_create(source=source, candidate=candidate, principal=principal_of(self.request.user))
+        return reverse("replays", args=[found.batch.batch_id])
+
+
+class ReplaysPage(StaffPage):
+    """A batch of replayed requests: how its answers differ, and what aliases mean."""
+
+    template_name = "registry/replays.html"
+    section = "requests"
+    permission_required = REPLAY
+
+    def page_context(self, **kwargs: Any) -> dict[str, Any]:
+        """Return a row per request, the most different first, sums, and the aliases that can follow."""
+        check_both(self.request.user)
+        replay = replay_get(batch_id=kwargs["batch_id"], principal=principal_of(self.request.user))
+        rows = [_table_row(item) for item in replayed_requests(replay)]
+        rows.sort(key=lambda item: item["percent"])
+        batch = replay.batch
+        return {
+            "replay": replay,
+            "batch": batch,
+            "mark": _MARKS.get(batch.state, "running"),
+            "words": batch.get_state_display(),
+            "is_open": batch.state not in TERMINAL_BATCH_STATES,
+            "progress": batch_progress(batch),
+            "rows": rows,
+            "sums": _sums(rows),
+            **(_alias_context(replay) if self.request.user.has_perm(PROMOTE) else {}),
+        }
+
+
+class ReplayedPage(StaffPage):
+    """One request of a batch beside its replay."""
+
+    template_name = "registry/replay.html"
+    section = "requests"
+    permission_required = REPLAY
+
+    def page_context(self, **kwargs: Any) -> dict[str, Any]:
+        """Return both texts with their differences, and both times."""
+        check_both(self.request.user)
+        replay = replay_get(batch_id=kwargs["batch_id"], principal=principal_of(self.request.user))
+        found = next((item for item in replayed_requests(replay) if item.request_id == kwargs["request_id"]), None)
+        if found is None or found.row is None:
+            raise NotFound("This request has no result yet, or is no longer in the log.", param="request_id")
+        times = {
+            "title": replay.candidate,
+            "what": "replayed",
+            "engine_s": found.engine_s,
+            "tokens": found.completion_tokens,
+            "rate": found.completion_tokens / found.engine_s if found.engine_s else None,
+        }
+        return {
+            "row": found.row,
+            "replay": replay,
+            "model": replay.candidate,
+            "mark": "failed" if found.error else "succeeded",
+            "words": "failed" if found.error else "succeeded",
+            "is_open": False,
+            "error": found.error,
+            "pairs": compared_texts(texts_of_log(found.row), found.texts) if not found.error else [],
+            "columns": [_times_of_row(found.row), times],
+        }
+
+
+class ReplayPromote(StaffAction):
+    """Let an alias mean the candidate."""
+
+    permission_required = PROMOTE
+
+    def act(self, **kwargs: Any) -> str:
+        """Store a new revision of the alias."""
+        check_both(self.request.user)
+        replay = replay_get(batch_id=kwargs["batch_id"], principal=principal_of(self.request.user))
+        served = served_model_read(replay.candidate)
+        if served.adapter:
+            raise Conflict(f"{replay.candidate!r} is an adapter; an alias means a checkpoint.", param="model")
+        alias_promote(
+            name=self.request.POST.get("alias", "").strip(),
+            checkpoint=checkpoint_get(served.checkpoint_id),
+            author_name=self.request.user.get_username(),
+        )
+        return reverse("replays", args=[replay.batch.batch_id])
+
+
+class ReplayRollback(StaffAction):
+    """Let an alias mean what it meant before."""
+
+    permission_required = PROMOTE
+
+    def act(self, **kwargs: Any) -> str:
+        """Make the revision before the current one the current one."""
+        check_both(self.request.user)
+        replay = replay_get(batch_id=kwargs["batch_id"], principal=principal_of(self.request.user))
+        alias_rollback(name=self.request.POST.get("alias", "").replace("\0", ""))
+        return reverse("replays", args=[replay.batch.batch_id])
+
+
+def _table_row(item: ReplayedRequest) -> dict[str, Any]:
+    row = item.row
+    left = "\n".join(texts_of_log(row)) if row is not None else ""
+    percent = 0 if item.error or row is None else round(
+        100 * compare(left, "\n".join(item.texts), max_words=TABLE_WORDS).share
+    )  # fmt: skip
+    return {"item": item, "row": row, "percent": percent, "is_same": not item.error and percent == 100}
+
+
+def _sums(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return how many texts are the same, and the medians of the times in the engine."""
+    compared = [item for item in rows if item["row"] is not None and not item["item"].error]
+    if not compared:
+        return {}
+    return {
+        "num": len(compared),
+        "num_same": sum(item["is_same"] for item in compared),
+        "num_failed": sum(bool(item["item"].error) for item in rows),
+        "percent": round(mean(item["percent"] for item in compared)),
+        "before_s": median(item["row"].engine_s for item in compared),
+        "after_s": median(item["item"].engine_s for item in compared),
+        "before_tokens": median(item["row"].completion_tokens for item in compared),
+        "after_tokens": median(item["item"].completion_tokens for item in compared),
+    }
+
+
+def _alias_context(replay: Replay) -> dict[str, Any]:
+    """Return the aliases that can mean the candidate, and those that can go back from it."""
+    try:
+        candidate = served_model_read(replay.candidate)
+    except BlazrError as error:
+        return {"alias_notice": error.message}
+    if candidate.adapter:
+        return {"alias_notice": f"{replay.candidate} is an adapter; an alias means a checkpoint."}
+    found = aliases_of()
+    means_it = [alias for alias in found if str(_current(alias).checkpoint_id) == candidate.checkpoint_id]
+    source = [alias.name for alias in found if _current(alias).checkpoint_name == replay.source]
+    others = [name for name in alias_names() if name not in {alias.name for alias in means_it}]
+    return {
+        "can_promote": True,
+        "promotable": [*(name for name in source if name in others), *(name for name in others if name not in source)],
+        "rollbacks": [(alias.name, earlier) for alias in means_it if (earlier := _earlier(alias))],
+    }
+
+
+def _current(alias: ModelAlias) -> Any:
+    assert alias.current is not None  # ``aliases_of`` leaves out the others
+    return alias.current
+
+
+def _earlier(alias: ModelAlias) -> str:
+    """Return what the revision before the current one means; empty if there is none that can be served."""
+    rows = alias.revisions.filter(number=_current(alias).number - 1, checkpoint__isnull=False)
+    return rows.values_list("checkpoint_name", flat=True).first() or ""

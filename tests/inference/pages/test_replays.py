@@ -1,0 +1,164 @@
+"""Replays on their pages: who may, what is compared, and the alias that follows."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import orjson
+import pytest
+from django.contrib.auth.models import Permission
+from django.test import Client
+from django.utils import timezone
+
+from inference.batches.replays import Replay, replay_batch_create, replay_submit
+from inference.dialects.openai.requests import plan_from_body
+from inference.jobs import hints
+from inference.models import BatchLine, BatchResult, GenerationJob, LineState, UsageRecord
+from inference.pages.replay_targets import principal_of, replay_targets
+from inference.pages.replays import compared_texts
+from models_registry.aliases import alias_get, alias_promote
+from models_registry.models import Checkpoint
+from tests.accounts import account
+from tests.inference.rows import make_checkpoint
+
+pytestmark = pytest.mark.django_db
+HOSTILE = "<script>alert(1)</script>"
+CHAT = {"model": "prod", "messages": [{"role": "user", "content": "Why?"}], "max_tokens": 8}
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch, data_dir):
+    monkeypatch.setattr(hints, "wake_workers", lambda: None)
+
+
+@pytest.fixture
+def models() -> list[Checkpoint]:
+    found = [make_checkpoint("tiny"), make_checkpoint("other")]
+    alias_promote(name="prod", checkpoint=found[0])
+    return found
+
+
+@pytest.fixture
+def operator(client: Client, models: list[Checkpoint]) -> Client:
+    client.force_login(account("edwin", "operator"))
+    return client
+
+
+def logged(name: str, **values: Any) -> UsageRecord:
+    plan = plan_from_body("chat", CHAT)
+    kept = {"prompt": json.dumps(list(plan.prompts)), "plan": json.dumps({**plan.to_dict(), "prompts": []})}
+    fixed = {"tenant": "key:1", "endpoint": "chat", "model": "tiny", "outcome": "completed", "duration_s": 1.0,
+             "engine_s": 1.0, "completion_tokens": 10, "output": '["one two"]',
+             "created_at": timezone.now()}  # fmt: skip
+    return UsageRecord.objects.create(request_id=name, **{**fixed, **kept, **values})
+
+
+def made_replay(user: Any, *, error: str = "") -> Replay:
+    """A batch with one result."""
+    row = logged("chatcmpl-1")
+    replay = replay_batch_create(source="tiny", candidate="other", principal=principal_of(user))
+    body = {"error": {"message": error}} if error else {"choices": [{"message": {"content": f"one {HOSTILE}"}}]}
+    line = BatchLine.objects.create(
+        batch=replay.batch, number=1, custom_id=row.request_id, body="{}", state=LineState.COMPLETED,
+        checkpoint_id=Checkpoint.objects.get(served_model_name="other").pk,
+    )  # fmt: skip
+    BatchResult.objects.create(
+        line=line, batch=replay.batch, is_error=bool(error), engine_s=0.5, completion_tokens=4,
+        payload=orjson.dumps({"response": {"status_code": 200, "body": body}}).decode(), finished_at=timezone.now(),
+    )  # fmt: skip
+    return replay
+
+
+def test_targets_are_models_aliases_and_revisions(models: list[Checkpoint]) -> None:
+    alias_promote(name="prod", checkpoint=models[1])
+    assert replay_targets() == ["other", "tiny", "prod", "prod@2", "prod@1"]
+
+
+def test_a_request_is_replayed_as_a_job_and_compared(operator: Client) -> None:
+    logged("chatcmpl-1")
+    page = operator.get("/requests/chatcmpl-1/").content.decode()
+    assert "/requests/chatcmpl-1/replay/" in page and '<option value="prod@1">' in page
+    answer = operator.post("/requests/chatcmpl-1/replay/", {"model": "other"})
+    job = GenerationJob.objects.get()
+    assert answer["Location"] == f"/requests/chatcmpl-1/replays/{job.job_id}/"
+    assert "this page follows it" in operator.get(answer["Location"]).content.decode()
+    result = {"choices": [{"message": {"content": f"one {HOSTILE}"}}]}
+    GenerationJob.objects.update(state="succeeded", result=json.dumps(result), finished_at=timezone.now())
+    text = operator.get(answer["Location"]).content.decode()
+    assert "<mark>&lt;script&gt;" in text and HOSTILE not in text and "<mark>two</mark>" in text
+    assert operator.post("/requests/chatcmpl-1/replay/", {"model": "none"}).status_code == 404
+
+
+def test_a_failed_replay_shows_its_error(operator: Client) -> None:
+    row = logged("chatcmpl-1")
+    user = operator.get("/requests/").wsgi_request.user
+    job = replay_submit(row=row, model="other", principal=principal_of(user))
+    error = {"class": "PromptTooLong", "message": "<b>too long</b>"}
+    GenerationJob.objects.update(state="failed", error=json.dumps(error), finished_at=timezone.now())
+    text = operator.get(f"/requests/chatcmpl-1/replays/{job.job_id}/").content.decode()
+    assert "&lt;b&gt;too long" in text
+
+
+def test_what_was_not_kept_is_said_in_place_of_the_form(operator: Client) -> None:
+    logged("chatcmpl-1", plan="")
+    text = operator.get("/requests/chatcmpl-1/").content.decode()
+    assert "weren&#x27;t kept" in text and "/replay/" not in text
+    assert operator.post("/requests/chatcmpl-1/replay/", {"model": "other"}).status_code == 409
+
+
+def test_those_of_a_day_are_compared_in_a_table(operator: Client) -> None:
+    logged("chatcmpl-0", output='["same"]')
+    answer = operator.post("/replays/new/", {"source": "tiny", "candidate": "other"})
+    assert "No result yet" in operator.get(answer["Location"]).content.decode()
+    assert operator.post("/replays/new/", {"source": "tiny", "candidate": "none"}).status_code == 404
+    replay = made_replay(operator.get("/requests/").wsgi_request.user)
+    address = f"/replays/{replay.batch.batch_id}/"
+    text = operator.get(address).content.decode()
+    for piece in ("50 %", "0 of 1", "1.0 s before, 500 ms now", "10 tokens before, 4 now"):
+        assert piece in text, piece
+    text = operator.get(f"{address}chatcmpl-1/").content.decode()
+    assert "<mark>&lt;script&gt;" in text and HOSTILE not in text
+    assert operator.get(f"{address}chatcmpl-none/").status_code == 404
+    assert f'href="{address}"' in operator.get("/requests/").content.decode()
+
+
+def test_an_error_of_a_line_is_shown(operator: Client) -> None:
+    replay = made_replay(operator.get("/requests/").wsgi_request.user, error="<i>no</i>")
+    text = operator.get(f"/replays/{replay.batch.batch_id}/").content.decode()
+    assert "&lt;i&gt;no" in text
+    assert "&lt;i&gt;no" in operator.get(f"/replays/{replay.batch.batch_id}/chatcmpl-1/").content.decode()
+
+
+def test_the_alias_follows_and_goes_back(operator: Client) -> None:
+    replay = made_replay(operator.get("/requests/").wsgi_request.user)
+    address = f"/replays/{replay.batch.batch_id}/"
+    assert 'value="prod"' in operator.get(address).content.decode()
+    assert operator.post(f"{address}promote/", {"alias": "prod"})["Location"] == address
+    assert alias_get("prod").current.checkpoint_name == "other"
+    assert "Roll back to tiny" in operator.get(address).content.decode()
+    assert operator.post(f"{address}promote/", {"alias": "prod"}).status_code == 409
+    assert operator.post(f"{address}rollback/", {"alias": "prod"})["Location"] == address
+    assert alias_get("prod").current.checkpoint_name == "tiny"
+    assert operator.post(f"{address}rollback/", {"alias": "none"}).status_code == 404
+
+
+def test_an_account_sees_what_it_may_do(client: Client, models: list[Checkpoint]) -> None:
+
+    user = account("vera", "member")
+    user.user_permissions.add(Permission.objects.get(codename="view_usagerecord"))
+    client.force_login(user)
+    replay = made_replay(user)
+    text = client.get(f"/replays/{replay.batch.batch_id}/").content.decode()
+    assert "Requests" in text and "Promote" not in text
+    for action in ("promote", "rollback"):
+        assert client.post(f"/replays/{replay.batch.batch_id}/{action}/", {"alias": "prod"}).status_code == 403
+    client.force_login(account("maria", "member"))  # without the log
+    for path in (f"/replays/{replay.batch.batch_id}/", f"/replays/{replay.batch.batch_id}/chatcmpl-1/"):
+        assert client.get(path).status_code == 403
+    assert client.post("/replays/new/", {"source": "tiny", "candidate": "other"}).status_code == 403
+
+
+def test_missing_choices_are_empty_texts() -> None:
+    (first, second) = compared_texts(("a", "b"), ("a",))
+    assert first["percent"] == 100 and second["percent"] == 0 and second["right"] == ()
