@@ -230,3 +230,18 @@ def test_breaking_off_right_after_the_request_cancels_it(ws_url, worker):
             send(socket, type="chat", id="a", request=CHAT)
             wait_for(lambda expected=number: len(worker.messages) == expected)
     wait_for(lambda: len(worker.cancelled) == 10)
+
+
+def test_a_waiting_request_reports_where_it_stands(socket, worker):
+    def script(reply: Reply):
+        time.sleep(0.6)
+        yield reply.start()
+        yield reply.delta("Hi", finish_reason="stop")
+        yield reply.done()
+
+    worker.script = script
+    send(socket, type="chat", id="a", request={**CHAT, "stream_options": {"include_queue": True}})
+    frames = receive_until_end(socket, "a")
+    kinds = [frame["type"] for frame in frames]
+    assert kinds[:2] == ["accepted", "queue"] and kinds[-1] == "done" and "queue" not in kinds[kinds.index("chunk") :]
+    assert frames[1]["queue"]["position"] == 1

@@ -7,18 +7,19 @@ import threading
 import time
 
 import httpx
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.api import event_stream as sse
 from inference.api.event_stream import StreamReader, parts_of
-from inference.errors import BlazrError
+from inference.errors import BlazrError, InvalidRequest
 from inference.values.output_builder import OutputBuilder
 from inference.values.plan import GenerationPlan
 from inference.values.sampling_params import SamplingParams
 from tests.inference.api.openai.test_views_openai_client import wait_for
-from tests.inference.api.scripted_worker import Reply
+from tests.inference.api.scripted_worker import Reply, say
 from tests.inference.api.slow_reader import slow_chat
 
 
@@ -261,3 +262,66 @@ def test_a_reader_that_falls_a_megabyte_behind_gets_an_error_and_its_slot_is_fre
         while piece := raw.recv(1 << 16):
             received.append(piece)
     assert b"too slowly" in b"".join(received)[-600:]
+
+
+# --- the queue ---------------------------------------------------------------------------------------
+
+QUEUED = {**BODY, "stream": True, "stream_options": {"include_queue": True, "include_usage": True}}
+
+
+def late(*after):
+    """A script whose request waits for a while, and then has the events that ``after`` make."""
+
+    def script(reply: Reply):
+        time.sleep(0.6)
+        for make in after:
+            yield make(reply)
+
+    return script
+
+
+def events_of(text):
+    """The named events of a stream, as name (or nothing) and data."""
+    found = []
+    for block in text.strip().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.split("\n"))
+        found.append((fields.get("event", ""), fields["data"]))
+    return found
+
+
+def test_a_waiting_stream_begins_with_its_place(http, worker):
+    worker.script = late(Reply.start, lambda reply: reply.delta("Hi", finish_reason="stop"), Reply.done)
+    response = http.post("/v1/chat/completions", json=QUEUED)
+    events = events_of(response.text)
+    assert (response.status_code, events[0][0], events[-1][1]) == (200, "blazr.queue", "[DONE]")
+    chunk = orjson.loads(events[0][1])
+    assert (chunk["object"], chunk["choices"]) == ("chat.completion.chunk", [])
+    assert chunk["queue"]["waits_for"] in ("capacity", "load")  # before the worker's first heartbeat
+    names = [name for name, _ in events]
+    assert names == sorted(names, reverse=True)  # none comes behind the first token
+    assert orjson.loads(events[names.count("blazr.queue")][1])["choices"][0]["delta"]["role"] == "assistant"
+
+
+def test_an_error_of_a_request_that_has_said_its_place_is_in_the_stream(http, worker):
+    worker.script = late(lambda reply: reply.error(InvalidRequest("no.", param="messages")))
+    response = http.post("/v1/chat/completions", json=QUEUED)
+    events = events_of(response.text)
+    assert response.status_code == 200 and events[0][0] == "blazr.queue"
+    assert orjson.loads(events[-2][1])["error"]["message"] == "no." and events[-1][1] == "[DONE]"
+
+
+def test_an_early_error_keeps_its_status(http, worker):
+    def script(reply: Reply):
+        yield reply.error(InvalidRequest("no.", param="messages"))
+
+    worker.script = script
+    assert http.post("/v1/chat/completions", json=QUEUED).status_code == 400
+
+
+def test_a_whole_response_that_waited_says_so_in_its_headers(http, worker):
+    whole = {**BODY, "stream": False}
+    worker.script = late(Reply.start, lambda reply: reply.delta("Hi", finish_reason="stop"), Reply.done)
+    headers = http.post("/v1/chat/completions", json=whole).headers
+    assert 0.5 < float(headers["x-queue-seconds"]) < 5 and headers["x-queue-reason"] == "capacity"
+    worker.script = say("Hi")
+    assert "x-queue-seconds" not in http.post("/v1/chat/completions", json=whole).headers

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -9,6 +11,9 @@ from django.utils import timezone
 
 from inference.models import UsageDay, UsageRecord
 from inference.records import request_log
+from inference.values.output_builder import OutputBuilder
+from inference.values.plan import GenerationPlan
+from inference.values.sampling_params import SamplingParams
 from tests.inference.records.test_usage import record, store
 
 
@@ -34,3 +39,15 @@ def test_contents_are_logged_only_when_asked_for_and_cut(settings, monkeypatch):
     assert contents["prompt"] == '[{"text": "\\u0000 \\ud800"}]'
     assert len(contents["output"]) == 100
     assert contents["output"].endswith("…")
+
+
+def test_what_was_asked_for_is_kept_so_that_it_can_be_replayed(settings, monkeypatch):
+    settings.BLAZR_REQUEST_LOG_CONTENTS = True
+    original = GenerationPlan("chat", "alias", ({"messages": []},), SamplingParams(max_tokens=3))
+    resolved = replace(original, model="tiny", prompts=({"messages": [], "template_kwargs": {"tools": []}},))
+    contents = request_log.logged_contents(OutputBuilder(resolved.with_seed(7)), original)
+    assert contents["prompt"] == '[{"messages": []}]'
+    restored = GenerationPlan.from_dict({**json.loads(contents["plan"]), "prompts": json.loads(contents["prompt"])})
+    assert restored == original.with_seed(7)
+    monkeypatch.setattr("inference.records.request_log.MAX_CHARS", 100)
+    assert request_log.logged_contents(OutputBuilder(resolved), original)["plan"] == ""
