@@ -173,14 +173,17 @@ def _usage(seen: live.Live) -> Any:
     return UsageSpan.objects.order_by("-pk").values_list("pk", flat=True).first(), UsageSpan.objects.count()
 
 
+def _request_log(seen: live.Live) -> Any:
+    return UsageRecord.objects.order_by("-pk").values_list("pk", flat=True).first()
+
+
 def _requests(seen: live.Live) -> Any:
-    newest = UsageRecord.objects.order_by("-pk").values_list("pk", flat=True).first()
     try:
         found = open_request_ids_sync()
     except Unavailable:
         found = []
     # While something runs, its tokens and its place in the queue change without another sign.
-    return newest, found, int(time.monotonic() / _RUNNING_PERIOD_S) if found else 0
+    return found, int(time.monotonic() / _RUNNING_PERIOD_S) if found else 0
 
 
 TOPICS: dict[str, Callable[[live.Live], Any]] = {
@@ -190,5 +193,6 @@ TOPICS: dict[str, Callable[[live.Live], Any]] = {
     "checkpoint-jobs": _checkpoint_jobs,
     "usage": _usage,
     "requests": _requests,
+    "request-log": _request_log,
 }
 """What pages can depend on, beside ``uploads``; each is read once a second while a page is open."""

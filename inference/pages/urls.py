@@ -2,7 +2,8 @@
 
 Names: dashboard, jobs, job and job-retry (job_id), playground, playground-chat (chat_id), keys, key-create,
 key-revoke (prefix), requests, request, request-cancel and request-replay (request_id), replay (request_id, job_id),
-replay-create, replays, replay-promote and replay-rollback (batch_id), replayed (batch_id, request_id), model-tokenizer (checkpoint_id).
+replay-create, replays, replay-promote and replay-rollback (batch_id), replayed (batch_id, request_id), model-tokenizer
+(checkpoint_id).
 """
 
 from __future__ import annotations
