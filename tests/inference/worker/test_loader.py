@@ -90,6 +90,27 @@ def while_leaving(bench):
     return b, gate
 
 
+def test_a_request_reports_the_swap_and_the_load_that_it_waited_for(bench):
+    gate = threading.Event()
+    b = bench(budget=15, make=lambda model: FakeLLM(gate=gate if model == "a" else None))
+    b.send("long", model="a")
+    wait_until(lambda: "a" in b.plans.llms and b.plans.llms["a"].running)
+    b.send("next", model="b")
+
+    def outlook():
+        return next(item.outlook for item in b.manager.describe() if item.checkpoint_id == "b")
+
+    wait_until(lambda: outlook().evicts == "a")
+    assert outlook().waiting_ids == ("next",) and outlook().load_left_s is None  # b was never loaded
+    time.sleep(0.1)
+    gate.set()
+    b.client.wait("long", "next")
+    usage = b.client.events["next"][-1]["usage"]
+    assert usage["evicted"] == "a" and usage["waits"]["swap"] > 0.1 and "load" in usage["waits"]
+    assert b.client.events["long"][-1]["usage"]["evicted"] == ""
+    assert outlook().num_free == 6 and outlook().waiting_ids == ()
+
+
 def test_request_for_a_model_that_is_leaving_loads_it_again(bench):
     b, gate = while_leaving(bench)
     b.send("two")
