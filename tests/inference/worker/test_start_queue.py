@@ -72,6 +72,7 @@ def test_callers_take_turns(starts, preparation):
     for caller in ("b", "c"):
         starts.add(request(caller, caller))
     wait_until(lambda: len(preparation.begun) == 2)
+    assert starts.waiting_ids("m") == ["a2", "b", "c", "a3"] and starts.waiting_ids("n") == []
     preparation.gate.set()
     wait_until(lambda: len(preparation.begun) == 6)
     assert preparation.begun[:2] == ["a0", "a1"]
