@@ -108,8 +108,11 @@ def _deltas(chunk: Mapping[str, Any]) -> Iterator[OutputDelta]:
             raise TypeError
         if text or reasoning or choice.get("finish_reason"):
             yield OutputDelta(text=text, reasoning=reasoning, finish_reason=choice.get("finish_reason"))
-    if chunk.get("usage"):
-        yield OutputDelta(usage={**chunk["usage"], "completion_tokens": int(chunk["usage"]["completion_tokens"])})
+    usage = chunk.get("usage")
+    if usage:
+        if not isinstance(usage["completion_tokens"], int):
+            raise TypeError
+        yield OutputDelta(usage=usage)
 
 
 class LocalModel:
