@@ -440,6 +440,11 @@ def _create_named(name: str, *, exact: bool, values: dict[str, Any]) -> Checkpoi
 def _save_named(row: Checkpoint, fields: list[str] | None = None) -> None:
     if ModelAlias.objects.filter(name=row.served_model_name).exists() or names_adapter(row.served_model_name):
         raise _name_taken(row.served_model_name)
+    # Its adapters are called by its name.
+    own = [full_name(row.served_model_name, name) for name in row.adapters.values_list("name", flat=True)]
+    others = Checkpoint.objects.filter(served_model_name__in=own), ModelAlias.objects.filter(name__in=own)
+    if any(found.exists() for found in others):
+        raise _name_taken(row.served_model_name)
     try:
         with transaction.atomic():
             row.save(update_fields=fields)

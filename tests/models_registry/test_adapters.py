@@ -96,6 +96,12 @@ def test_no_two_models_have_one_name(base: Checkpoint, places: Path, hybrid: Pat
     services.checkpoint_register(path=hybrid, served_model_name="tiny:0.5b")
     with pytest.raises(Conflict, match="is the name of a checkpoint"):
         adapter_register(checkpoint=base, path=path, name="0.5b")
+    other = Checkpoint.objects.get(served_model_name="tiny:0.5b")
+    services.checkpoint_rename(checkpoint=other, served_model_name="large:sql")
+    with pytest.raises(Conflict, match="an alias or an adapter"):
+        services.checkpoint_rename(checkpoint=base, served_model_name="large")
+    base.refresh_from_db()
+    services.checkpoint_rename(checkpoint=base, served_model_name="larger")
 
 
 def test_a_name_means_base_and_adapter(base: Checkpoint, places: Path) -> None:
