@@ -92,8 +92,8 @@ def _history(alias: ModelAlias, checkpoint: Checkpoint) -> dict[str, Any]:
                 row=row,
                 step=by_number.get(row.number),
                 before=next(older, None),
-                is_current=row.pk == alias.current_id,  # type: ignore[attr-defined]
-                is_this=row.checkpoint_id == checkpoint.pk,  # type: ignore[attr-defined]
+                is_current=row.pk == alias.current_id,
+                is_this=row.checkpoint_id == checkpoint.pk,
             )
         )
     return {
@@ -136,8 +136,8 @@ def _by_layer(changes: Sequence[Mapping[str, Any]], layers: Mapping[str, int]) -
     for change in changes:
         groups.setdefault(layers.get(change["name"], -1), []).append(change)
     found = [
-        {"label": f"layer {layer}" if layer >= 0 else "outside of the layers", "relative": _relative(group)}
+        (f"layer {layer}" if layer >= 0 else "outside of the layers", _relative(group))
         for layer, group in sorted(groups.items(), key=lambda item: (item[0] < 0, item[0]))
     ]
-    most = max((item["relative"] or 0.0 for item in found), default=0.0)
-    return [{**item, "share": (item["relative"] or 0.0) / most if most else 0.0} for item in found]
+    most = max((relative or 0.0 for _, relative in found), default=0.0) or 1.0
+    return [{"label": label, "relative": relative, "share": (relative or 0.0) / most} for label, relative in found]
