@@ -10,6 +10,9 @@ from models_registry.api.views import checkpoint_inspection
 from models_registry.models import Checkpoint
 from models_registry.views import StaffPage
 
+WHOLE = ("Sizes", "Measured", "Layers")
+"""Parts that show what is the same, too."""
+
 
 class ComparePage(StaffPage):
     """Two checkpoints side by side."""
@@ -38,7 +41,13 @@ class ComparePage(StaffPage):
         }
         return context | {
             "parts": [
-                {"title": title, "lines": lines, "num_different": sum(line.differs for line in lines)}
+                {
+                    "title": title,
+                    "lines": lines,
+                    "num_different": sum(line.differs for line in lines),
+                    "shown": [line for line in lines if line.differs or title in WHOLE],
+                    "alike": [line for line in lines if not line.differs and title not in WHOLE],
+                }
                 for title, lines in parts.items()
             ],
             "tensors": comparison.tensor_lines(one, other),

@@ -58,8 +58,9 @@ TABS = {
     "passport": "Passport",
     "settings": "Settings",
 }
-TABS_ELSEWHERE = {"tokenizer": ("Tokenizer", "model-tokenizer")}
-"""Tabs that a page of their own serves: the label and the page's name. One whose page isn't there is left out."""
+TABS_ELSEWHERE = {"tokenizer": ("Tokenizer", "model-tokenizer", "template")}
+"""Tabs that a page of their own serves: the label, the page's name, and the tab behind it. One whose page isn't there
+is left out."""
 SCRIPTS = {
     "overview": ("registry/layers.js", "registry/quantise.js"),
     "memory": ("registry/fit.js", "registry/spans.js"),
@@ -150,11 +151,12 @@ class ModelPage(StaffPage):
         """Return name, label and address of each tab."""
         base = self.base(checkpoint)
         found = [(name, label, f"{base}?tab={name}") for name, label in TABS.items()]
-        for name, (label, page) in TABS_ELSEWHERE.items():
+        for name, (label, page, before) in TABS_ELSEWHERE.items():
             try:
-                found.append((name, label, reverse(page, args=[checkpoint.pk])))
+                address = reverse(page, args=[checkpoint.pk])
             except NoReverseMatch:
                 continue
+            found.insert(list(TABS).index(before), (name, label, address))
         return found
 
     def _overview_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 from pathlib import Path
 
 from playwright.sync_api import Page, expect
+from safetensors.torch import load_file, save_file
 
 from tests.live.conftest import ROOT, LiveServer, wait_until
 
@@ -50,6 +52,29 @@ def demo_files(tmp_path: Path) -> list[str]:
     """A copy of the demo model's files."""
     place = shutil.copytree(DEMO, tmp_path / "copy")
     return [str(file) for file in sorted(place.iterdir())]
+
+
+def second_revision(site: LiveServer, place: Path) -> str:
+    """Register a copy of the demo with a tensor that has doubled and a token that looks like markup, without a chat
+    template; both are revisions of ``best``. Returns its id."""
+    shutil.copytree(DEMO, place)
+    tensors = load_file(place / "model.safetensors")
+    name = next(name for name in tensors if "layers.2." in name)
+    tensors[name] = tensors[name] * 2
+    save_file(tensors, place / "model.safetensors")
+    content = json.loads((place / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary[HOSTILE] = vocabulary.pop(content["added_tokens"][0]["content"])
+    content["added_tokens"][0]["content"] = HOSTILE
+    (place / "tokenizer.json").write_text(json.dumps(content))
+    (place / "tokenizer_config.json").unlink()
+    return site.manage(
+        "from models_registry import aliases, services; from models_registry.models import Checkpoint;"
+        f"row = services.checkpoint_register(path={str(place)!r});"
+        "demo = Checkpoint.objects.get(served_model_name='demo');"
+        "[aliases.alias_promote(name='best', checkpoint=one, author_name='vera') for one in (demo, row)];"
+        "print(row.pk)"
+    ).strip()
 
 
 def upload(page: Page, name: str, files: list[str]) -> None:

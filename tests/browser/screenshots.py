@@ -14,6 +14,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
+from tests.browser.actions import second_revision
 from tests.browser.chromium import chromium_binary
 from tests.live.conftest import ROOT, LiveServer
 
@@ -34,7 +35,8 @@ def pages(site: LiveServer, chat: str) -> dict[str, str]:
         "model-tokenizer": f"{model}tokenizer/",
         "model-layer": f"{model}?tab=layers&by=bytes&layer=2",
         "model-tensor": f"{model}?tab=tensors&q=embed&figures=1&tensor=embed_tokens.weight",
-        "compare": f"/models/compare/?a={key}&b={key}",
+        "model-changes": f"/models/{site.checkpoint_id('other')}/?tab=revisions&from={key}",
+        "compare": f"/models/compare/?a={key}&b={site.checkpoint_id('other')}",
         "playground": f"/playground/{chat}",
         "jobs": "/jobs/",
         "requests": "/requests/",
@@ -52,6 +54,7 @@ def demo_server() -> Iterator[LiveServer]:
         server = LiveServer(Path(directory) / "data", "--model", model, "--cpu")
         try:
             server.wait_ready()
+            second_revision(server, Path(directory) / "other")
             yield server
         finally:
             server.stop()

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from safetensors.torch import load_file, save_file
 
-from tests.browser.actions import CONTRAST, DEMO, HOSTILE
+from tests.browser.actions import CONTRAST, HOSTILE, second_revision
 from tests.browser.test_frame import AXE, RULES
 from tests.live.conftest import LiveServer
 
@@ -22,24 +19,7 @@ pytestmark = pytest.mark.browser
 @pytest.fixture
 def other(site: LiveServer, tmp_path: Path) -> Iterator[str]:
     """A checkpoint like the demo's but for one tensor and a hostile token; both are revisions of ``best``."""
-    place = shutil.copytree(DEMO, tmp_path / "other")
-    tensors = load_file(place / "model.safetensors")
-    name = next(name for name in tensors if "layers.2." in name)
-    tensors[name] = tensors[name] * 2
-    save_file(tensors, place / "model.safetensors")
-    content = json.loads((place / "tokenizer.json").read_text())
-    vocabulary = content["model"]["vocab"]
-    vocabulary[HOSTILE] = vocabulary.pop(content["added_tokens"][0]["content"])
-    content["added_tokens"][0]["content"] = HOSTILE
-    (place / "tokenizer.json").write_text(json.dumps(content))
-    (place / "tokenizer_config.json").unlink()
-    made = site.manage(
-        "from models_registry import aliases, services; from models_registry.models import Checkpoint;"
-        f"row = services.checkpoint_register(path={str(place)!r});"
-        "demo = Checkpoint.objects.get(served_model_name='demo');"
-        "[aliases.alias_promote(name='best', checkpoint=one, author_name='vera') for one in (demo, row)];"
-        "print(row.pk)"
-    ).strip()
+    made = second_revision(site, tmp_path / "other")
     yield made
     site.manage(
         "from models_registry import aliases; from models_registry.models import Checkpoint;"
