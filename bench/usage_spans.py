@@ -40,8 +40,10 @@ def rows(number: int, now: datetime) -> Iterator[tuple[Any, ...]]:
 def timed(name: str, work: Callable[[], object]) -> None:
     """Print the time that ``work`` takes: by the clock, and of the processor in Python's thread."""
     begin, cpu = time.perf_counter(), time.thread_time()
-    said = work()
-    sys.stdout.write(f"{name:24} {time.perf_counter() - begin:8.3f} s {time.thread_time() - cpu:8.3f} s CPU  {said}\n")
+    outcome = work()
+    sys.stdout.write(
+        f"{name:24} {time.perf_counter() - begin:8.3f} s {time.thread_time() - cpu:8.3f} s CPU  {outcome}\n"
+    )
 
 
 def measure(number: int) -> None:

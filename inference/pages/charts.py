@@ -95,7 +95,7 @@ def draw(
             Mark(
                 round(across(number, 0, last, _BOX) - step / 2, 1),
                 round(step, 1),
-                ", ".join([moment, *(_said(item, number, text) for item in series)]),
+                ", ".join([moment, *(_value_words(item, number, text) for item in series)]),
             )
             for number, moment in enumerate(moments)
         ],
@@ -108,7 +108,7 @@ def sparkline(values: Sequence[float]) -> str:
     return " ".join(f"{at},{9.5 - 9 * value / top:.1f}" for at, value in enumerate(values)) if top > 0 else ""
 
 
-def _said(item: Series, number: int, text: Callable[[float], str]) -> str:
+def _value_words(item: Series, number: int, text: Callable[[float], str]) -> str:
     value = item.values[number]
     return f"{item.name} {'–' if value is None else text(value)}"
 

@@ -91,13 +91,13 @@ def _charts(
     plans: list[tuple[str, str, list[Series], Callable[[float], str]]] = [
         (
             "First token",
-            _two(total and total.ttft_p50_s, total and total.ttft_p95_s),
+            _two(total, "ttft"),
             [Series("p95", values("ttft_p95_s")), Series("p50", values("ttft_p50_s"))],
             seconds,
         ),
         (
             "Between tokens",
-            _two(total and total.itl_p50_s, total and total.itl_p95_s),
+            _two(total, "itl"),
             [Series("p95", values("itl_p95_s")), Series("p50", values("itl_p50_s"))],
             seconds,
         ),
@@ -156,5 +156,9 @@ def percent(part: int, whole: int) -> int:
     return round(100 * part / whole) if whole else 0
 
 
-def _two(p50: float | None, p95: float | None) -> str:
+def _two(total: UsageSpan | None, name: str) -> str:
+    """Return the percentiles of a span's latency in words."""
+    if total is None:
+        return ""
+    p50, p95 = getattr(total, f"{name}_p50_s"), getattr(total, f"{name}_p95_s")
     return "" if p50 is None or p95 is None else f"p50 {seconds(p50)}, p95 {seconds(p95)}"

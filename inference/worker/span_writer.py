@@ -101,7 +101,7 @@ class SpanWriter(TurnThread):
             for begin in missing_begins(now, length_s):
                 if (length_s, begin) not in self._done and not self._closing:
                     samples = self._samples.get(begin) if length_s == MINUTE else None
-                    spans_write(begin=begin, length_s=length_s, loads=samples and samples.means())
+                    spans_write(begin=begin, length_s=length_s, loads=None if samples is None else samples.means())
         self._done = kept
         oldest = now - timedelta(seconds=2 * MINUTE)
         self._samples = {begin: item for begin, item in self._samples.items() if begin > oldest}
