@@ -17,14 +17,24 @@ from models_registry.selectors import checkpoint_list
 
 NUM_ERRORS = 6
 NUM_CHANGES = 8
+MIN_REQUESTS, MAX_FAILED_SHARE = 20, 0.05
+"""Failures are a problem above this share of so many requests."""
 
 
-def problems(state: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+def problems(
+    state: Mapping[str, Any],
+    workers: Sequence[Mapping[str, Any]],
+    failures: tuple[int, int],
+    *,
+    sees_requests: bool = True,
+) -> list[dict[str, str]]:
     """Return what is wrong now, the worst first, each with a link that leads on; empty: nothing is.
 
     Args:
         state: The registry's overview.
         workers: Its workers with their state as ``mark`` and ``words``.
+        failures: The failed requests of the last hour, and all of them.
+        sees_requests: Whether the account may see single requests.
     """
     found = [_line("bad", state["notice"])] if state["notice"] else []
     if not workers and not state["notice"]:
@@ -41,6 +51,10 @@ def problems(state: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) -> 
         elif row["state"] == "missing":
             words = f"The files of {row['served_model_name']} are missing."
             found.append(_line("warn", words, reverse("model", args=[row["id"]])))
+    failed, total = failures
+    if total >= MIN_REQUESTS and failed > MAX_FAILED_SHARE * total:
+        words = f"{failed:,} of {total:,} requests failed in the last hour."
+        found.append(_line("warn", words, reverse("requests") + "?outcome=failed" if sees_requests else ""))
     return found
 
 

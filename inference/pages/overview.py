@@ -43,14 +43,14 @@ class OverviewPage(StaffPage):
         region = self.request.headers.get("HX-Target", "")
         drawn = (region,) if region in REGIONS else REGIONS
         context = {"drawn": drawn, "workers": state["workers"]}
+        sees_requests = user.has_perm("inference.view_usagerecord")
         if "traffic" in drawn:
-            sees_requests = user.has_perm("inference.view_usagerecord")
             context |= traffic(self.request.GET) | {
                 "errors": failed_requests() if sees_requests else [],
                 "changes": changes(state, sees_keys=user.has_perm("inference.view_apikey")),
             }
         if "now" in drawn:
-            context |= _now(state) | start_steps(self.request, state["checkpoints"])
+            context |= _now(state, sees_requests=sees_requests) | start_steps(self.request, state["checkpoints"])
         if "overview" in drawn:
             principal = principal_of_user(user)
             sees_jobs = principal is not None and user.has_perm("inference.scope_files")
@@ -62,13 +62,13 @@ class OverviewPage(StaffPage):
         return context
 
 
-def _now(state: Mapping[str, Any]) -> dict[str, Any]:
+def _now(state: Mapping[str, Any], *, sees_requests: bool) -> dict[str, Any]:
     """Return what is wrong, and the figures of this moment."""
     checkpoints, workers = state["checkpoints"], state["workers"]
     budget = sum(worker["memory_budget_bytes"] for worker in workers)
     failures, requests = num_failures(timezone.now())
     return {
-        "problems": problems(state, workers),
+        "problems": problems(state, workers, (failures, requests), sees_requests=sees_requests),
         "gauges": {
             "num_ready": sum(row["live"]["status"] == "ready" for row in checkpoints),
             "num_models": len(checkpoints),

@@ -16,7 +16,7 @@ from inference.records.usage_spans import ALL_MODELS, DAY, HOUR, PARTS, PERIODS,
 from models_registry.templatetags.registry import duration, number, seconds
 
 SPANS = {"hour": HOUR, "day": DAY}
-_ENDS = {"hour": "60 min ago|45|30|15|now", "day": "24 h ago|18|12|6|now"}
+_ENDS = {"hour": "60 min|45|30|15|now", "day": "24 h|18|12|6|now"}
 MAX_MODELS = 20
 SLOWER = 2.0
 """The hour's first tokens are called slow from so many times the day's on."""
@@ -101,13 +101,21 @@ def _charts(
             [Series("p95", values("itl_p95_s")), Series("p50", values("itl_p50_s"))],
             seconds,
         ),
-        ("Tokens per second", "", [Series("tokens/s", values("tokens_per_s", 0.0))], number),
-        ("Waiting requests", "", [Series("waiting", values("waiting", 0.0))], number),
+        _load_plan("Tokens per second", "tokens/s", values("tokens_per_s", 0.0)),
+        _load_plan("Waiting requests", "waiting", values("waiting", 0.0)),
     ]
     drawn = [
         draw(title, words, series, moments=moments, ends=_ENDS[name], text=text) for title, words, series, text in plans
     ]
     return [chart for chart in drawn if chart is not None]
+
+
+def _load_plan(
+    title: str, name: str, values: list[float | None]
+) -> tuple[str, str, list[Series], Callable[[float], str]]:
+    known = [value for value in values if value is not None]
+    words = f"mean {number(sum(known) / len(known))}, up to {number(max(known))}" if known else ""
+    return title, words, [Series(name, values)], number
 
 
 def _row(

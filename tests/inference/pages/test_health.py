@@ -18,6 +18,7 @@ from models_registry.aliases import alias_promote
 from tests.models_registry.detection.builders import small_hybrid, write_checkpoint
 
 pytestmark = pytest.mark.django_db
+NO_FAILURES = (0, 0)
 EMPTY = {"notice": "", "checkpoints": [], "workers": []}
 
 
@@ -44,15 +45,26 @@ def test_what_is_wrong_is_said_with_a_way_on() -> None:
     }
     silent = {"worker_id": "w-1", "mark": "failed", "words": "silent"}
     good = {"worker_id": "w-0", "mark": "ready", "words": "alive"}
-    assert [(item["kind"], item["words"]) for item in problems(state, [good, silent])] == [
+    assert [(item["kind"], item["words"]) for item in problems(state, [good, silent], NO_FAILURES)] == [
         ("bad", "The worker w-1: silent."),
         ("bad", "big could not be loaded: It is too large."),
         ("warn", "The files of lost are missing."),
     ]
-    assert problems(state, [good])[0]["url"] == f"/models/{key}/"
-    assert problems(EMPTY, [good]) == []
-    assert [item["words"] for item in problems(EMPTY, [])] == ["No worker is alive. Requests wait until one is."]
-    assert [item["words"] for item in problems({**EMPTY, "notice": "Redis is away."}, [])] == ["Redis is away."]
+    assert problems(state, [good], NO_FAILURES)[0]["url"] == f"/models/{key}/"
+    assert problems(EMPTY, [good], NO_FAILURES) == []
+    assert [item["words"] for item in problems(EMPTY, [], NO_FAILURES)] == [
+        "No worker is alive. Requests wait until one is."
+    ]
+    assert [item["words"] for item in problems({**EMPTY, "notice": "Redis is away."}, [], NO_FAILURES)] == [
+        "Redis is away."
+    ]
+
+
+@pytest.mark.parametrize(("failures", "is_problem"), [((19, 19), False), ((1, 20), False), ((2, 20), True)])
+def test_many_failures_are_a_problem(failures: tuple[int, int], is_problem: bool) -> None:
+    good = {"worker_id": "w-0", "mark": "ready", "words": "alive"}
+    found = problems(EMPTY, [good], failures)
+    assert [item["words"] for item in found] == ["2 of 20 requests failed in the last hour."] * is_problem
 
 
 def test_failed_requests_are_found_in_the_spans_and_behind_them() -> None:
