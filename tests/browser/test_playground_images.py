@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from PIL import Image
 from playwright.sync_api import Page, expect
 
+from tests.browser.actions import delete
 from tests.browser.playground import answer_with, ask, code_of, forget_chat, says
+from tests.inference.llm.vision import Phi3V
+from tests.inference.text.images.pictures import encoded
 from tests.live.conftest import LiveServer
 
 pytestmark = pytest.mark.browser
@@ -73,3 +79,37 @@ def test_a_model_that_reads_text_takes_no_pictures(page: Page) -> None:
     page.set_input_files("#image-files", {"name": "a.png", "mimeType": "image/png", "buffer": base64.b64decode(PIXEL)})
     expect(page.locator("#toasts")).to_contain_text("demo reads text only")
     expect(page.locator(".attached")).to_have_count(0)
+
+
+def test_a_model_that_sees_answers(page: Page, site: LiveServer, tmp_path: Path) -> None:
+    """A tiny Phi-3-vision, from the file chooser to the tokens that its tower makes of the picture."""
+    place = tmp_path / "eyes"
+    place.mkdir()
+    model = Phi3V(place)
+    names = {"chat_template": model.tokenizer.chat_template, "bos_token": "<s>", "eos_token": "</s>"}
+    (place / "tokenizer_config.json").write_text(json.dumps(names))
+    site.manage(
+        f"from models_registry import services; services.checkpoint_register(path={str(place)!r}, "
+        "served_model_name='eyes')"
+    )
+    page.goto("/playground/?model=eyes")
+    page.fill("#p-max_tokens", "4")
+    expect(page.locator("#attach")).to_be_visible()
+    ask(page, "What is it?", turns=2)
+    without = prompt_tokens(page)
+    page.set_input_files("#image-files", {"name": "red.png", "mimeType": "image/png", "buffer": red_picture()})
+    expect(page.locator(".attached img")).to_have_count(1)
+    ask(page, "And this?", turns=4)
+    expect(page.locator(".turn.user img")).to_have_count(1)
+    assert prompt_tokens(page) > without + 20
+    forget_chat(page, "What is it")
+    delete(page, site, "eyes")
+
+
+def red_picture() -> bytes:
+    return base64.b64decode(encoded(Image.new("RGB", (64, 48), "red")))
+
+
+def prompt_tokens(page: Page) -> int:
+    """Of the last answer."""
+    return int(re.search(r"prompt\s+(\d+)", page.locator(".turn").last.locator(".figures").inner_text()).group(1))
