@@ -53,7 +53,8 @@ class TurnSerializer(serializers.Serializer[Any]):
 
     role = serializers.ChoiceField(choices=("user", "assistant", "tool"))
     content = _text()
-    parent = serializers.IntegerField(min_value=0, allow_null=True, required=False)
+    # Fields have an attribute of this name, which the metaclass leaves alone.
+    parent = serializers.IntegerField(min_value=0, allow_null=True, required=False)  # type: ignore[assignment]
     reasoning = _text(required=False)
     tool_calls = serializers.ListField(child=CallSerializer(), required=False)
     tool_call_id = _text(max_length=MAX_NAME_CHARS, required=False)

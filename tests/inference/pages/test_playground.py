@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,9 @@ def hybrid(tmp_path: Path) -> Path:
 
 def test_every_name_has_the_abilities_of_its_checkpoint(hybrid: Path) -> None:
     row = services.checkpoint_register(path=hybrid, served_model_name="first")
-    second = services.checkpoint_register(path=hybrid, served_model_name="second")
+    second = services.checkpoint_register(
+        path=shutil.copytree(hybrid, hybrid.with_name("copy")), served_model_name="second"
+    )
     alias_promote(name="stable", checkpoint=row)
     alias_promote(name="stable", checkpoint=second)
     known = {"base": row, "rank": 4, "num_values": 8, "size_bytes": 32, "digest": "0" * 64}
