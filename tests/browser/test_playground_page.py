@@ -336,7 +336,7 @@ def test_the_playground_alone_with_the_keyboard(page: Page) -> None:
     expect(page.locator("#settings-panel")).to_be_visible()
     page.locator("[aria-controls=chats-panel]").focus()
     page.keyboard.press("Enter")
-    expect(page.locator("#chats-panel")).to_be_visible()
+    expect(page.get_by_role("button", name="Close the chats")).to_be_focused()
     page.keyboard.press("Escape")
     expect(page.locator("#chats-panel")).to_be_hidden()
     expect(page.locator("[aria-controls=chats-panel]")).to_be_focused()

@@ -200,10 +200,14 @@ function setUpPanel(id) {
     if (isShown() && !wide.matches) $("button, a, input, textarea", panel)?.focus();
   });
   panel.addEventListener("reveal", () => show(true));
-  panel.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || wide.matches) return;
+  const close = () => {
     show(false);
     button.focus();
+  };
+  $(".panel-close", panel).addEventListener("click", close);
+  panel.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || wide.matches) return;
+    close();
     event.stopPropagation();
   });
 }
