@@ -33,6 +33,8 @@ MAX_REPLAYED = 200
 SPAN = timedelta(days=1)
 WINDOW = "24h"
 LABEL = "replay of "
+_OTHER_WORK = ("job", "batch")
+"""Endpoints of rows that aren't requests of clients."""
 _SOURCE, _CANDIDATE, _LEFT_OUT = "replay_of", "candidate", "left_out"
 
 
@@ -104,6 +106,8 @@ def replay_plan(row: UsageRecord, model: str) -> GenerationPlan:
 
 def why_not_replayable(row: UsageRecord) -> str:
     """Return why a request can't be replayed, as a sentence; empty if it can."""
+    if row.endpoint in _OTHER_WORK:
+        return f"it was a {row.endpoint}; the page of jobs runs a job again."
     if not row.plan or not row.prompt:
         return "its contents weren't kept; BLAZR_LOG_REQUESTS=contents keeps those of later requests."
     try:
@@ -163,7 +167,7 @@ def replay_batch_create(*, source: str, candidate: str, principal: Principal) ->
     if candidate == source:
         raise InvalidRequest(f"{candidate!r} is the model that answered these requests.", param="candidate")
     rows = UsageRecord.objects.filter(model=source, outcome="completed", created_at__gte=timezone.now() - SPAN)
-    found = readable_rows(rows.exclude(endpoint="job").order_by("-pk"), MAX_REPLAYED)
+    found = readable_rows(rows.exclude(endpoint__in=_OTHER_WORK).order_by("-pk"), MAX_REPLAYED)
     lines = list(_lines(found, candidate))
     if not lines:
         reason = next((why_not_replayable(row) for row in found), "") or "none completed within the last day."

@@ -42,8 +42,9 @@ class Watcher:
     def take(self, queues: Queues) -> None:
         """Take what was read."""
         place = queues.place_of(self._request_id, self.checkpoint_id)
-        self._last = place
-        self._changed.set()
+        if place is not None:
+            self._last = place
+            self._changed.set()
 
     def end(self) -> None:
         """End ``places``."""

@@ -37,8 +37,8 @@ class Queues:
     workers: tuple[WorkerState, ...]
     queued_ids: dict[str, list[str]]
 
-    def place_of(self, request_id: str, checkpoint_id: str) -> QueuePlace:
-        """Return where a request stands that has not started."""
+    def place_of(self, request_id: str, checkpoint_id: str) -> QueuePlace | None:
+        """Return where a request stands that has not started; None: its worker hasn't said so yet."""
         now = time.time()
         held = [
             HeldModel(model.status == "ready", model.outlook, max(0.0, now - worker.heartbeat_at))

@@ -92,8 +92,8 @@ class HeldModel:
 
 def queue_place(
     request_id: str, held: Iterable[HeldModel], queued_ids: Sequence[str], *, has_workers: bool = True
-) -> QueuePlace:
-    """Return where a request stands that has not started.
+) -> QueuePlace | None:
+    """Return where a request stands that has not started; None: a worker has it and hasn't said so yet.
 
     Args:
         held: The request's model at each worker that has it.
@@ -105,6 +105,8 @@ def queue_place(
     if own is not None:
         models, num_before = [own], own.outlook.waiting_ids.index(request_id)
     else:
+        if request_id not in queued_ids and any(model.is_ready for model in models):
+            return None
         num_before = sum(len(model.outlook.waiting_ids) for model in models)
         num_before += queued_ids.index(request_id) if request_id in queued_ids else 0
     position = num_before + 1

@@ -17,7 +17,7 @@ MESSAGES: Any = [{"role": "user", "content": "What is a list?"}]
 LONG: dict[str, Any] = {
     "model": "demo", "messages": MESSAGES, "max_tokens": 700, "temperature": 0, "extra_body": {"ignore_eos": True},
 }  # fmt: skip
-NUM_AHEAD = 6
+NUM_AHEAD = 20
 """More than the engine holds."""
 
 
@@ -59,7 +59,7 @@ def test_a_waiting_stream_begins_with_events_about_the_queue(narrow: LiveServer)
     assert places and all(hasattr(chunk, "queue") for chunk in chunks[:first])
     assert all(place["waits_for"] == "capacity" for place in places), places
     positions = [place["position"] for place in places]
-    assert positions == sorted(positions, reverse=True) and positions[0] >= 2
+    assert positions[0] > 2 and positions[0] > positions[-1] >= 1
     assert any(place["estimated_s"] for place in places)
     assert chunks[-1].usage.completion_tokens == 4
     assert not any(hasattr(chunk, "queue") for chunk in chunks[first:])

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from tests.faults.load.client import TIMEOUT_S, Connection
 from tests.faults.load.site import LoadSite
 
-NUM_CALLERS = 32
+NUM_CALLERS = 64
 NUM_SEQS = 8
 """Requests that the worker computes together: the others wait."""
-TOKENS = (16, 256)
+TOKENS = (64, 900)
 FACTOR = 2.0
 """An estimate is right if it is at most so many times the wait, and at least one part of so many."""
 

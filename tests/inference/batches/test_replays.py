@@ -58,6 +58,7 @@ def test_a_replay_asks_the_same_of_another_model() -> None:
     ("values", "reason"),
     [
         ({"plan": ""}, "weren't kept"),
+        ({"endpoint": "job"}, "the page of jobs runs a job again"),
         ({"prompt": '[{"text": "cut…'}, "too long for the request log"),
         ({"prompt": json.dumps([{"messages": [{"role": "user", "content": [{"type": "image"}]}]}])}, "pictures"),
     ],

@@ -18,7 +18,7 @@ def ready(
 
 def test_a_request_starts_when_the_place_is_free_that_those_before_it_leave() -> None:
     held = [ready(1.0, 3.0, waiting=("a", "b"))]
-    places = [queue_place(name, held, ["c", "d"]) for name in "abcd"]
+    places = [place for name in "abcd" if (place := queue_place(name, held, ["c", "d"])) is not None]
     assert [(place.position, place.estimated_s) for place in places] == [(1, 1.0), (2, 3.0), (3, 5.0), (4, 7.0)]
     assert {place.waits_for for place in places} == {"capacity"}
 
@@ -27,6 +27,10 @@ def test_places_of_all_workers_count_for_those_that_no_worker_has_taken() -> Non
     held = [ready(4.0, waiting=("a",)), ready(1.0)]
     assert queue_place("c", held, ["c"]).estimated_s == 4.0
     assert queue_place("a", held, ["c"]).estimated_s == 4.0  # only its own worker's
+
+
+def test_a_request_that_a_worker_has_just_taken_has_no_place_before_the_next_heartbeat() -> None:
+    assert queue_place("new", [ready(1.0, waiting=("a",))], ["b"]) is None
 
 
 def test_a_free_place_is_taken_at_once_and_again_after_a_mean_request() -> None:
@@ -52,7 +56,7 @@ def test_a_load_and_a_swap_are_named_with_the_seconds_that_are_left() -> None:
     assert (place.waits_for, place.load_left_s, place.estimated_s) == ("load", 5.0, 5.0)
     place = queue_place("a", [swapping], [])
     assert (place.waits_for, place.evicts, place.load_left_s) == ("swap", "other", 9.0)
-    assert queue_place("a", [loading, ready(2.0)], []).waits_for == "capacity"
+    assert queue_place("a", [loading, ready(2.0)], ["a"]).waits_for == "capacity"
     place = queue_place("a", [HeldModel(False, StartOutlook())], ["b", "a"])
     assert (place.waits_for, place.estimated_s, place.position) == ("load", None, 2)
     assert queue_place("a", [], ["a"], has_workers=False).waits_for == "worker"
@@ -61,6 +65,6 @@ def test_a_load_and_a_swap_are_named_with_the_seconds_that_are_left() -> None:
 def test_plain_values_come_back_and_unknown_members_are_left_out() -> None:
     outlook = StartOutlook(("a",), 1, (1.0, 2.0), 3.0, 4.0, "x")
     assert StartOutlook.from_dict({**json.loads(json.dumps(asdict(outlook))), "later": 1}) == outlook
-    assert queue_place("a", [ready(1.2345)], []).to_dict() == {
+    assert queue_place("a", [ready(1.2345)], ["a"]).to_dict() == {
         "position": 1, "waits_for": "capacity", "estimated_s": 1.23, "load_left_s": None, "evicts": None,
     }  # fmt: skip
