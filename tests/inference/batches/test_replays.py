@@ -64,7 +64,9 @@ def test_a_replay_asks_the_same_of_another_model() -> None:
     ],
 )
 def test_what_was_not_kept_can_not_be_replayed(values: dict[str, str], reason: str) -> None:
-    row = logged("a", **values)
+    row = logged("a")
+    UsageRecord.objects.update(**values)
+    row.refresh_from_db()
     assert reason in why_not_replayable(row)
     with pytest.raises(Conflict, match=reason):
         replay_plan(row, "other")
