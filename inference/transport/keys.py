@@ -97,6 +97,11 @@ def arrived(checkpoint_id: str) -> str:
     return f"{model_queue(checkpoint_id)}{ARRIVED}"
 
 
+def num_open_field(checkpoint_id: str) -> str:
+    """Return the field of ``OPEN_TOTALS`` with the number of a model's open requests."""
+    return f"requests:{checkpoint_id}"
+
+
 def holders(checkpoint_id: str) -> str:
     """Return the key of the workers that hold a model."""
     return f"{PREFIX}holders:{checkpoint_id}"

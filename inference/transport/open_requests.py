@@ -72,7 +72,8 @@ local function add(field, number)
   return total
 end
 local function fields_of(model, caller)
-  return 'requests:' .. model, 'requests:' .. model .. ':' .. caller, 'callers:' .. model
+  local all = '{redis_keys.num_open_field("")}' .. model
+  return all, all .. ':' .. caller, 'callers:' .. model
 end
 local function byte_fields(model, caller)
   return {{'bytes-of-caller:' .. caller, 'bytes-of-model:' .. model, 'bytes'}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from inference.transport import keys as redis_keys
@@ -32,10 +32,12 @@ class Queues:
     Attributes:
         workers: The live workers.
         queued_ids: Requests that no worker has taken, in the order of taking, by checkpoint id.
+        num_taken: Numbers of open requests that workers have taken, by checkpoint id.
     """
 
     workers: tuple[WorkerState, ...]
     queued_ids: dict[str, list[str]]
+    num_taken: dict[str, int] = field(default_factory=dict)
 
     def place_of(self, request_id: str, checkpoint_id: str) -> QueuePlace | None:
         """Return where a request stands that has not started; None: its worker hasn't said so yet."""
@@ -47,7 +49,8 @@ class Queues:
             if model.checkpoint_id == checkpoint_id
         ]
         queued = self.queued_ids.get(checkpoint_id, [])
-        return queue_place(request_id, held, queued, has_workers=bool(self.workers))
+        num_taken = self.num_taken.get(checkpoint_id, 0)
+        return queue_place(request_id, held, queued, num_taken=num_taken, has_workers=bool(self.workers))
 
 
 async def read_queues(checkpoint_ids: Iterable[str]) -> Queues:
@@ -58,21 +61,24 @@ async def read_queues(checkpoint_ids: Iterable[str]) -> Queues:
     """
     ordered = sorted(checkpoint_ids)
 
-    async def read(client: Any) -> list[list[bytes]]:
+    async def read(client: Any) -> list[Any]:
         pipe = client.pipeline(transaction=False)
+        pipe.hmget(redis_keys.OPEN_TOTALS, [redis_keys.num_open_field(key) for key in ordered] or [""])
         for checkpoint_id in ordered:
             for queue in redis_keys.model_queues(checkpoint_id):
                 pipe.lrange(queue, 0, -1)
-        found: list[list[bytes]] = await pipe.execute()
+        found: list[Any] = await pipe.execute()
         return found
 
     workers = await worker_states()
-    lists = iter(await redis_repeatable(read))
+    num_open, *found = await redis_repeatable(read)
+    lists = iter(found)
     # A queue is filled at its left end, and taken from its right end.
     queued = {
         key: [item.decode() for _ in redis_keys.model_queues(key) for item in reversed(next(lists))] for key in ordered
     }
-    return Queues(tuple(workers.values()), queued)
+    taken = {key: max(0, int(number or 0) - len(queued[key])) for key, number in zip(ordered, num_open, strict=False)}
+    return Queues(tuple(workers.values()), queued, taken)
 
 
 async def open_requests() -> list[OpenRequest]:

@@ -25,6 +25,7 @@ class StartOutlook:
 
     Attributes:
         waiting_ids: Requests that wait at the worker, in the order of their starts.
+        num_places: Requests of clients that the engine holds.
         num_free: Requests that could start at once.
         free_in_s: Seconds until each taken place is expected to be free, ascending.
         request_s: Mean seconds for which a request takes a place; 0: unknown.
@@ -33,6 +34,7 @@ class StartOutlook:
     """
 
     waiting_ids: tuple[str, ...] = ()
+    num_places: int = 0
     num_free: int = 0
     free_in_s: tuple[float, ...] = ()
     request_s: float = 0.0
@@ -91,13 +93,19 @@ class HeldModel:
 
 
 def queue_place(
-    request_id: str, held: Iterable[HeldModel], queued_ids: Sequence[str], *, has_workers: bool = True
+    request_id: str,
+    held: Iterable[HeldModel],
+    queued_ids: Sequence[str],
+    *,
+    num_taken: int = 0,
+    has_workers: bool = True,
 ) -> QueuePlace | None:
     """Return where a request stands that has not started; None: a worker has it and hasn't said so yet.
 
     Args:
         held: The request's model at each worker that has it.
         queued_ids: Requests of the model that no worker has taken, in the order of taking.
+        num_taken: Open requests of the model that workers have taken, more of which may wait than they have said.
         has_workers: Whether any worker is alive.
     """
     models = list(held)
@@ -107,7 +115,8 @@ def queue_place(
     else:
         if request_id not in queued_ids and any(model.is_ready for model in models):
             return None
-        num_before = sum(len(model.outlook.waiting_ids) for model in models)
+        num_listed = sum(len(model.outlook.waiting_ids) for model in models)
+        num_before = max(num_listed, num_taken - sum(model.outlook.num_places for model in models))
         num_before += queued_ids.index(request_id) if request_id in queued_ids else 0
     position = num_before + 1
     if not has_workers:

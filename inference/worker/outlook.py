@@ -52,6 +52,7 @@ def start_outlook(
     request_s = own.request_s([_running_s(request) + left for request, left in known])
     return StartOutlook(
         waiting_ids=tuple(waiting_ids[:MAX_LISTED]),
+        num_places=resident.plan.max_in_engine,
         num_free=max(0, resident.plan.max_in_engine - num_inside - len(waiting_ids)),
         free_in_s=tuple(sorted(round(left, 3) for _, left in known)[:MAX_LISTED]),
         request_s=round(request_s, 3),

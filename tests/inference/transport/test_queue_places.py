@@ -16,7 +16,7 @@ async def test_queues_are_read_in_the_order_of_taking_with_what_the_workers_expe
     for number in range(18):  # the caller's last ones are deferred
         enqueue(client, {**message(f"r{number}"), "owner": "key:1"})
     enqueue(client, {**message("returned"), "owner": "key:1"}, is_again=True)
-    outlook = StartOutlook(("w1",), 0, (2.0,), 4.0)
+    outlook = StartOutlook(("w1",), 1, 0, (2.0,), 4.0)
     worker = WorkerState("w", heartbeat_at=time.time(), models=(ResidentModel("a", "ready", outlook=outlook),))
     client.zadd(redis_keys.WORKERS, {"w": time.time()})
     client.set(redis_keys.worker("w"), worker.to_json())
@@ -27,6 +27,8 @@ async def test_queues_are_read_in_the_order_of_taking_with_what_the_workers_expe
     assert place.estimated_s is not None and 9.5 < place.estimated_s <= 10.0
     assert found.place_of("w1", "a").position == 1
     assert [item.request_id for item in take(client, "w")] == found.queued_ids["a"][:16]
+    after = await read_queues(["a"])
+    assert after.num_taken == {"a": 16} and after.place_of("r15", "a").position == 16 - 1 + 1
 
 
 async def test_without_a_worker_a_request_waits_for_one(client):

@@ -13,7 +13,8 @@ from inference.values.queue_place import HeldModel, StartOutlook, queue_place, s
 def ready(
     *free_in_s: float, waiting: tuple[str, ...] = (), num_free: int = 0, request_s: float = 4.0, age_s: float = 0
 ):
-    return HeldModel(True, StartOutlook(waiting, num_free, free_in_s, request_s), age_s)
+    outlook = StartOutlook(waiting, len(free_in_s) + num_free, num_free, free_in_s, request_s)
+    return HeldModel(True, outlook, age_s)
 
 
 def test_a_request_starts_when_the_place_is_free_that_those_before_it_leave() -> None:
@@ -27,6 +28,11 @@ def test_places_of_all_workers_count_for_those_that_no_worker_has_taken() -> Non
     held = [ready(4.0, waiting=("a",)), ready(1.0)]
     assert queue_place("c", held, ["c"]).estimated_s == 4.0
     assert queue_place("a", held, ["c"]).estimated_s == 4.0  # only its own worker's
+
+
+def test_requests_that_a_worker_has_taken_since_its_heartbeat_are_before_those_that_wait_in_redis() -> None:
+    place = queue_place("q", [ready(1.0, 3.0, waiting=("a",))], ["q"], num_taken=6)
+    assert place is not None and place.position == 6 - 2 + 1
 
 
 def test_a_request_that_a_worker_has_just_taken_has_no_place_before_the_next_heartbeat() -> None:
@@ -63,7 +69,7 @@ def test_a_load_and_a_swap_are_named_with_the_seconds_that_are_left() -> None:
 
 
 def test_plain_values_come_back_and_unknown_members_are_left_out() -> None:
-    outlook = StartOutlook(("a",), 1, (1.0, 2.0), 3.0, 4.0, "x")
+    outlook = StartOutlook(("a",), 3, 1, (1.0, 2.0), 3.0, 4.0, "x")
     assert StartOutlook.from_dict({**json.loads(json.dumps(asdict(outlook))), "later": 1}) == outlook
     assert queue_place("a", [ready(1.2345)], ["a"]).to_dict() == {
         "position": 1, "waits_for": "capacity", "estimated_s": 1.23, "load_left_s": None, "evicts": None,
