@@ -4,7 +4,8 @@ Each round decodes ``--batch`` requests through the base, then as many through a
 and on the same weights. Prints the medians of tokens per second and of their ratio: for the decoding alone, by the
 clock and by processor time (which other work disturbs less; with ``--threads 1`` no thread spins in it), and with the
 prompts. ``--many`` instead sends requests over more adapters than are resident and counts the wrong ones: those that
-differ from what the same adapter gives alone.
+differ from what the same adapter gives alone. ``--xlora N`` sends the adapted requests through one X-LoRA of N
+adapters.
 """
 
 from __future__ import annotations
@@ -56,6 +57,17 @@ def write_adapter(base: Path, directory: Path, targets: Sequence[str], rank: int
     save_file(tensors, str(directory / "adapter_model.safetensors"))
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": list(targets)}
     (directory / "adapter_config.json").write_text(json.dumps(config))
+    return directory
+
+
+def write_xlora(base: Path, directory: Path, targets: Sequence[str], rank: int, count: int) -> Path:
+    """Write an X-LoRA of ``count`` adapters with a random classifier, which scales them alike in all matrices."""
+    names = [str(number) for number in range(count)]
+    for name in names:
+        write_adapter(base, directory / name, targets, rank, int(name))
+    hidden_size = json.loads((base / "config.json").read_text())["hidden_size"]
+    save_file({"last.weight": torch.randn(count, hidden_size)}, str(directory / "xlora_classifier.safetensors"))
+    (directory / "xlora_config.json").write_text(json.dumps({"hidden_size": hidden_size, "adapters": names}))
     return directory
 
 
@@ -111,8 +123,12 @@ def compare(base: Path, given: argparse.Namespace, targets: str, work: Path) -> 
     """Print the rates of the base and of adapters."""
     adapters = {
         f"a{number}": write_adapter(base, work / f"{targets}-{number}", TARGETS[targets], given.rank, number)
-        for number in range(given.batch)
+        for number in range(0 if given.xlora else given.batch)
     }
+    chosen, what_runs = [*adapters], f"{given.batch} adapters"
+    if given.xlora:
+        adapters = {"x": write_xlora(base, work / f"{targets}-x", TARGETS[targets], given.rank, given.xlora)}
+        chosen, what_runs = ["x"] * given.batch, f"an X-LoRA of {given.xlora} adapters"
     options = LLMOptions(
         dtype=given.dtype, quant=given.quant, max_model_len=2048, cache_bytes=1 << 29, max_adapters=given.batch,
         prefix_cache=False, num_threads=given.threads,
@@ -123,12 +139,12 @@ def compare(base: Path, given: argparse.Namespace, targets: str, work: Path) -> 
     for number in range(given.rounds + 1):
         prompts = random_prompts(given.batch, given.prompt, vocab_size, seed=number)
         base_rates = run_turn(llm, prompts, [None] * given.batch, given.new)
-        adapted_rates = run_turn(llm, prompts, list(adapters), given.new)
+        adapted_rates = run_turn(llm, prompts, chosen, given.new)
         if number:  # the first round reads the adapters and records the steps
             found["base"].append(base_rates)
             found["adapters"].append(adapted_rates)
     llm.close()
-    print(f"{base.name}, {given.dtype} {given.quant}, {given.batch} adapters of rank {given.rank} on {targets}:")
+    print(f"{base.name}, {given.dtype} {given.quant}, {what_runs} of rank {given.rank} on {targets}:")
     for what in ("decode", "processor", "whole"):
         rates = {name: [getattr(one, what) for one in turns] for name, turns in found.items()}
         ratios = [adapted / alone for adapted, alone in zip(rates["adapters"], rates["base"], strict=True)]
@@ -186,6 +202,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=None, help="compute threads (default: the cores)")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--quant", default="none")
+    parser.add_argument("--xlora", type=int, default=0, metavar="N", help="an X-LoRA of N adapters for all requests")
     parser.add_argument("--many", action="store_true", help="count wrong answers instead")
     parser.add_argument("--adapters", type=int, default=100)
     parser.add_argument("--resident", type=int, default=8)

@@ -1,4 +1,4 @@
-"""Adapter: a LoRA adapter that requests may name."""
+"""Adapter: a LoRA adapter, or an X-LoRA, that requests may name."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from inference.errors import Conflict
 from inference.modelling.lora.plan import AdapterPlan
+from inference.modelling.lora.xlora_plan import XLoraPlan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -16,30 +17,35 @@ class Adapter:
     Attributes:
         digest: Of its files' content; requests with the same digest share state.
         plan: What it changes.
-        weights: Its safetensors file.
+        weights: Its safetensors file; of an X-LoRA the classifier's, then those of its adapters.
         num_bytes: Memory that it takes while it is resident.
-        modified_ns: When the file was written last, as the digest was made.
+        modified_ns: When each file was written last, as the digest was made.
     """
 
     digest: str
-    plan: AdapterPlan
-    weights: Path
+    plan: AdapterPlan | XLoraPlan
+    weights: tuple[Path, ...]
     num_bytes: int
-    modified_ns: int
+    modified_ns: tuple[int, ...]
+
+    @property
+    def is_xlora(self) -> bool:
+        """Whether each token is computed twice, with a second set of states."""
+        return isinstance(self.plan, XLoraPlan)
 
     def check_unchanged(self) -> None:
-        """Refuse a file that isn't the one with this digest any more.
+        """Refuse files that aren't those with this digest any more.
 
         Raises:
-            Conflict: It was written again, or is gone.
+            Conflict: One was written again, or is gone.
         """
-        try:
-            is_same = self.weights.stat().st_mtime_ns == self.modified_ns
-        except OSError:
-            is_same = False
-        if not is_same:
-            raise Conflict(
-                f"{self.weights.parent.name}/{self.weights.name} has changed or is gone since the adapter was added; "
-                "add it again.",
-                param="adapter",
-            )
+        for path, modified_ns in zip(self.weights, self.modified_ns, strict=True):
+            try:
+                is_same = path.stat().st_mtime_ns == modified_ns
+            except OSError:
+                is_same = False
+            if not is_same:
+                raise Conflict(
+                    f"{path.parent.name}/{path.name} has changed or is gone since the adapter was added; add it again.",
+                    param="adapter",
+                )

@@ -8,7 +8,7 @@ Requests wait in the order of their rank: none overtakes one that waits for a pl
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -77,11 +77,13 @@ class AdapterPool:
     Args:
         adapters: Of the engine's network.
         budget_bytes: Memory for resident adapters; None: only their number is limited.
+        state_bytes: Memory of the states that the X-LoRAs among them have together, beside the engine's.
     """
 
-    def __init__(self, adapters: NetworkAdapters, budget_bytes: int | None) -> None:
+    def __init__(self, adapters: NetworkAdapters, budget_bytes: int | None, state_bytes: int = 0) -> None:
         self._adapters = adapters
         self._budget_bytes = budget_bytes
+        self._state_bytes = state_bytes
         self._resident: dict[str, _Resident] = {}
         self._free_slots = list(range(adapters.num_slots, 0, -1))
         self._waiting: list[Request] = []
@@ -95,11 +97,10 @@ class AdapterPool:
         Raises:
             InvalidRequest: It takes more than the budget.
         """
-        budget = self._budget_bytes
-        if budget is not None and adapter.num_bytes > budget:
+        budget, needed = self._budget_bytes, self._bytes_of([adapter])
+        if budget is not None and needed > budget:
             raise InvalidRequest(
-                f"the adapter takes {format_bytes(adapter.num_bytes)}, adapter_bytes is {format_bytes(budget)}; raise "
-                "it.",
+                f"the adapter takes {format_bytes(needed)}, adapter_bytes is {format_bytes(budget)}; raise it.",
                 param="adapter",
             )
 
@@ -163,7 +164,7 @@ class AdapterPool:
             num_resident=sum(item.loading is None for item in items),
             num_in_use=sum(item.users > 0 for item in items),
             num_waiting=len(self._waiting),
-            resident_bytes=self._resident_bytes(),
+            resident_bytes=self._bytes_of(item.adapter for item in items),
             num_loads=self._num_loads,
             num_evictions=self._num_evictions,
         )
@@ -194,11 +195,16 @@ class AdapterPool:
         return self._adapters.load(adapter.plan, adapter.weights)
 
     def _fits(self, adapter: Adapter) -> bool:
-        budget = self._budget_bytes
-        return budget is None or self._resident_bytes() + adapter.num_bytes <= budget
+        together = [adapter, *(item.adapter for item in self._resident.values())]
+        return self._budget_bytes is None or self._bytes_of(together) <= self._budget_bytes
 
-    def _resident_bytes(self) -> int:
-        return sum(item.adapter.num_bytes for item in self._resident.values())
+    def _bytes_of(self, adapters: Iterable[Adapter]) -> int:
+        """Memory of adapters that are resident together."""
+        total, has_states = 0, False
+        for adapter in adapters:
+            total += adapter.num_bytes
+            has_states |= adapter.is_xlora
+        return total + (self._state_bytes if has_states else 0)
 
     def _evict(self) -> bool:
         """Let the adapter go that has been unused for longest; False: all are in use."""

@@ -115,7 +115,9 @@ class Engine:
                 self._speculator = make_speculator(speculation, network, spec, config, self._states, access)
             self._sampler = Sampler(config.invalid_token_ids, self._device, self._runner.backend.row_maxima)
         self._copies = StateCopies(access, in_background=self._device.type == "cpu")
-        self._adapters = None if adapters is None else AdapterPool(adapters, config.adapter_bytes)
+        self._adapters = (
+            None if adapters is None else AdapterPool(adapters, config.adapter_bytes, self._runner.state_bytes)
+        )
         self._scheduler = Scheduler(config, self._states, self._prefix_cache, self._copies)
         self._requests: dict[str, Request] = {}
         self._fetching: dict[Request, Future[Fetched]] = {}

@@ -25,6 +25,7 @@ from inference.engine.scheduler import ScheduledRequest, SchedulerOutput
 from inference.engine.state_manager import StateManager
 from inference.engine.warm_up import warm_up
 from inference.modelling.adapters.network import NetworkAdapters
+from inference.modelling.adapters.scaling_pass import ScalingPass
 from inference.modelling.backends.backend import Backend, bind_backend
 from inference.modelling.backends.native.decode_programs import DecodePrograms
 from inference.modelling.backends.triton.cuda_graphs import DecodeGraphs
@@ -110,6 +111,9 @@ class ModelRunner:
             if self._device.type == "cuda":
                 self._graphs = self._capture_decodes(network, spec, config)
         self._programs = self.backend.decode_programs(network, self.layer_states)
+        self._scaling_pass = None
+        if adapters is not None:
+            self._scaling_pass = ScalingPass(network, adapters, lambda: allocate_states(spec, config))
         self._adapter_programs = _AdapterPrograms(lambda: self.backend.decode_programs(network, self.layer_states))
 
     def _capture_decodes(self, network: torch.nn.Module, spec: ModelSpec, config: EngineConfig) -> DecodeGraphs | None:
@@ -148,10 +152,10 @@ class ModelRunner:
 
     def _forward_adapted(self, batch: ForwardBatch, *, only_decodes: bool) -> torch.Tensor:
         """``forward`` of a step with adapters; decodes are recorded apart from those without."""
-        assert self._adapters is not None and batch.adapters is not None
-        self._adapter_rows = batch.adapters
-        with self._adapters.running(batch.adapters):
-            if only_decodes and not batch.adapters.is_eager:
+        assert self._adapters is not None and self._scaling_pass is not None
+        rows = self._adapter_rows = self._scaling_pass.run(batch)
+        with self._adapters.running(rows):
+            if only_decodes and not rows.is_eager:
                 programs = self._adapter_programs.of(self._adapters.version)
                 if programs is not None:
                     return programs.run(batch)

@@ -84,6 +84,11 @@ class RequestChecks:
 
     def _check_state(self, source: EngineRequest) -> None:
         params, saved = source.params, source.saved_state
+        if source.adapter is not None and source.adapter.is_xlora and (source.returns_state or saved is not None):
+            raise InvalidRequest(
+                "a request through an X-LoRA has two states, and a saved state holds one; leave the state out.",
+                param="state",
+            )
         if source.returns_state and (params.max_tokens != 0 or source.pooling is not None):
             raise InvalidRequest(
                 f"max_tokens is {params.max_tokens}; a request for a state generates nothing, set it to 0.",

@@ -144,9 +144,16 @@ class Request:
         return self.reads_prompt_rows or self.source.returns_state
 
     @property
+    def can_write_cache(self) -> bool:
+        """Whether the prefix cache can keep the request's state: that of an X-LoRA is only a half of it."""
+        return self.source.adapter is None or not self.source.adapter.is_xlora
+
+    @property
     def can_read_cache(self) -> bool:
         """Whether the prefix cache can replace the prompt's first rows, because their hidden rows aren't needed."""
-        return self.prompt_logprobs is None and (self.pooler is None or self.pooler.can_skip_rows)
+        return (
+            self.can_write_cache and self.prompt_logprobs is None and (self.pooler is None or self.pooler.can_skip_rows)
+        )
 
     @property
     def has_all_prompt_logprobs(self) -> bool:

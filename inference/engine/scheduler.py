@@ -288,6 +288,7 @@ class Scheduler:
             tokens,
             request.fetched,
             breakpoints=request.source.cache_breakpoints,
+            is_kept=request.can_write_cache,
         )
         extended = self._states.extend(state, len(tokens))
         assert extended

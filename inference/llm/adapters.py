@@ -13,11 +13,13 @@ from inference.errors import InvalidRequest, UnknownModel
 from inference.llm.merging import stored_shapes
 from inference.modelling.adapters.network import NetworkAdapters
 from inference.modelling.lora.modules import BaseModules
-from inference.modelling.lora.plan import AdapterPlan, plan_adapter
+from inference.modelling.lora.plan import AdapterPlan
+from inference.modelling.lora.xlora_plan import XLoraPlan
 from inference.modelling.spec import ModelSpec
 from inference.values.tokenizer_spec import TokenizerSpec
-from models_registry.detection.adapter_files import TOKENIZER_FILE, read_adapter
+from models_registry.detection.adapter_files import TOKENIZER_FILE
 from models_registry.detection.adapter_tokenizer import check_tokenizer
+from models_registry.detection.xlora_files import read_files
 
 MAX_NAME_CHARS = 200
 
@@ -32,6 +34,7 @@ class AdapterFacts:
         rank: Its greatest rank.
         targets: Last parts of the changed modules' names.
         is_dora: Whether it has DoRA's magnitudes.
+        is_xlora: Whether it is an X-LoRA, whose requests have states beside the base's.
         base_model: Name of the base that it was trained on, as its files say.
         num_bytes: Memory that it takes while it is resident.
         is_resident: Whether it is in memory.
@@ -43,6 +46,7 @@ class AdapterFacts:
     rank: int
     targets: tuple[str, ...]
     is_dora: bool
+    is_xlora: bool
     base_model: str
     num_bytes: int
     is_resident: bool = False
@@ -56,6 +60,7 @@ class AdapterRegistry:
         spec: Of the base.
         weight_files: Of the base.
         size_of: Memory that an adapter takes in the network.
+        state_bytes: Memory of the states that X-LoRAs have together, beside the base's.
         tokenizer: The base's tokenizer.json; None: it has none, so that no adapter's is compared.
         users: Number of requests of each resident adapter, by digest.
         budget_bytes: Memory for resident adapters; None: it isn't limited.
@@ -66,14 +71,15 @@ class AdapterRegistry:
         spec: ModelSpec,
         weight_files: Sequence[Path],
         *,
-        size_of: Callable[[AdapterPlan], int],
+        size_of: Callable[[AdapterPlan | XLoraPlan], int],
+        state_bytes: int,
         tokenizer: Path | None,
         users: Callable[[], Mapping[str, int]],
         budget_bytes: int | None = None,
     ) -> None:
         self._spec, self._weight_files = spec, tuple(weight_files)
         self._size_of, self._tokenizer, self._users = size_of, tokenizer, users
-        self._budget_bytes = budget_bytes
+        self._budget_bytes, self._state_bytes = budget_bytes, state_bytes
         self._lock = threading.Lock()
         self._known: dict[str, tuple[Adapter, AdapterFacts]] = {}
         self._base: BaseModules | None = None
@@ -143,21 +149,30 @@ class AdapterRegistry:
         """The budget, or without one the bytes of the adapters that are resident."""
         if self._budget_bytes is not None:
             return self._budget_bytes
-        return sum(facts.num_bytes for facts in self.facts().values() if facts.is_resident)
+        resident = [facts for facts in self.facts().values() if facts.is_resident]
+        shared = self._state_bytes * max(0, sum(facts.is_xlora for facts in resident) - 1)
+        return sum(facts.num_bytes for facts in resident) - shared
 
     def _unknown(self, name: str) -> UnknownModel:
         some = ", ".join(sorted(self._known)[:5]) or "none"
         return UnknownModel(f"the model has no adapter {name[:100]!r}; it has {some}.", param="adapter")
 
     def _read(self, path: Path, name: str) -> tuple[Adapter, AdapterFacts]:
-        files = read_adapter(path)
+        files = read_files(path)
         check_tokenizer(files, self._tokenizer)
-        plan = plan_adapter(files.config, files.tensors, self._base_modules())
-        num_bytes = self._size_of(plan)
-        digest = files.digest()
-        adapter = Adapter(digest, plan, files.weights, num_bytes, files.weights.stat().st_mtime_ns)
-        config = files.config
-        facts = AdapterFacts(name, digest, plan.rank, plan.targets, config.is_dora, config.base_model, num_bytes)
+        modified_ns = tuple(path.stat().st_mtime_ns for path in files.weight_files)
+        plan, digest = files.plan(self._base_modules()), files.digest()
+        adapter = Adapter(digest, plan, files.weight_files, self._size_of(plan), modified_ns)
+        facts = AdapterFacts(
+            name,
+            digest,
+            plan.rank,
+            plan.targets,
+            is_dora=isinstance(plan, AdapterPlan) and plan.config.is_dora,
+            is_xlora=adapter.is_xlora,
+            base_model=files.config.base_model,
+            num_bytes=adapter.num_bytes + (self._state_bytes if adapter.is_xlora else 0),
+        )
         return adapter, facts
 
     def _base_modules(self) -> BaseModules:
@@ -194,6 +209,7 @@ def make_registry(
         spec,
         weight_files,
         size_of=resident.size_of,
+        state_bytes=engine.stats().state_bytes,
         tokenizer=path,
         users=engine.adapter_users,
         budget_bytes=engine.config.adapter_bytes,

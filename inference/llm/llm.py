@@ -95,8 +95,7 @@ class LLM(OfflineRequests):
         self._weights_bytes = weights_bytes
         self._identify = identify
         self._identity: StateIdentity | None = None
-        self._saved_prompts: dict[str, Prompt] = {}
-        self._saved_adapters: dict[str, Adapter | None] = {}
+        self._saved: dict[str, tuple[Prompt, Adapter | None]] = {}
         self._states: dict[str, PromptState] = {}
         self._adapters = adapters
         self._max_model_len = plan.max_model_len
@@ -370,8 +369,7 @@ class LLM(OfflineRequests):
             raise
         self._outputs[request_id] = (output, added)
         if prepared.saved_prompt is not None:
-            self._saved_prompts[request_id] = prepared.saved_prompt
-            self._saved_adapters[request_id] = prepared.choices[0].adapter
+            self._saved[request_id] = prepared.saved_prompt, prepared.choices[0].adapter
         if prepared.state is not None:
             self._states[request_id] = prepared.state
         self._events += output.begin()
@@ -422,8 +420,7 @@ class LLM(OfflineRequests):
             self._engine.close()
         self._engine = None
         self._outputs.clear()
-        self._saved_prompts.clear()
-        self._saved_adapters.clear()
+        self._saved.clear()
         self._states.clear()
         self._choices.clear()
         self.tokenizer.close()
@@ -443,13 +440,10 @@ class LLM(OfflineRequests):
         try:
             events = text_output.accept(number, output)
             if output.saved_state is not None:
-                prompt = self._saved_prompts[request_id]
+                prompt, adapter = self._saved[request_id]
+                identity = self._identity_through(adapter)
                 events[-1]["state"] = PromptState(
-                    prompt.token_ids,
-                    output.saved_state,
-                    self._saved_identity(request_id),
-                    int(time.time()),
-                    prompt.conversation,
+                    prompt.token_ids, output.saved_state, identity, int(time.time()), prompt.conversation
                 )
         except (KeyboardInterrupt, SystemExit):
             raise
@@ -463,16 +457,12 @@ class LLM(OfflineRequests):
             self._forget_if_done(request_id)
         return events
 
-    def _saved_identity(self, request_id: str) -> StateIdentity:
-        return self._identity_through(self._saved_adapters.get(request_id))
-
     def _forget_if_done(self, request_id: str) -> None:
         output, choices = self._outputs[request_id]
         if output.is_done:
             self._forget(choices)
             del self._outputs[request_id]
-            self._saved_prompts.pop(request_id, None)
-            self._saved_adapters.pop(request_id, None)
+            self._saved.pop(request_id, None)
             self._states.pop(request_id, None)
 
     def _forget(self, choices: Sequence[str]) -> None:

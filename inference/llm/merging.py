@@ -27,7 +27,6 @@ from inference.llm.checkpoint_writing import (
 )
 from inference.modelling.adapters.merging import MergedTensors, MergeInput, MergeRule
 from inference.modelling.lora.modules import BaseModules
-from inference.modelling.lora.plan import plan_adapter
 from inference.modelling.spec import ModelSpec
 from inference.modelling.weights.files import TensorFiles
 from models_registry.detection.adapter_files import read_adapter
@@ -74,7 +73,7 @@ def prepare_merge(spec: ModelSpec, weight_files: Sequence[Path], merge: Merge) -
     inputs, parts = [], [json.dumps(asdict(merge.rule), sort_keys=True)]
     for path, weight in merge.adapters:
         files = read_adapter(path)
-        inputs.append(MergeInput(plan_adapter(files.config, files.tensors, base), files.weights, weight))
+        inputs.append(MergeInput(files.plan(base), files.weights, weight))
         parts += [file_digest(files.weights, None), file_digest(files.config_path, None), repr(weight)]
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     return PreparedMerge(MergedTensors(spec, inputs, merge.rule), digest)

@@ -14,7 +14,7 @@ Slot 0 of both kinds is scratch: padding reads and writes go there, no sequence 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -131,6 +131,11 @@ class EmbeddedRows:
         """``hidden`` (T, h) with these rows in their places."""
         return hidden.index_copy(0, self.places, self.values.to(hidden.dtype))
 
+    def select(self, rows: torch.Tensor) -> EmbeddedRows:
+        """The same for some rows of the step (ascending), which get numbers from 0 on."""
+        is_there = torch.isin(self.places, rows)
+        return EmbeddedRows(torch.searchsorted(rows, self.places[is_there]), self.values[is_there])
+
 
 _NOTHING = torch.zeros(0, dtype=torch.int64)
 UNPAGED = AttentionMetadata(_NOTHING.int(), _NOTHING, _NOTHING, _NOTHING, 0)
@@ -145,11 +150,13 @@ class AdapterRows:
         slots: (T,) int64, where the row's adapter is resident (``modelling.adapters``); 0: the row has none.
         present: The slots other than 0 that occur, ascending.
         is_eager: An adapter changes something that no recorded step has.
+        scalings: (T, modules, adapters) float32 by slot of an X-LoRA: how much of each of its adapters a row gets.
     """
 
     slots: torch.Tensor
     present: tuple[int, ...]
     is_eager: bool = False
+    scalings: Mapping[int, torch.Tensor] = field(default_factory=dict)
     _groups: dict[int, torch.Tensor] = field(default_factory=dict, init=False)
 
     def rows_of(self, slot: int) -> torch.Tensor:
@@ -158,14 +165,25 @@ class AdapterRows:
             self._groups[slot] = (self.slots == slot).nonzero().flatten()
         return self._groups[slot]
 
+    def scalings_of(self, slot: int) -> torch.Tensor | None:
+        """(n, modules, adapters) scalings of the rows of a slot; None: it has no X-LoRA."""
+        found = self.scalings.get(slot)
+        return None if found is None else found[self.rows_of(slot)]
+
     def select(self, rows: torch.Tensor) -> AdapterRows:
         """The same for some of the rows."""
-        return AdapterRows(self.slots.index_select(0, rows), self.present, self.is_eager)
+        scalings = {slot: values.index_select(0, rows) for slot, values in self.scalings.items()}
+        return AdapterRows(self.slots.index_select(0, rows), self.present, self.is_eager, scalings)
 
     def repeat(self, count: int, *, is_outer: bool) -> AdapterRows:
         """Each row ``count`` times: one behind the other, or (``is_outer``) all rows again and again."""
-        slots = self.slots.repeat(count) if is_outer else self.slots.unsqueeze(1).expand(-1, count).flatten()
-        return AdapterRows(slots, self.present, self.is_eager)
+        if is_outer:
+            slots = self.slots.repeat(count)
+            scalings = {slot: values.repeat(count, 1, 1) for slot, values in self.scalings.items()}
+        else:
+            slots = self.slots.repeat_interleave(count)
+            scalings = {slot: values.repeat_interleave(count, 0) for slot, values in self.scalings.items()}
+        return AdapterRows(slots, self.present, self.is_eager, scalings)
 
 
 @dataclass(slots=True)
@@ -226,6 +244,7 @@ class ForwardBatch:
             tuple(prefills),
             attention,
             None if self.rope_lengths is None else self.rope_lengths[rows],
+            embedded=None if self.embedded is None else self.embedded.select(rows),
         )
 
     def rows_of(self, sequences: Sequence[int]) -> torch.Tensor:

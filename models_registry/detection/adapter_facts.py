@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from inference.modelling.lora.modules import BaseModules
-from inference.modelling.lora.plan import AdapterPlan, plan_adapter
+from inference.modelling.lora.plan import AdapterPlan
+from inference.modelling.lora.xlora_plan import XLoraPlan
 from inference.modelling.spec import ModelSpec
-from models_registry.detection.adapter_files import TOKENIZER_FILE, read_adapter
+from models_registry.detection.adapter_files import TOKENIZER_FILE
 from models_registry.detection.adapter_tokenizer import check_tokenizer
 from models_registry.detection.inspection import Inspection
+from models_registry.detection.xlora_files import read_files
 
 _EXPANSIONS = ("k_b_proj", "v_b_proj")
 """Matrices of latent attention that the network keeps whole for each adapter, and not as their factors alone."""
@@ -28,6 +30,7 @@ class InspectedAdapter:
         targets: Last parts of the changed modules' names.
         num_values: Numbers that the adapter keeps in memory.
         size_bytes: Of its tensors in the file.
+        is_xlora: Whether it is an X-LoRA, whose requests have states beside the base's.
     """
 
     digest: str
@@ -35,6 +38,7 @@ class InspectedAdapter:
     targets: tuple[str, ...]
     num_values: int
     size_bytes: int
+    is_xlora: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON form that ``from_dict`` reads."""
@@ -68,11 +72,14 @@ def inspect_adapter(path: Path, base: Mapping[str, Any]) -> InspectedAdapter:
     Raises:
         CheckpointError: The files are broken, or don't fit; names the tensor and both shapes.
     """
-    files = read_adapter(path)
+    files = read_files(path)
     check_tokenizer(files, None if base["tokenizer"] is None else Path(base["tokenizer"]))
     shapes = {name: tuple(shape) for name, shape in base["shapes"].items()}
-    plan = plan_adapter(files.config, files.tensors, BaseModules(ModelSpec.from_dict(base["spec"]), shapes.__getitem__))
-    return InspectedAdapter(files.digest(), plan.rank, plan.targets, _num_values(plan), files.size_bytes)
+    plan = files.plan(BaseModules(ModelSpec.from_dict(base["spec"]), shapes.__getitem__))
+    is_xlora = isinstance(plan, XLoraPlan)
+    # The classifier computes in float32; two values of the base's dtype are enough for one of its.
+    num_values = 2 * plan.num_values if isinstance(plan, XLoraPlan) else _num_values(plan)
+    return InspectedAdapter(files.digest(), plan.rank, plan.targets, num_values, files.size_bytes, is_xlora)
 
 
 def _num_values(plan: AdapterPlan) -> int:

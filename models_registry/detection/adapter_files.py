@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from inference.errors import CorruptCheckpoint, UnsupportedFormat
 from inference.modelling.families.config import TensorInfo
 from inference.modelling.lora.config import CONFIG_FILE, LoraConfig
+from inference.modelling.lora.modules import BaseModules
+from inference.modelling.lora.plan import AdapterPlan, plan_adapter
 from models_registry.detection.json_file import read_object
 from models_registry.detection.safetensors_header import read_header
 
@@ -37,17 +39,31 @@ class AdapterFiles:
     tokenizer: Path | None
 
     @property
+    def weight_files(self) -> tuple[Path, ...]:
+        """The safetensors files."""
+        return (self.weights,)
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of the tensors."""
         return sum(info.end - info.begin for info in self.tensors.values())
 
     def digest(self) -> str:
         """Read all of the files and return the SHA-256 of their content."""
-        digests = []
-        for path in (self.weights, self.config_path):
-            with path.open("rb") as file:
-                digests.append(hashlib.file_digest(file, "sha256").hexdigest())
-        return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+        return content_digest((self.weights, self.config_path))
+
+    def plan(self, base: BaseModules) -> AdapterPlan:
+        """Check it against a base; see ``plan_adapter``."""
+        return plan_adapter(self.config, self.tensors, base)
+
+
+def content_digest(paths: Sequence[Path]) -> str:
+    """SHA-256 of the content of files, in their order."""
+    digests = []
+    for path in paths:
+        with path.open("rb") as file:
+            digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
 def read_adapter(path: Path) -> AdapterFiles:

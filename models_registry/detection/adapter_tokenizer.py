@@ -7,11 +7,12 @@ from pathlib import Path
 from inference.errors import UnsupportedFormat
 from models_registry.detection.adapter_files import AdapterFiles
 from models_registry.detection.json_file import read_object
+from models_registry.detection.xlora_files import XLoraFiles
 
 MAX_TOKENIZER_BYTES = 64 << 20
 
 
-def check_tokenizer(files: AdapterFiles, base: Path | None) -> None:
+def check_tokenizer(files: AdapterFiles | XLoraFiles, base: Path | None) -> None:
     """Refuse an adapter whose tokenizer gives tokens of the base other numbers.
 
     Args:

@@ -27,6 +27,7 @@ from models_registry.detection.adapter_facts import InspectedAdapter, base_facts
 from models_registry.detection.directory import MAX_DIRECTORY_ENTRIES
 from models_registry.detection.facts import TOKENIZER_FROM
 from models_registry.detection.inspection import Inspection, inspect_checkpoint
+from models_registry.detection.xlora_files import adapter_directories
 
 _ROOT = Path(__file__).resolve().parents[2]
 _MAX_ERROR_CHARS = 4000
@@ -161,7 +162,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     base = request.get("base")
     other = request["overrides"].get(TOKENIZER_FROM) if base is None else base["tokenizer"]
-    _confine([Path(request["path"]), *([Path(other)] if isinstance(other, str) and other else [])])
+    below = [] if base is None or not Path(request["path"]).is_dir() else adapter_directories(Path(request["path"]))
+    _confine([Path(request["path"]), *([Path(other)] if isinstance(other, str) and other else []), *below])
     reply: dict[str, Any]
     try:
         if base is None:

@@ -51,6 +51,7 @@ class CachedSequence:
         marked: Nodes of the sequence's snapshots, which may not be in ``path``.
         breakpoints: Positions that are still to be reached and kept, ascending.
         kept: The breakpoints whose prefix is kept.
+        is_kept: Whether its computed tokens enter the tree.
     """
 
     digest: bytes
@@ -63,6 +64,7 @@ class CachedSequence:
     marked: dict[Node, None] = field(default_factory=dict)
     breakpoints: list[CacheBreakpoint] = field(default_factory=list)
     kept: list[CacheBreakpoint] = field(default_factory=list)
+    is_kept: bool = True
 
 
 class PrefixCache:
@@ -122,7 +124,6 @@ class PrefixCache:
         """Return the cached prefix of a sequence, without its last token, which is always computed.
 
         Args:
-            digest: Digest of the sequence's namespace.
             fetched: State that was read from disk for the sequence.
             with_disk: Treat all state on disk as if it had been read.
             can_read: False: the request needs the hidden rows of all tokens, so that no state can be reused.
@@ -146,8 +147,6 @@ class PrefixCache:
 
     def num_shared_in_use(self, match: Match) -> int:
         """Return the number of a match's blocks that running sequences use; sharing them takes no free block."""
-        if not self._paged:
-            return 0
         return sum(self._kv.pool.is_used(block) for block in self.blocks_of(match))
 
     def blocks_of(self, match: Match) -> list[int]:
@@ -167,6 +166,7 @@ class PrefixCache:
         fetched: Fetched | None,
         *,
         breakpoints: Sequence[CacheBreakpoint] = (),
+        is_kept: bool = True,
     ) -> CachedSequence:
         """Put the found state into a sequence's blocks and slot; the caller allocates the other blocks.
 
@@ -174,13 +174,15 @@ class PrefixCache:
             index: Row of the block tables, without blocks; the pool must have enough free blocks.
             tokens: All known tokens of the sequence.
             breakpoints: Positions at which the state is to be kept, ascending.
+            is_kept: Whether the tokens that it computes are added to the tree.
         """
         width = self._width
         self._kv.pool.end_keeping(time.monotonic())
         full, rest = divmod(match.num_tokens, width)
         sequence = CachedSequence(
-            digest, start=match.num_tokens, junction=match.num_known, last_snapshot=match.num_tokens
-        )
+            digest, start=match.num_tokens, junction=match.num_known, last_snapshot=match.num_tokens,
+            is_kept=is_kept and self.is_enabled,
+        )  # fmt: skip
         if match.state is not None:
             self._load_state(*match.state, slot, fetched)
         if self._paged and match.num_tokens:
@@ -188,13 +190,13 @@ class PrefixCache:
         for node in match.nodes[:full]:
             self._tree.acquire(node)
             sequence.path.append(node)
-        if self._fixed and self.is_enabled:
+        if self._fixed and sequence.is_kept:
             stops = snapshot_positions(
                 match.num_tokens, len(tokens), match.num_known, num_slots=self._snapshots.num_slots
             )
             positions = {item.position for item in breakpoints if match.num_tokens < item.position < len(tokens)}
             sequence.stops = sorted(positions.union(stops))
-        sequence.breakpoints = list(breakpoints) if self.is_enabled else []
+        sequence.breakpoints = list(breakpoints) if sequence.is_kept else []
         return sequence
 
     def keep_restored(self, sequence: CachedSequence, index: int, slot: int, state: SavedState) -> None:
@@ -205,7 +207,7 @@ class PrefixCache:
             index: Row of the block tables, with blocks for all of the state's tokens.
         """
         count = len(state.token_ids)
-        if not self.is_enabled:
+        if not sequence.is_kept:
             return
         self._extend(sequence, index, state.token_ids, count)
         if self._fixed:
@@ -225,7 +227,7 @@ class PrefixCache:
             start, stop: Positions of the tokens that fit into the step.
             length: Number of known tokens.
         """
-        if not self._fixed or not self.is_enabled:
+        if not self._fixed or not sequence.is_kept:
             return stop
         stops = sequence.stops
         while stops and stops[0] <= start:
@@ -238,7 +240,7 @@ class PrefixCache:
         self, sequence: CachedSequence, index: int, slot: int, tokens: Sequence[int], num_computed: int
     ) -> None:
         """Add the tokens that a step has computed to the tree."""
-        if not self.is_enabled:
+        if not sequence.is_kept:
             return
         if num_computed >= (len(sequence.path) + 1) * self._width:
             self._extend(sequence, index, tokens, num_computed)
@@ -279,7 +281,7 @@ class PrefixCache:
         Returns:
             The slot to free: another slot if the cache keeps the sequence's slot as a snapshot.
         """
-        if self.is_enabled and num_computed:
+        if sequence.is_kept and num_computed:
             self._extend(sequence, index, tokens, num_computed)
             if self._paged or (self._fixed and is_state_valid):
                 node, offset = self._place(sequence, index, tokens, num_computed)

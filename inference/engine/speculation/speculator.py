@@ -146,7 +146,7 @@ class Speculator:
     def _limit(self, request: Request) -> int:
         """Return the maximum draft tokens of a request in this step; 0: it can't draft."""
         # Some states can't be rolled back. Many tokens to replay are first computed without draft tokens.
-        if request.sampling.is_forward_only or request.num_to_replay > self._num_tokens:
+        if not request.can_write_cache or request.sampling.is_forward_only or request.num_to_replay > self._num_tokens:
             return 0
         # The state of the last token is never computed, so drafting it gains nothing.
         return min(self._num_tokens, request.max_length - len(request.token_ids) - 1)

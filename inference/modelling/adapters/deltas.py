@@ -21,22 +21,32 @@ class Term:
         a: (r, inputs).
         b: (r, rows), B transposed; DoRA's factor is in it.
         scale: Of the product.
+        scaling: Numbers of the module and of the adapter among an X-LoRA's scalings, of which one multiplies each row
+            of the product; None: the product stands for itself.
     """
 
     a: torch.Tensor
     b: torch.Tensor
     first_row: int
     scale: float
+    scaling: tuple[int, int] | None = None
 
     @property
     def nbytes(self) -> int:
         """Memory of both factors."""
         return self.a.nbytes + self.b.nbytes
 
-    def of(self, hidden: torch.Tensor) -> torch.Tensor:
-        """(n, inputs) to (n, rows) float32."""
-        low = functional.linear(hidden, self.a).float() * self.scale
-        return low @ self.b.float()
+    def of(self, hidden: torch.Tensor, scalings: torch.Tensor | None = None) -> torch.Tensor:
+        """(n, inputs) to (n, rows) float32; ``scalings`` (n, modules, adapters) are those of an X-LoRA."""
+        return self.scaled(functional.linear(hidden, self.a).float() * self.scale, scalings) @ self.b.float()
+
+    def scaled(self, values: torch.Tensor, scalings: torch.Tensor | None) -> torch.Tensor:
+        """(n, w), each row times the term's own number of (n, modules, adapters) scalings, if it has one."""
+        if self.scaling is None:
+            return values
+        assert scalings is not None
+        module, adapter = self.scaling
+        return values * scalings[:, module, adapter].unsqueeze(1)
 
 
 @dataclass(slots=True)
@@ -60,19 +70,31 @@ class ModuleDelta:
     matrix: torch.Tensor | None = None
 
     @property
+    def is_scaled(self) -> bool:
+        """Whether its products are multiplied by scalings of their own, row by row."""
+        return any(term.scaling is not None for term in self.terms)
+
+    @property
     def nbytes(self) -> int:
         """Memory of all parts."""
         terms = [*self.terms, *(term for found in self.experts.values() for term in found)]
         parts = (self.gain, self.offset, self.whole, self.matrix)
         return sum(term.nbytes for term in terms) + sum(part.nbytes for part in parts if part is not None)
 
-    def changed(self, out: torch.Tensor, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def changed(
+        self,
+        out: torch.Tensor,
+        hidden: torch.Tensor,
+        bias: torch.Tensor | None,
+        scalings: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """The module's rows (n, outputs) as the adapter has them.
 
         Args:
             out: What the module gives.
             hidden: (n, inputs), what it read.
             bias: That is in ``out``.
+            scalings: (n, modules, adapters) of an X-LoRA.
         """
         values = out.float()
         if self.whole is not None:
@@ -83,7 +105,7 @@ class ModuleDelta:
         if self.offset is not None:
             values = values + self.offset
         for term in self.terms:
-            values[:, term.first_row : term.first_row + term.b.shape[1]] += term.of(hidden)
+            values[:, term.first_row : term.first_row + term.b.shape[1]] += term.of(hidden, scalings)
         return values.to(out.dtype)
 
 

@@ -87,7 +87,7 @@ class AdaptedEmbedding(Adapted, Embedding):
             return out
         for slot, delta in self.deltas.of(rows):
             chosen = rows.rows_of(slot)
-            out[chosen] = _changed_table(delta, out[chosen], ids[chosen])
+            out[chosen] = _changed_table(delta, out[chosen], ids[chosen], rows.scalings_of(slot))
         return out
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -101,14 +101,17 @@ class AdaptedEmbedding(Adapted, Embedding):
         return not is_changed and hasattr(self.packed, "argmax")
 
 
-def _changed_table(delta: ModuleDelta, found: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+def _changed_table(
+    delta: ModuleDelta, found: torch.Tensor, ids: torch.Tensor, scalings: torch.Tensor | None
+) -> torch.Tensor:
     """(n, h) rows of a table as an adapter has them."""
     values = found.float() if delta.whole is None else functional.embedding(ids, delta.whole).float()
     if delta.gain is not None:
         values = values + values * delta.gain
     for term in delta.terms:
         # A term's B has a column for each row of the table.
-        values = values + (term.b.index_select(1, ids).mT.float() * term.scale) @ term.a.float()
+        low = term.b.index_select(1, ids).mT.float() * term.scale
+        values = values + term.scaled(low, scalings) @ term.a.float()
     return values.to(found.dtype)
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from inference.errors import UnsupportedFormat
 from inference.modelling.adapters.deltas import ModuleDelta, Term
 from inference.modelling.adapters.factors import matrix_factors
+from inference.modelling.adapters.scaling_classifier import ScalingClassifier
 from inference.modelling.layers.linear import Embedding, Linear
 from inference.modelling.layers.mamba1 import StepProjection
 from inference.modelling.layers.mla import HeadExpansion, MultiHeadLatentAttention
@@ -43,12 +44,14 @@ class LoadedAdapter:
     Attributes:
         deltas: By our module's name.
         is_eager: It changes something that recorded steps don't have.
-        num_bytes: Memory of all deltas.
+        num_bytes: Memory of all of it.
+        classifier: What scales the adapters of an X-LoRA; None: it is a LoRA adapter.
     """
 
     deltas: dict[str, ModuleDelta]
     is_eager: bool
     num_bytes: int
+    classifier: ScalingClassifier | None = None
 
 
 def load_adapter(plan: AdapterPlan, path: Path, network: nn.Module) -> LoadedAdapter:
@@ -158,7 +161,7 @@ class _Builder:
             a, b = self._read(matrix.a).float(), self._read(matrix.b).float()
             for expert, (left, right) in matrix_factors(matrix, a, b):
                 if expert is not None:
-                    term = self._term(left, right, matrix.place.first_row, matrix.scale)
+                    term = self._term(matrix, left, right)
                     delta.experts.setdefault((matrix.place.leaf, expert), []).append(term)
                 else:
                     changes.append((matrix, left, right))
@@ -178,17 +181,17 @@ class _Builder:
             elif matrix.magnitude is not None:
                 delta.gain = gains[matrix.module] - 1
                 right = right * gains[matrix.module].cpu()
-            delta.terms.append(self._term(left, right, matrix.place.first_row, matrix.scale))
+            delta.terms.append(self._term(matrix, left, right))
 
     def _check_expansion(self, owner: str, name: str) -> None:
         layer = self._network.get_submodule(owner.rpartition(".")[0])
         if isinstance(layer, MultiHeadLatentAttention) and (layer.indexer or layer.spec.choice_source is not None):
             raise _unsupported(name, layer)
 
-    def _term(self, left: torch.Tensor, right: torch.Tensor, first_row: int, scale: float) -> Term:
+    def _term(self, matrix: MatrixPlan, left: torch.Tensor, right: torch.Tensor) -> Term:
         # Copies of their own: the file's buffer holds all tensors.
         a, b = (part.to(self._device, self._dtype, copy=True).contiguous() for part in (right, left.mT))
-        return Term(a, b, first_row, scale)
+        return Term(a, b, matrix.place.first_row, matrix.scale, matrix.scaling)
 
     def _span(self, matrix: MatrixPlan) -> slice:
         return slice(matrix.place.first_row, matrix.place.first_row + matrix.place.num_rows)

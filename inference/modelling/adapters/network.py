@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
@@ -23,11 +23,14 @@ from inference.modelling.adapters.forms import (
 )
 from inference.modelling.adapters.loading import HEAD_ROLE, LoadedAdapter, load_adapter
 from inference.modelling.adapters.products import DeltaTable
+from inference.modelling.adapters.scaling_classifier import ScalingClassifier
+from inference.modelling.adapters.xlora_loading import load_xlora
 from inference.modelling.backends.native import library
 from inference.modelling.backends.native.packing import NATIVE_DTYPES
-from inference.modelling.forward_batch import AdapterRows
+from inference.modelling.forward_batch import AdapterRows, LayerState
 from inference.modelling.layers.mla import HeadExpansion, MultiHeadLatentAttention
 from inference.modelling.lora.plan import AdapterPlan
+from inference.modelling.lora.xlora_plan import XLoraPlan
 from inference.modelling.network import HybridForCausalLM
 
 
@@ -40,29 +43,39 @@ class NetworkAdapters:
 
     Attributes:
         version: Grows whenever a module is adapted that was not before: steps recorded earlier don't know it.
+        scaling_states: States of the first passes of X-LoRAs; None: there was none since the last one left.
     """
 
     def __init__(self, network: HybridForCausalLM, num_slots: int) -> None:
         self._network = network
         self.num_slots = num_slots
         self.version = 0
+        self.scaling_states: Sequence[LayerState] | None = None
         weight = next(network.parameters())
         is_native = weight.device.type == "cpu" and weight.dtype in NATIVE_DTYPES
         self._is_native = is_native and library.is_available()
         self._active = ActiveRows()
         self._resident: dict[int, LoadedAdapter] = {}
 
-    def load(self, plan: AdapterPlan, path: Path) -> LoadedAdapter:
+    def load(self, plan: AdapterPlan | XLoraPlan, paths: Sequence[Path]) -> LoadedAdapter:
         """Read an adapter.
 
-        Raises:
-            CheckpointError: The file is broken, or changes what can't be changed per request.
-        """
-        return load_adapter(plan, path, self._network)
+        Args:
+            paths: Its file; of an X-LoRA the classifier's, then those of its adapters.
 
-    def size_of(self, plan: AdapterPlan) -> int:
+        Raises:
+            CheckpointError: A file is broken, or changes what can't be changed per request.
+        """
+        if isinstance(plan, XLoraPlan):
+            return load_xlora(plan, paths, self._network)
+        return load_adapter(plan, paths[0], self._network)
+
+    def size_of(self, plan: AdapterPlan | XLoraPlan) -> int:
         """Bytes that an adapter will take."""
         width = next(self._network.parameters()).dtype.itemsize
+        if isinstance(plan, XLoraPlan):
+            own = plan.num_values - sum(adapter.num_values for adapter in plan.adapters)
+            return own * torch.float32.itemsize + sum(map(self.size_of, plan.adapters))
         total = plan.num_values * width
         for matrix in plan.matrices:
             place = matrix.place
@@ -94,6 +107,8 @@ class NetworkAdapters:
     def remove(self, slot: int) -> None:
         """Forget the adapter of a slot; no step may go through it."""
         adapter = self._resident.pop(slot)
+        if all(other.classifier is None for other in self._resident.values()):
+            self.scaling_states = None
         for name in adapter.deltas:
             module = self._network.get_submodule(name.removesuffix(HEAD_ROLE))
             if isinstance(module, HeadExpansion):
@@ -108,6 +123,10 @@ class NetworkAdapters:
     def is_eager(self, slot: int) -> bool:
         """Whether steps through a slot can't be recorded."""
         return self._resident[slot].is_eager
+
+    def classifier(self, slot: int) -> ScalingClassifier | None:
+        """What scales the adapters of a slot with an X-LoRA; None: it has another adapter."""
+        return self._resident[slot].classifier
 
     @contextmanager
     def running(self, rows: AdapterRows | None) -> Iterator[None]:

@@ -37,7 +37,7 @@ class DeltaTable:
     def put(self, slot: int, delta: ModuleDelta) -> None:
         """Make a delta resident; its tensors must not move while it is."""
         self.deltas[slot] = delta
-        if delta.whole is not None:
+        if self._is_plain(delta):
             return  # all of it is computed in PyTorch
         row = [0] * self._table.shape[1]
         row[:SLOT_FIELDS] = [0 if part is None else part.data_ptr() for part in (delta.gain, delta.offset)]
@@ -52,6 +52,10 @@ class DeltaTable:
         """Forget the delta of a slot, before its memory goes."""
         self._table[slot] = 0
         self.deltas.pop(slot, None)
+
+    def _is_plain(self, delta: ModuleDelta) -> bool:
+        """Whether PyTorch computes a delta, and not the native operator."""
+        return not self._is_native or delta.whole is not None or delta.is_scaled
 
     def has_any(self, rows: AdapterRows) -> bool:
         """Whether an adapter of the step changes the module."""
@@ -81,9 +85,9 @@ class DeltaTable:
             torch.ops.blazr.add_adapters.default(flat, read, self._table, rows.slots, bias, self.num_terms)
             return out
         for slot, delta in self.of(rows):
-            if not self._is_native or delta.whole is not None:
+            if self._is_plain(delta):
                 chosen = rows.rows_of(slot)
-                flat[chosen] = delta.changed(flat[chosen], read[chosen], bias)
+                flat[chosen] = delta.changed(flat[chosen], read[chosen], bias, rows.scalings_of(slot))
         if self._is_native:
             torch.ops.blazr.add_adapters.default(flat, read, self._table, rows.slots, bias, self.num_terms)
         return out

@@ -92,10 +92,10 @@ class LoraConfig:
             )
         for key, value in config.items():
             _check_key(key, value)
-        reader = _Reader(config)
+        reader = ConfigReader(config, CONFIG_FILE)
         bias = reader.text("bias", "none")
         if bias not in ("none", "all", "lora_only"):
-            raise _corrupt("bias", bias, "none, all or lora_only")
+            raise reader.corrupt("bias", bias, "none, all or lora_only")
         targets = config.get("target_modules")
         return cls(
             rank=reader.rank(config.get("r", 8), "r"),
@@ -135,14 +135,18 @@ def _by_pattern(pattern: Mapping[str, float], module: str, default: float) -> fl
 
 
 def _check_key(key: str, value: Any) -> None:
-    is_neutral = value is None or value is False or value in ({}, [])
     if key == "init_lora_weights":
         if isinstance(value, str) and value.lower().startswith("true"):
             return
         if not any(value is plain or value == plain for plain in _PLAIN_INITS):
             raise _refused(key, value)
-    elif key not in _READ and key not in _IGNORED and not is_neutral:
+    elif key not in _READ and key not in _IGNORED and not is_neutral(value):
         raise _refused(key, value)
+
+
+def is_neutral(value: Any) -> bool:
+    """Whether a member of a configuration says nothing, whatever its name is."""
+    return value is None or value is False or value in ({}, [])
 
 
 def _refused(key: str, value: Any) -> UnsupportedFormat:
@@ -153,36 +157,45 @@ def _refused(key: str, value: Any) -> UnsupportedFormat:
     )
 
 
-def _corrupt(name: str, value: Any, expected: str) -> CorruptCheckpoint:
-    return CorruptCheckpoint(f"{CONFIG_FILE} has {name} = {str(value)[:60]!r}; it must be {expected}.", param=name)
+class ConfigReader:
+    """Members of a configuration by type.
 
+    Args:
+        file: Its name, for messages.
+    """
 
-class _Reader:
-    """Members of the file by type."""
+    def __init__(self, config: Mapping[str, Any], file: str) -> None:
+        self._config, self._file = config, file
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self._config = config
+    def corrupt(self, name: str, value: Any, expected: str) -> CorruptCheckpoint:
+        return CorruptCheckpoint(f"{self._file} has {name} = {str(value)[:60]!r}; it must be {expected}.", param=name)
 
-    def flag(self, name: str) -> bool:
+    def flag(self, name: str, *, default: bool = False) -> bool:
         value = self._config.get(name)
         if value not in (None, True, False) or not isinstance(value, bool | None):
-            raise _corrupt(name, value, "true or false")
-        return bool(value)
+            raise self.corrupt(name, value, "true or false")
+        return default if value is None else value
+
+    def integer(self, name: str, least: int, most: int, *, default: int | None = None) -> int:
+        value = self._config.get(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise self.corrupt(name, value, f"a number from {least} to {most}")
+        return value
 
     def text(self, name: str, default: str) -> str:
         value = self._config.get(name)
         if value is not None and not isinstance(value, str):
-            raise _corrupt(name, value, "a string")
+            raise self.corrupt(name, value, "a string")
         return default if value is None else value
 
     def rank(self, value: Any, name: str) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_RANK:
-            raise _corrupt(name, value, f"a rank from 1 to {MAX_RANK}")
+            raise self.corrupt(name, value, f"a rank from 1 to {MAX_RANK}")
         return value
 
     def number(self, value: Any, name: str) -> float:
         if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= 1e6:
-            raise _corrupt(name, value, "a number of at most 1e6")
+            raise self.corrupt(name, value, "a number of at most 1e6")
         return float(value)
 
     def names(self, name: str) -> tuple[str, ...]:
@@ -192,20 +205,20 @@ class _Reader:
         if isinstance(value, str):
             return (value[:MAX_PATTERN_CHARS],)
         if not isinstance(value, list) or len(value) > MAX_MODULES or not all(isinstance(one, str) for one in value):
-            raise _corrupt(name, value, f"a list of at most {MAX_MODULES} names")
+            raise self.corrupt(name, value, f"a list of at most {MAX_MODULES} names")
         return tuple(value)
 
     def pattern(self, name: str) -> list[tuple[str, Any]]:
         value = self._config.get(name) or {}
         if not isinstance(value, dict) or len(value) > MAX_MODULES:
-            raise _corrupt(name, value, f"an object of at most {MAX_MODULES} members")
+            raise self.corrupt(name, value, f"an object of at most {MAX_MODULES} members")
         for key in value:
             plain = re.sub(r"\\.", "x", key, flags=re.DOTALL)  # without escaped characters
             quantifiers = len(re.findall(r"[*+?{]", plain))
             try:
                 re.compile(key)
             except (re.error, RecursionError, OverflowError):
-                raise _corrupt(name, key, "a valid regular expression") from None
+                raise self.corrupt(name, key, "a valid regular expression") from None
             has_many = plain.count("|") > MAX_ALTERNATIVES and plain.count("(") > 1
             if (
                 len(key) > MAX_PATTERN_CHARS
@@ -213,7 +226,7 @@ class _Reader:
                 or quantifiers > MAX_QUANTIFIERS
                 or re.search(r"\)[*+{]", plain)
             ):
-                raise _corrupt(
+                raise self.corrupt(
                     name,
                     key,
                     f"a name, or an expression with at most {MAX_QUANTIFIERS} quantifiers and, in several groups, "

@@ -75,6 +75,16 @@ class BaseModules:
                 self._tensors[_normal(piece.name)].append((parameter, number))
 
     @property
+    def model_type(self) -> str:
+        """Name of the family."""
+        return self._spec.model_type
+
+    @property
+    def hidden_size(self) -> int:
+        """Values of a row of the residual stream."""
+        return self._spec.hidden_size
+
+    @property
     def vocab_size(self) -> int:
         """Rows of the embedding."""
         return self._spec.vocab_size

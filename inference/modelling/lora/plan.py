@@ -45,6 +45,8 @@ class MatrixPlan:
         num_stacked: Number of the experts, if the adapter's matrices are those of all of them.
         has_swapped_factors: PEFT has taken the stack for (E, inputs, outputs).
         twins: A, B and magnitude under the names of other layers that share the module; they must be equal.
+        scaling: Numbers of the adapted module and of the adapter in an X-LoRA, whose scalings multiply B A token by
+            token; None: it stands for itself.
     """
 
     module: str
@@ -60,6 +62,7 @@ class MatrixPlan:
     num_stacked: int = 0
     has_swapped_factors: bool = False
     twins: tuple[tuple[str, str, str | None], ...] = ()
+    scaling: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

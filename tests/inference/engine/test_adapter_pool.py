@@ -51,7 +51,7 @@ def make(tmp_path: Path):
         count = iter(range(1000))
 
         def request(name: str, size: int = 1) -> Any:
-            adapter = Adapter(name, name, file, size, file.stat().st_mtime_ns)
+            adapter = Adapter(name, name, (file,), size, (file.stat().st_mtime_ns,))
             found = Hashable(source=SimpleNamespace(adapter=adapter), rank=(0, next(count)), adapter_slot=0)
             pools[-1].add(found)
             return found
@@ -139,7 +139,7 @@ def test_bytes_are_a_limit_too(make) -> None:
     pool.release(a)
     assert placed(pool) == [c] and set(network.resident.values()) <= {"b", "c"}
     with pytest.raises(InvalidRequest, match="adapter_bytes is 10"):
-        pool.check(Adapter("d", "d", Path("d"), 11, 0))
+        pool.check(Adapter("d", "d", (Path("d"),), 11, (0,)))
 
 
 def test_a_broken_file_fails_its_requests_only(make) -> None:

@@ -41,3 +41,30 @@ def write_adapter(
     content = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": targets, **config}
     (directory / "adapter_config.json").write_text(json.dumps(content))
     return directory
+
+
+def write_xlora(
+    directory: Path, seed: int = 0, *, count: int = 2, is_old: bool = False, outputs: int | None = None, **config: Any
+) -> Path:
+    """An X-LoRA of adapters of all matrices, as PEFT lays it out, or as mistral.rs reads it."""
+    names = [f"adapter_{number}" for number in range(count)]
+    for number, name in enumerate(names):
+        write_adapter(directory / "adapters" / name, 10 * seed + number)
+    content = {
+        "hidden_size": 32,
+        "adapters": {name: f"/somewhere/else/{name}" for name in names},
+        "xlora_depth": 1,
+        **config,
+    }
+    generator = torch.Generator().manual_seed(seed)
+    wide = count * (2 * len(SHAPES) if content.get("layerwise_scalings") else 1)
+    matrix = torch.randn(outputs or wide, 32, generator=generator) * 0.3
+    if is_old:
+        save_file({"last.weight": matrix}, str(directory / "xlora_classifier.safetensors"))
+        (directory / "xlora_config.json").write_text(json.dumps(content))
+    else:
+        name = "base_model.internal_xlora_classifier.layers.0"
+        tensors = {f"{name}.weight": matrix, f"{name}.bias": torch.randn(len(matrix), generator=generator)}
+        save_file(tensors, str(directory / "adapter_model.safetensors"))
+        (directory / "adapter_config.json").write_text(json.dumps({"peft_type": "XLORA", **content}))
+    return directory

@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, XLoraConfig, get_peft_model
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from inference.modelling.adapters.network import NetworkAdapters
+from inference.modelling.adapters.scaling_pass import ScalingPass
 from inference.modelling.backends.backend import pack_weights
-from inference.modelling.forward_batch import AdapterRows
+from inference.modelling.forward_batch import AdapterRows, ForwardBatch, LayerState
 from inference.modelling.lora.modules import BaseModules
-from inference.modelling.lora.plan import AdapterPlan, plan_adapter
+from inference.modelling.lora.plan import AdapterPlan
+from inference.modelling.lora.xlora_plan import XLoraPlan
 from inference.modelling.network import HybridForCausalLM
-from models_registry.detection.adapter_files import read_adapter
+from models_registry.detection.xlora_files import read_files
 from tests.inference.modelling.harness import SequenceRunner, load_directory
 from tests.inference.modelling.huggingface import Oracle, make_checkpoint
 
@@ -65,9 +67,75 @@ def shapes_of(directory: Path) -> Callable[[str], tuple[int, ...]]:
     return shapes.__getitem__
 
 
-def plan_directory(network: HybridForCausalLM, base: Path, adapter: Path) -> tuple[AdapterPlan, Path]:
-    files = read_adapter(adapter)
-    return plan_adapter(files.config, files.tensors, BaseModules(network.spec, shapes_of(base))), files.weights
+def plan_directory(
+    network: HybridForCausalLM, base: Path, adapter: Path
+) -> tuple[AdapterPlan | XLoraPlan, tuple[Path, ...]]:
+    files = read_files(adapter)
+    return files.plan(BaseModules(network.spec, shapes_of(base))), files.weight_files
+
+
+def make_xlora(
+    base: Path, directory: Path, adapters: Sequence[Mapping[str, Any]], *, seed: int = 5, **options: Any
+) -> Oracle:
+    """Save an X-LoRA with a random classifier for a checkpoint.
+
+    Args:
+        adapters: Options of ``make_adapter`` for each of its adapters.
+        options: Of PEFT's ``XLoraConfig``.
+
+    Returns:
+        A function from token ids (n,) to PEFT's logits (n, V).
+    """
+    paths = {str(number): str(directory / str(number)) for number in range(len(adapters))}
+    for number, own in enumerate(adapters):
+        make_adapter(base, directory / str(number), seed=seed + number, **own)
+    model = AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager").float().eval()
+    model.config.use_cache = False
+    config = XLoraConfig(task_type="CAUSAL_LM", hidden_size=model.config.hidden_size, adapters=paths, **options)
+    mixed = get_peft_model(model, config).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for value in mixed.base_model.internal_xlora_classifier.parameters():
+            value.copy_(torch.randn(value.shape, generator=generator))
+    mixed.save_pretrained(directory)
+
+    def oracle(tokens: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            return mixed(input_ids=tokens.unsqueeze(0)).logits[0].float()
+
+    return oracle
+
+
+def plan_lora(network: HybridForCausalLM, base: Path, adapter: Path) -> tuple[AdapterPlan, Path]:
+    plan, paths = plan_directory(network, base, adapter)
+    assert isinstance(plan, AdapterPlan)
+    return plan, paths[0]
+
+
+class AdaptedNetwork:
+    """A network as a step with adapters runs it.
+
+    Attributes:
+        rows: The adapters of the next step's rows, then those of the last one's.
+    """
+
+    def __init__(self, network: HybridForCausalLM, adapters: NetworkAdapters, runner: SequenceRunner) -> None:
+        self._network, self._adapters = network, adapters
+        self.rows: AdapterRows | None = None
+        self._scaling = ScalingPass(
+            network, adapters, lambda: [{k: v.clone() for k, v in layer.items()} for layer in runner.states]
+        )
+
+    def __call__(self, batch: ForwardBatch, states: Sequence[LayerState]) -> torch.Tensor:
+        if self.rows is not None:
+            batch.adapters = self.rows
+            self.rows = self._scaling.run(batch)
+        with self._adapters.running(self.rows):
+            return self._network(batch, states)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        with self._adapters.running(self.rows):
+            return self._network.compute_logits(hidden)
 
 
 @dataclass
@@ -80,6 +148,8 @@ class AdaptedRunner:
     def run(self, slots: Sequence[int], prompts: Sequence[Sequence[int]], chunk: int) -> list[torch.Tensor]:
         """Logits of all tokens of each prompt, each through the adapter of its slot, all prompts in one batch."""
         runner = SequenceRunner(self.network)
+        self.adapters.scaling_states = None
+        network = runner.network = AdaptedNetwork(self.network, self.adapters, runner)
         parts: list[list[torch.Tensor]] = [[] for _ in prompts]
         longest = max(map(len, prompts))
         for at in range(0, longest, chunk):
@@ -90,8 +160,8 @@ class AdaptedRunner:
             of_rows = [slots[int(name)] for name, tokens in ordered for _ in tokens]
             present = tuple(sorted(set(of_rows) - {0}))
             rows = AdapterRows(torch.tensor(of_rows), present, any(map(self.adapters.is_eager, present)))
-            with self.adapters.running(rows if present else None):
-                found = runner.step(work)
+            network.rows = rows if present else None
+            found = runner.step(work)
             for number, part in enumerate(parts):
                 if str(number) in found:
                     part.append(found[str(number)])
