@@ -16,6 +16,7 @@ from inference.modelling.lora.config import CONFIG_FILE
 from inference.models.readable_rows import readable_rows
 from models_registry import live
 from models_registry.adapter_names import MAX_ADAPTER_CHARS, check_adapter_name, full_name
+from models_registry.aliases import check_adapter_not_current
 from models_registry.checkpoint_jobs import check_available
 from models_registry.detection.adapter_files import TOKENIZER_FILE, WEIGHTS_FILE
 from models_registry.detection.child import inspect_adapter_in_child
@@ -59,6 +60,7 @@ def adapter_register(
                 name=name,
                 path=str(place),
                 digest=found.digest,
+                kind=Adapter.Kind.XLORA if found.is_xlora else Adapter.Kind.LORA,
                 rank=found.rank,
                 targets=list(found.targets),
                 num_values=found.num_values,
@@ -98,9 +100,21 @@ def adapter_remove(*, checkpoint: Checkpoint, adapter_id: uuid.UUID) -> None:
 
     Raises:
         NotFound: The checkpoint has none with this id.
+        Conflict: An alias means it.
     """
-    adapter_get(checkpoint=checkpoint, adapter_id=adapter_id).delete()
+    row = adapter_get(checkpoint=checkpoint, adapter_id=adapter_id)
+    check_adapter_not_current(row)
+    row.delete()
     live.forget_adapter(str(adapter_id))
+
+
+def aliases_by_adapter(checkpoint: Checkpoint) -> dict[uuid.UUID, list[str]]:
+    """Return the names of the aliases that mean adapters of a checkpoint, by adapter."""
+    found: dict[uuid.UUID, list[str]] = {}
+    rows = ModelAlias.objects.filter(current__adapter__base=checkpoint).order_by("name")
+    for name, key in rows.values_list("name", "current__adapter"):
+        found.setdefault(key, []).append(name)
+    return found
 
 
 def adapter_states_refresh() -> int:

@@ -1,4 +1,4 @@
-"""Manage aliases: names that point to a checkpoint, with a history of revisions.
+"""Manage aliases: names that point to a checkpoint or to a LoRA adapter of one, with a history of revisions.
 
 ``promote`` creates a revision, ``rollback`` returns to an older one; revisions never change. ``NAME`` refers to the
 current revision, ``NAME@N`` the one of that number. All functions use the database: call them off the event loop.
@@ -10,23 +10,29 @@ import re
 import uuid
 
 from django.db import transaction
+from django.db.models import Q
 
 from inference.errors import Conflict, NotFound, UnknownModel
 from models_registry.adapter_names import names_adapter
-from models_registry.models import AliasRevision, Checkpoint, ModelAlias, TrainingRun
+from models_registry.models import Adapter, AliasRevision, Checkpoint, ModelAlias, TrainingRun
 from models_registry.names import check_name
 from models_registry.passport_gaps import passport_gap
 
 _EXACT = re.compile(r"(.+)@(\d{1,9})")
 
 
-def alias_promote(*, name: str, checkpoint: Checkpoint, author_name: str = "") -> AliasRevision:
+def alias_promote(
+    *, name: str, checkpoint: Checkpoint, adapter: Adapter | None = None, author_name: str = ""
+) -> AliasRevision:
     """Point an alias to ``checkpoint``, and create the alias if there is none.
+
+    Args:
+        adapter: Of the checkpoint, which the alias is to mean; None: the checkpoint alone.
 
     Raises:
         InvalidRequest: The name is not legal.
-        Conflict: The name is a checkpoint's own, or points to this checkpoint already, or the alias demands a passport
-            that the checkpoint doesn't have.
+        Conflict: The name is a checkpoint's own, or means this already, or the alias demands a passport that the
+            checkpoint doesn't have, or that no adapter has.
     """
     check_name(name)
     if Checkpoint.objects.filter(served_model_name=name).exists():
@@ -36,17 +42,29 @@ def alias_promote(*, name: str, checkpoint: Checkpoint, author_name: str = "") -
     with transaction.atomic():
         ModelAlias.objects.get_or_create(name=name)
         alias = ModelAlias.objects.select_for_update().get(name=name)
-        if alias.current is not None and alias.current.checkpoint_id == checkpoint.pk:
-            raise Conflict(f"{name!r} means {checkpoint.served_model_name!r} already.", param="model")
-        check_demand(alias, checkpoint)
         last = alias.revisions.order_by("-number").first()
-        revision = AliasRevision.objects.create(
+        revision = AliasRevision(
             alias=alias,
             number=1 if last is None else last.number + 1,
             checkpoint=checkpoint,
             checkpoint_name=checkpoint.served_model_name,
+            adapter=adapter,
+            adapter_name="" if adapter is None else adapter.name,
             author_name=author_name[:150],
         )
+        now = alias.current
+        if now is not None and (now.checkpoint_id, now.adapter_id, now.adapter_name) == (
+            revision.checkpoint_id, revision.adapter_id, revision.adapter_name,
+        ):  # fmt: skip
+            raise Conflict(f"{name!r} means {revision.meaning!r} already.", param="model")
+        if adapter is not None and alias.demands_passport:
+            raise Conflict(
+                f"{name!r} demands a passport, which adapters don't have; promote a checkpoint, perhaps with the "
+                "adapter merged into it (blazr merge).",
+                param="model",
+            )
+        check_demand(alias, checkpoint)
+        revision.save()
         alias.current = revision
         alias.save(update_fields=["current", "updated_at"])
     return revision
@@ -61,7 +79,7 @@ def alias_rollback(*, name: str, number: int | None = None) -> AliasRevision:
     Raises:
         UnknownModel: There is no such alias.
         NotFound: The alias has no such revision.
-        Conflict: The revision's checkpoint was deleted, or it is the current one.
+        Conflict: The revision's checkpoint or adapter was deleted, or it is the current one.
     """
     with transaction.atomic():
         alias = ModelAlias.objects.select_for_update().filter(name=name).first()
@@ -73,10 +91,9 @@ def alias_rollback(*, name: str, number: int | None = None) -> AliasRevision:
             raise NotFound(f"{name!r} has no revision {target}.", param="revision")
         if revision.pk == alias.current.pk:
             raise Conflict(f"Revision {target} of {name!r} is the current one.", param="revision")
-        if revision.checkpoint_id is None:
+        if not revision.is_available:
             raise Conflict(
-                f"Revision {target} of {name!r} was {revision.checkpoint_name!r}, which has been deleted.",
-                param="revision",
+                f"Revision {target} of {name!r} was {revision.meaning!r}, which has been deleted.", param="revision"
             )
         alias.current = revision
         alias.save(update_fields=["current", "updated_at"])
@@ -121,16 +138,43 @@ def alias_delete(*, name: str) -> bool:
 
 
 def alias_checkpoint_id(name: str) -> uuid.UUID | None:
-    """Return the checkpoint of ``NAME`` or ``NAME@N``; None: there is no such alias, or its checkpoint is deleted."""
+    """Return the checkpoint of ``NAME`` or ``NAME@N``; None: there is no such alias, or it means something else."""
+    revision = _revision(name)
+    return None if revision is None or revision.adapter_name else revision.checkpoint_id
+
+
+def alias_adapter_key(name: str) -> tuple[uuid.UUID, uuid.UUID] | None:
+    """Return checkpoint and adapter that ``NAME`` or ``NAME@N`` means; None: there is no such alias of an adapter.
+
+    Raises:
+        UnknownModel: It means an adapter that was removed.
+    """
+    revision = _revision(name)
+    if revision is None or not revision.adapter_name:
+        return None
+    if revision.checkpoint_id is None or revision.adapter_id is None:
+        raise UnknownModel(
+            f"The alias {name!r} means the adapter {revision.meaning!r}, which was removed; promote another model to "
+            "it, or register the adapter again and promote that.",
+            param="model",
+        )
+    return revision.checkpoint_id, revision.adapter_id
+
+
+def alias_means(name: str, adapter: Adapter) -> bool:
+    """Whether there is an alias ``name`` that means an adapter."""
+    revision = _revision(name)
+    return revision is not None and revision.adapter_id == adapter.pk
+
+
+def _revision(name: str) -> AliasRevision | None:
     if "\0" in name:
         return None
     exact = _EXACT.fullmatch(name)
-    if exact is None:
-        found = ModelAlias.objects.filter(name=name).values_list("current__checkpoint_id", flat=True).first()
-    else:
-        rows = AliasRevision.objects.filter(alias__name=exact[1], number=int(exact[2]))
-        found = rows.values_list("checkpoint_id", flat=True).first()
-    return found
+    if exact is not None:
+        return AliasRevision.objects.filter(alias__name=exact[1], number=int(exact[2])).first()
+    alias = ModelAlias.objects.select_related("current").filter(name=name).first()
+    return None if alias is None else alias.current
 
 
 def alias_get(name: str) -> ModelAlias:
@@ -147,9 +191,10 @@ def alias_get(name: str) -> ModelAlias:
 
 
 def aliases_of() -> list[ModelAlias]:
-    """Return all aliases whose checkpoint exists, by name."""
+    """Return all aliases whose checkpoint and adapter exist, by name."""
     rows = ModelAlias.objects.select_related("current").filter(current__checkpoint__isnull=False)
-    return list(rows.order_by("name"))
+    has_adapter = Q(current__adapter_name="") | Q(current__adapter__state=Adapter.State.AVAILABLE)
+    return list(rows.filter(has_adapter).order_by("name"))
 
 
 def alias_names() -> list[str]:
@@ -169,6 +214,20 @@ def check_not_current(checkpoint: Checkpoint) -> None:
         raise Conflict(
             f"{checkpoint.served_model_name!r} is what the alias {name!r} means; promote another checkpoint there, "
             "or delete the alias first."
+        )
+
+
+def check_adapter_not_current(adapter: Adapter) -> None:
+    """Check that no alias points to an adapter that is to be removed.
+
+    Raises:
+        Conflict: One does; the message names it.
+    """
+    alias = ModelAlias.objects.select_related("current").filter(current__adapter=adapter).first()
+    if alias is not None and alias.current is not None:
+        raise Conflict(
+            f"{alias.current.meaning!r} is what the alias {alias.name!r} means; promote another model there, or delete "
+            "the alias first."
         )
 
 

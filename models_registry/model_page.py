@@ -15,7 +15,7 @@ from inference.values.memory_span import MAX_TOKENS
 from inference.values.tokenizer_spec import MAX_TEMPLATE_CHARS
 from models_registry import live, selectors
 from models_registry.adapter_names import MAX_ADAPTER_CHARS
-from models_registry.adapters import adapter_list
+from models_registry.adapters import adapter_list, aliases_by_adapter
 from models_registry.aliases import alias_names
 from models_registry.api.adapter_views import AdapterSerializer
 from models_registry.api.passport_views import passport_context
@@ -184,7 +184,9 @@ class ModelPage(StaffPage):
         return changes_context(checkpoint, self.request.GET)
 
     def _adapters_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        return {"adapters": AdapterSerializer(adapter_list(checkpoint), many=True).data, "max_name": MAX_ADAPTER_CHARS}
+        rows, aliases = adapter_list(checkpoint), aliases_by_adapter(checkpoint)
+        shown = [{**AdapterSerializer(row).data, "aliases": aliases.get(row.pk, [])} for row in rows]
+        return {"adapters": shown, "max_name": MAX_ADAPTER_CHARS, "alias_names": alias_names()}
 
     def _passport_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:
         return {**passport_context(checkpoint), "alias_names": alias_names()}

@@ -12,8 +12,9 @@ from django.conf import settings
 from django.db import models
 from django.db.models import Q
 
-MAX_NAME_CHARS = 96
-"""Longest served model name."""
+from models_registry.alias_models import MAX_NAME_CHARS as MAX_NAME_CHARS
+from models_registry.alias_models import AliasRevision as AliasRevision
+from models_registry.alias_models import ModelAlias as ModelAlias
 
 
 class Checkpoint(models.Model):
@@ -120,11 +121,18 @@ class Adapter(models.Model):
         AVAILABLE = "available", "available"
         MISSING = "missing", "files are missing"
 
+    class Kind(models.TextChoices):
+        """How its changes are made."""
+
+        LORA = "lora", "LoRA"
+        XLORA = "xlora", "X-LoRA"
+
     JSON_COLUMNS: ClassVar[dict[str, type]] = {"targets": list}
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     base = models.ForeignKey(Checkpoint, on_delete=models.CASCADE, related_name="adapters")
     name = models.CharField(max_length=MAX_NAME_CHARS)
+    kind = models.CharField(max_length=8, choices=Kind.choices, default=Kind.LORA)
     path = models.TextField(help_text="PEFT's directory or its safetensors file, absolute.")
     digest = models.CharField(max_length=64, help_text="SHA-256 of the files' content.")
     rank = models.PositiveIntegerField(help_text="The greatest of its matrices.")
@@ -143,47 +151,6 @@ class Adapter(models.Model):
 
     def __str__(self) -> str:
         return self.name
-
-
-class ModelAlias(models.Model):
-    """A name that points to a checkpoint; ``aliases`` may point it to another one."""
-
-    name = models.CharField(max_length=MAX_NAME_CHARS, unique=True)
-    current = models.ForeignKey(
-        "AliasRevision", null=True, blank=True, on_delete=models.SET_NULL, related_name="+", help_text="What it means."
-    )
-    demands_passport = models.BooleanField(
-        default=False, help_text="Only a checkpoint with a passport can be promoted to it."
-    )
-    created_at = models.DateTimeField(auto_now_add=True)
-    updated_at = models.DateTimeField(auto_now=True)
-
-    class Meta:
-        ordering: ClassVar[list[str]] = ["name"]
-        verbose_name_plural = "model aliases"
-
-    def __str__(self) -> str:
-        return self.name
-
-
-class AliasRevision(models.Model):
-    """A checkpoint that an alias pointed to; never changed, and kept when the checkpoint is deleted."""
-
-    alias = models.ForeignKey(ModelAlias, on_delete=models.CASCADE, related_name="revisions")
-    number = models.PositiveIntegerField()
-    checkpoint = models.ForeignKey(Checkpoint, null=True, on_delete=models.SET_NULL, related_name="+")
-    checkpoint_name = models.CharField(max_length=MAX_NAME_CHARS, help_text="Outlives the checkpoint.")
-    author_name = models.CharField(max_length=150, blank=True, default="")
-    created_at = models.DateTimeField(auto_now_add=True)
-
-    class Meta:
-        ordering: ClassVar[list[str]] = ["-number"]
-        constraints: ClassVar[list[Any]] = [
-            models.UniqueConstraint(fields=["alias", "number"], name="alias_revision_number")
-        ]
-
-    def __str__(self) -> str:
-        return f"{self.alias_id}@{self.number}"
 
 
 class SignInAttempt(models.Model):

@@ -114,6 +114,7 @@ def _without_samples(detail: dict[str, Any]) -> dict[str, Any]:
 def _aliases_by_checkpoint(steps: Sequence[RunStep]) -> dict[Any, list[str]]:
     keys = [step.checkpoint_id for step in steps if step.checkpoint_id is not None]
     found: dict[Any, list[str]] = {}
-    for name, key in ModelAlias.objects.filter(current__checkpoint__in=keys).values_list("name", "current__checkpoint"):
+    rows = ModelAlias.objects.filter(current__checkpoint__in=keys, current__adapter_name="")
+    for name, key in rows.values_list("name", "current__checkpoint"):
         found.setdefault(key, []).append(name)
     return found

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from inference.errors import UnknownModel
 from inference.models.readable_rows import readable_rows
 from models_registry.adapter_names import full_name, split_name
-from models_registry.aliases import alias_checkpoint_id
+from models_registry.aliases import alias_adapter_key, alias_checkpoint_id
 from models_registry.detection.inspection import Inspection
 from models_registry.models import Adapter, Checkpoint, CheckpointOverride
 
@@ -51,10 +51,18 @@ def checkpoint_get(checkpoint_id: uuid.UUID | str) -> Checkpoint:
 
 
 def adapter_key(name: str) -> tuple[uuid.UUID, uuid.UUID] | None:
-    """Return checkpoint and adapter of ``BASE:NAME``, BASE being a checkpoint or an alias; None: there is none."""
+    """Return checkpoint and adapter of an alias, or of ``BASE:NAME``, BASE being a checkpoint or an alias.
+
+    Returns:
+        None: There is no such adapter.
+
+    Raises:
+        UnknownModel: The alias means an adapter that was removed.
+    """
+    found = alias_adapter_key(name)
     parts = None if "\0" in name else split_name(name)
-    if parts is None:
-        return None
+    if found is not None or parts is None:
+        return found
     base = Checkpoint.objects.filter(served_model_name=parts[0]).values_list("pk", flat=True).first()
     base = base or alias_checkpoint_id(parts[0])
     key = Adapter.objects.filter(base_id=base, name=parts[1]).values_list("pk", flat=True).first()

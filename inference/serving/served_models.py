@@ -40,7 +40,7 @@ CACHE_S = 3.0
 MAX_CACHED_MODELS = 256
 
 _lock = PerLoop(asyncio.Lock)
-_cache: dict[str, tuple[float, ServedModel | None]] = {}
+_cache: dict[str, tuple[float, ServedModel | UnknownModel]] = {}
 _version = 0
 """Version of the cache: a row that was read before the cache was cleared isn't stored after it."""
 
@@ -68,16 +68,12 @@ async def served_model_get(*, name: str) -> ServedModel:
         PermissionRefused: The caller's key doesn't allow the model.
     """
     principal_current().check_model(name)
-    is_fresh, served = _cached(name)
-    if not is_fresh:
-        async with _lock():  # one query, however many requests wait for the row
-            is_fresh, served = _cached(name)
-            if not is_fresh:
-                served = await _read_into_cache(name)
+    served = _cached(name)
     if served is None:
-        raise UnknownModel(
-            f"The model {name[:120]!r} does not exist; GET /v1/models lists the models that do.", param="model"
-        )
+        async with _lock():  # one query, however many requests wait for the row
+            served = _cached(name) or await _read_into_cache(name)
+    if isinstance(served, UnknownModel):
+        raise UnknownModel(served.message, param="model")
     return served
 
 
@@ -99,15 +95,16 @@ async def served_model_or_only(*, name: str | None) -> ServedModel:
     return await served_model_get(name=name)
 
 
-def _cached(name: str) -> tuple[bool, ServedModel | None]:
+def _cached(name: str) -> ServedModel | UnknownModel | None:
+    """Return what was found under a name less than ``CACHE_S`` ago."""
     read_at, served = _cache.get(name, (-math.inf, None))
-    return time.monotonic() - read_at <= CACHE_S, served
+    return served if time.monotonic() - read_at <= CACHE_S else None
 
 
-async def _read_into_cache(name: str) -> ServedModel | None:
+async def _read_into_cache(name: str) -> ServedModel | UnknownModel:
     version, now = _version, time.monotonic()
     _, known = _cache.get(name, (now, None))
-    served: ServedModel | None = await database_sync_to_async(_read)(name, known)
+    served: ServedModel | UnknownModel = await database_sync_to_async(_read)(name, known)
     if version == _version:
         if len(_cache) >= MAX_CACHED_MODELS:
             # Most entries are unknown names; the next requests read the models in use again.
@@ -116,10 +113,8 @@ async def _read_into_cache(name: str) -> ServedModel | None:
     return served
 
 
-def _read(name: str, known: ServedModel | None) -> ServedModel | None:
-    if "\0" in name:
-        return None
-    if known is not None:
+def _read(name: str, known: ServedModel | UnknownModel | None) -> ServedModel | UnknownModel:
+    if isinstance(known, ServedModel):
         # The inspection of a large model is megabytes of JSON: read it again only if the row has changed.
         row = next(iter(readable_rows(checkpoint_list().filter(pk=known.checkpoint_id), 1)), None)
         is_same = row is not None and row.updated_at.isoformat() == known.version
@@ -127,14 +122,17 @@ def _read(name: str, known: ServedModel | None) -> ServedModel | None:
             return known
     try:
         return served_model_read(name)
-    except UnknownModel:
-        return None
+    except UnknownModel as error:
+        return UnknownModel(error.message, param="model")  # without the frames of this one
 
 
 def _still_means(name: str, known: ServedModel, row: Checkpoint) -> bool:
     """Whether ``name`` means what it meant, ``row`` being the checkpoint of ``known``."""
     if known.adapter:
-        found = adapter_key(name)
+        try:
+            found = adapter_key(name)
+        except UnknownModel:
+            return False
         return found is not None and (found[0], str(found[1])) == (row.pk, known.adapter)
     return row.served_model_name == name or alias_checkpoint_id(name) == row.pk
 

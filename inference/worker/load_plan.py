@@ -17,7 +17,7 @@ from inference.llm.draft_loading import DraftCheckpoint
 from inference.llm.llm import LLM
 from inference.llm.loading import choose_dtype
 from inference.llm.options import LLMOptions
-from inference.llm.sizes import load_sizes, needed_bytes
+from inference.llm.sizes import load_sizes, needed_bytes, plan_states
 from inference.modelling.layer_parts import DTYPE_BYTES
 from inference.values.speculative_options import SpeculativeOptions
 from inference.worker.adapters import AdapterFile
@@ -95,6 +95,8 @@ def plan_load(checkpoint_id: str, *, device: str, memory_bytes: int | None = Non
 def with_adapters(options: LLMOptions, checkpoint: Checkpoint, inspection: Inspection) -> LLMOptions:
     """Return ``options`` with room for as many of the checkpoint's LoRA adapters as may be resident, the largest ones.
 
+    The X-LoRAs among them have states beside the model's, all of them together as many bytes.
+
     Raises:
         ModelLoadFailed: The database can't be reached.
     """
@@ -102,6 +104,7 @@ def with_adapters(options: LLMOptions, checkpoint: Checkpoint, inspection: Inspe
     try:
         values = checkpoint.adapters.order_by("-num_values").values_list("num_values", flat=True)
         largest = list(values[: DEFAULT_MAX_ADAPTERS if most is None else most])
+        has_xlora = checkpoint.adapters.filter(kind=Adapter.Kind.XLORA).exists()
     except DatabaseError as error:
         raise _no_database() from error
     finally:
@@ -110,7 +113,11 @@ def with_adapters(options: LLMOptions, checkpoint: Checkpoint, inspection: Inspe
         return options
     width = DTYPE_BYTES[choose_dtype(inspection.spec, options)]
     count = DEFAULT_MAX_ADAPTERS if most is None else most
-    return replace(options, max_adapters=count, adapter_bytes=sum(largest) * width)
+    found = replace(options, max_adapters=count, adapter_bytes=sum(largest) * width)
+    if not has_xlora:
+        return found
+    state_bytes = plan_states(inspection.spec, found).total_bytes
+    return replace(found, adapter_bytes=(found.adapter_bytes or 0) + state_bytes)
 
 
 def find_adapter(checkpoint_id: str, adapter_id: str) -> AdapterFile:

@@ -23,6 +23,7 @@ class AdapterSerializer(serializers.ModelSerializer[Adapter]):
     """A LoRA adapter of a checkpoint."""
 
     model = serializers.SerializerMethodField(help_text="What requests call it: BASE:NAME.")
+    kind = serializers.CharField(read_only=True, help_text=f"{', '.join(Adapter.Kind.values)}.")
     targets = serializers.ListField(child=serializers.CharField(), help_text="Last parts of the changed modules.")
     state = serializers.CharField(read_only=True, help_text=f"{', '.join(Adapter.State.values)}.")
     owner = serializers.SerializerMethodField(help_text="Who registered it; empty: the account is gone.")
@@ -30,7 +31,8 @@ class AdapterSerializer(serializers.ModelSerializer[Adapter]):
     class Meta:
         model = Adapter
         fields = (
-            "id", "name", "model", "path", "digest", "rank", "targets", "size_bytes", "state", "owner", "created_at",
+            "id", "name", "model", "kind", "path", "digest", "rank", "targets", "size_bytes", "state", "owner",
+            "created_at",
         )  # fmt: skip
 
     def get_model(self, row: Adapter) -> str:
@@ -47,7 +49,8 @@ class AdapterCreateSerializer(serializers.Serializer[Any]):
 
     path = serializers.CharField(
         max_length=adapters.MAX_PATH_CHARS,
-        help_text="Directory that PEFT has written, or its safetensors file; in a directory of the server's settings.",
+        help_text="Directory of a LoRA or an X-LoRA, or PEFT's safetensors file; the server's settings must name it or "
+        "a directory above it.",
     )
     name = serializers.CharField(
         max_length=MAX_ADAPTER_CHARS, required=False, help_text="Default: the last component of path."

@@ -67,7 +67,7 @@ def passport_context(checkpoint: Checkpoint) -> dict[str, Any]:
         "is_current": newest is not None and newest.identity == passport_identity(checkpoint),
         "last": rows[0] if rows and rows[0] != newest else None,
         "gap": passport_gap(checkpoint),
-        "aliases": list(ModelAlias.objects.filter(current__checkpoint=checkpoint)),
+        "aliases": list(ModelAlias.objects.filter(current__checkpoint=checkpoint, current__adapter_name="")),
     }
 
 

@@ -99,9 +99,10 @@ class RunDetailSerializer(RunSerializer):
 
 
 class PromoteSerializer(serializers.Serializer[Any]):
-    """The alias that a checkpoint becomes the meaning of."""
+    """The alias that a checkpoint, or an adapter of it, becomes the meaning of."""
 
     alias = serializers.CharField(max_length=MAX_NAME_CHARS)
+    adapter = serializers.UUIDField(required=False, help_text="Id of an adapter; default: the checkpoint alone.")
 
 
 class PromotedSerializer(serializers.ModelSerializer[AliasRevision]):
@@ -111,4 +112,4 @@ class PromotedSerializer(serializers.ModelSerializer[AliasRevision]):
 
     class Meta:
         model = AliasRevision
-        fields = ("alias", "number", "checkpoint", "checkpoint_name", "author_name", "created_at")
+        fields = ("alias", "number", "checkpoint", "checkpoint_name", "adapter_name", "author_name", "created_at")

@@ -11,6 +11,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from models_registry import live, selectors
+from models_registry.adapters import adapter_get
 from models_registry.aliases import alias_promote
 from models_registry.api import run_serializers as shapes
 from models_registry.api.views import CHANGE, DELETE, UPLOAD, VIEW, StaffView, valid_values
@@ -121,11 +122,13 @@ class PromoteView(StaffView):
         responses={201: shapes.PromotedSerializer},
     )
     def post(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
-        """Point an alias to this checkpoint; the alias is made if there is none."""
+        """Point an alias to this checkpoint or to an adapter of it; the alias is made if there is none."""
         values = valid_values(shapes.PromoteSerializer(data=request.data))
+        checkpoint, adapter_id = selectors.checkpoint_get(checkpoint_id), values.get("adapter")
         revision = alias_promote(
             name=values["alias"],
-            checkpoint=selectors.checkpoint_get(checkpoint_id),
+            checkpoint=checkpoint,
+            adapter=None if adapter_id is None else adapter_get(checkpoint=checkpoint, adapter_id=adapter_id),
             author_name=request.user.get_username(),
         )
         return Response(shapes.PromotedSerializer(revision).data, status=201)

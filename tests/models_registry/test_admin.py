@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from models_registry import services
 from models_registry.aliases import alias_promote
-from models_registry.models import Checkpoint, ModelAlias, Upload, UploadFile
+from models_registry.models import Adapter, Checkpoint, ModelAlias, Upload, UploadFile
 
 pytestmark = pytest.mark.django_db
 
@@ -22,7 +22,11 @@ def rows(hybrid: Path, staff: User) -> dict[str, object]:
     upload = Upload.objects.create(served_model_name="big", size_bytes=5, active_at=timezone.now())
     UploadFile.objects.create(upload=upload, number=0, name="model.safetensors", size_bytes=5)
     alias_promote(name="chat", checkpoint=checkpoint)
-    return {"checkpoint": checkpoint, "upload": upload, "modelalias": ModelAlias.objects.get()}
+    adapter = Adapter.objects.create(
+        base=checkpoint, name="sql", path="/adapters/sql", digest="d", rank=4, num_values=1, size_bytes=1
+    )
+    found = {"checkpoint": checkpoint, "upload": upload, "modelalias": ModelAlias.objects.get()}
+    return {**found, "adapter": adapter}
 
 
 @pytest.mark.parametrize(
@@ -31,6 +35,7 @@ def rows(hybrid: Path, staff: User) -> dict[str, object]:
         ("checkpoint", ["tiny-hybrid", "top_k", "vera"]),
         ("upload", ["big", "model.safetensors"]),
         ("modelalias", ["chat", "tiny-hybrid"]),
+        ("adapter", ["sql", "/adapters/sql"]),
     ],
 )
 def test_rows_can_be_read(admin_client: Client, rows, name, shown):
@@ -43,12 +48,12 @@ def test_rows_can_be_read(admin_client: Client, rows, name, shown):
         assert text in page.content.decode()
 
 
-@pytest.mark.parametrize("name", ["checkpoint", "upload", "modelalias"])
+@pytest.mark.parametrize("name", ["checkpoint", "upload", "modelalias", "adapter"])
 def test_rows_are_made_by_the_services_only(admin_client: Client, rows, name):
     assert admin_client.get(f"/admin/models_registry/{name}/add/").status_code == 403
 
 
-@pytest.mark.parametrize("name", ["checkpoint", "upload"])
+@pytest.mark.parametrize("name", ["checkpoint", "upload", "adapter"])
 def test_rows_with_files_are_neither_changed_nor_deleted_there(admin_client: Client, rows, name):
     path = f"/admin/models_registry/{name}/{rows[name].pk}"
     assert admin_client.post(f"{path}/change/", {"served_model_name": "renamed"}).status_code == 403

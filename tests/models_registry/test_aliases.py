@@ -9,17 +9,20 @@ from django.utils import timezone
 
 from inference.errors import Conflict, InvalidRequest, NotFound, UnknownModel
 from models_registry.aliases import (
+    alias_adapter_key,
     alias_checkpoint_id,
     alias_delete,
     alias_demand,
     alias_get,
+    alias_means,
     alias_names,
     alias_promote,
     alias_rollback,
     aliases_of,
+    check_adapter_not_current,
     check_not_current,
 )
-from models_registry.models import AliasRevision, Checkpoint, Passport, TrainingRun
+from models_registry.models import Adapter, AliasRevision, Checkpoint, Passport, TrainingRun
 from models_registry.passport_gaps import passport_identity
 from models_registry.runs.services import DEFAULTS
 from tests.inference.rows import make_checkpoint
@@ -149,3 +152,49 @@ def test_the_alias_of_a_run_demands_nothing(checkpoints):
         alias_demand(name="nano", demands_passport=True)
     assert not alias_demand(name="nano", demands_passport=False).demands_passport
     assert alias_names() == ["chat"]
+
+
+def make_adapter(base: Checkpoint, name: str = "sql") -> Adapter:
+    return Adapter.objects.create(base=base, name=name, path="/nowhere", digest="d", rank=4, num_values=1, size_bytes=1)
+
+
+def test_an_alias_may_mean_an_adapter(checkpoints):
+    one, two = checkpoints
+    sql, prose = make_adapter(one), make_adapter(one, "prose")
+    revision = alias_promote(name="chat", checkpoint=one, adapter=sql)
+    assert (revision.meaning, revision.is_available) == ("one:sql", True)
+    assert alias_checkpoint_id("chat") is None and alias_adapter_key("chat") == (one.pk, sql.pk)
+    assert alias_means("chat", sql) and not alias_means("chat", prose) and not alias_means("nobody", sql)
+    with pytest.raises(Conflict, match="means 'one:sql' already"):
+        alias_promote(name="chat", checkpoint=one, adapter=sql)
+    assert alias_promote(name="chat", checkpoint=one).meaning == "one"  # the base is another meaning
+    assert alias_adapter_key("chat") is None and alias_adapter_key("chat@1") == (one.pk, sql.pk)
+    assert alias_promote(name="chat", checkpoint=one, adapter=prose).number == 3
+    assert alias_rollback(name="chat", number=1).meaning == "one:sql"
+    assert [alias.name for alias in aliases_of()] == ["chat"]
+    Adapter.objects.filter(pk=sql.pk).update(state=Adapter.State.MISSING)
+    assert aliases_of() == []
+    assert alias_promote(name="chat", checkpoint=two).meaning == "two"
+
+
+def test_what_an_alias_means_is_not_removed_and_errors_say_what_was(checkpoints):
+    one, _ = checkpoints
+    sql = make_adapter(one)
+    alias_promote(name="chat", checkpoint=one, adapter=sql)
+    with pytest.raises(Conflict, match="'one:sql' is what the alias 'chat' means"):
+        check_adapter_not_current(sql)
+    alias_promote(name="chat", checkpoint=one)
+    check_adapter_not_current(sql)
+    sql.delete()
+    with pytest.raises(Conflict, match="was 'one:sql', which has been deleted"):
+        alias_rollback(name="chat")
+    with pytest.raises(UnknownModel, match="'chat@1' means the adapter 'one:sql', which was removed"):
+        alias_adapter_key("chat@1")
+
+
+def test_an_alias_that_demands_a_passport_takes_no_adapter(checkpoints):
+    one, two = checkpoints
+    alias_promote(name="chat", checkpoint=two)
+    alias_demand(name="chat", demands_passport=True)
+    with pytest.raises(Conflict, match="demands a passport, which adapters don't have"):
+        alias_promote(name="chat", checkpoint=one, adapter=make_adapter(one))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import uuid
+from uuid import UUID
 
 from asgiref.sync import sync_to_async
 from django.http import HttpRequest, HttpResponse
@@ -15,11 +15,11 @@ from inference.api.ollama.base import LATEST, OllamaView, served_by_ollama_name
 from inference.api.platform.probe_views import VERSION
 from inference.dialects.ollama.serializers import OllamaCopyRequestSerializer, OllamaModelNameSerializer
 from inference.errors import Unavailable
-from inference.serving.served_models import checkpoint_key_of
 from inference.transport.control import request_unload
 from inference.transport.worker_states import worker_states
-from models_registry.adapters import adapter_remove
-from models_registry.aliases import alias_checkpoint_id, alias_delete, alias_promote
+from inference.values.served_model import ServedModel
+from models_registry.adapters import adapter_get, adapter_remove
+from models_registry.aliases import alias_checkpoint_id, alias_delete, alias_means, alias_promote
 from models_registry.selectors import checkpoint_get
 from models_registry.services import checkpoint_check_unused, checkpoint_delete
 
@@ -111,12 +111,11 @@ class CopyView(OllamaView):
         errors=(400, 401, 403, 404, 409, 415, 503),
     )
     async def post(self, request: HttpRequest) -> HttpResponseBase:
-        """Store the new name as an alias of the checkpoint."""
+        """Store the new name as an alias of the checkpoint or adapter."""
         values = await json_body(request, OllamaCopyRequestSerializer.shared().parse)
         served = await served_by_ollama_name(values["source"])
         name = values["destination"].removesuffix(LATEST)
-        checkpoint_id = checkpoint_key_of(served, param="source")
-        await sync_to_async(_copy)(name, checkpoint_id, self.principal.name)
+        await sync_to_async(_copy)(name, served, self.principal.name)
         return HttpResponse(status=200)
 
 
@@ -134,9 +133,13 @@ class VersionView(OllamaView):
         return json_response({"version": VERSION})
 
 
-def _copy(name: str, checkpoint_id: str, author_name: str) -> None:
-    checkpoint = checkpoint_get(checkpoint_id)
-    if alias_checkpoint_id(name) != checkpoint.pk:  # copying twice is no error
+def _copy(name: str, served: ServedModel, author_name: str) -> None:
+    checkpoint = checkpoint_get(served.checkpoint_id)
+    if served.adapter:
+        adapter = adapter_get(checkpoint=checkpoint, adapter_id=UUID(served.adapter))
+        if not alias_means(name, adapter):
+            alias_promote(name=name, checkpoint=checkpoint, adapter=adapter, author_name=author_name)
+    elif alias_checkpoint_id(name) != checkpoint.pk:  # copying twice is no error
         alias_promote(name=name, checkpoint=checkpoint, author_name=author_name)
 
 
@@ -145,7 +148,7 @@ def _delete_alias(name: str) -> bool:
 
 
 def _remove_adapter(checkpoint_id: str, adapter_id: str) -> None:
-    adapter_remove(checkpoint=checkpoint_get(checkpoint_id), adapter_id=uuid.UUID(adapter_id))
+    adapter_remove(checkpoint=checkpoint_get(checkpoint_id), adapter_id=UUID(adapter_id))
 
 
 def _check_unused(checkpoint_id: str) -> None:

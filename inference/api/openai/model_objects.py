@@ -51,7 +51,7 @@ async def model_object(*, name: str) -> dict[str, Any]:
 
 
 def _alias_objects() -> list[dict[str, Any]]:
-    """Return a model object per alias, with the alias's checkpoint and revision."""
+    """Return a model object per alias: ``root`` is what it means, ``parent`` the base of an adapter."""
     allowed = principal_current().models
     rows = {row.pk: row for row in readable_rows(checkpoint_list().filter(state=Checkpoint.State.AVAILABLE))}
     found = []
@@ -61,15 +61,17 @@ def _alias_objects() -> list[dict[str, Any]]:
         row = rows.get(alias.current.checkpoint_id)
         if row is None or (allowed is not None and alias.name not in allowed):
             continue
-        found.append(
-            {
-                **_model_object(row),
-                "id": alias.name,
-                "created": int(alias.created_at.timestamp()),
-                "root": row.served_model_name,
-                "revision": alias.current.number,
-            }
-        )
+        root = row.served_model_name
+        if alias.current.adapter_name:
+            root = full_name(root, alias.current.adapter_name)
+        item = {
+            **_model_object(row),
+            "id": alias.name,
+            "created": int(alias.created_at.timestamp()),
+            "root": root,
+            "revision": alias.current.number,
+        }
+        found.append(item | ({"parent": row.served_model_name} if alias.current.adapter_name else {}))
     return found
 
 

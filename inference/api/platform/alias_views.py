@@ -1,8 +1,9 @@
-"""List the revisions of model aliases, promote checkpoints and roll back, over HTTP."""
+"""List the revisions of model aliases, promote checkpoints and adapters, and roll back, over HTTP."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from asgiref.sync import sync_to_async
 from django.http import HttpRequest
@@ -13,7 +14,9 @@ from inference.api.base import ApiView, json_body, json_response
 from inference.api.schemas import documented
 from inference.dialects.fields import StrictCharField, StrictIntegerField
 from inference.dialects.strict_serializer import StrictSerializer
-from inference.serving.served_models import checkpoint_key_of, served_model_get
+from inference.serving.served_models import served_model_get
+from inference.values.served_model import ServedModel
+from models_registry.adapters import adapter_get
 from models_registry.aliases import alias_get, alias_promote, alias_rollback
 from models_registry.selectors import checkpoint_get
 
@@ -26,7 +29,9 @@ _ERRORS = (400, 401, 403, 404, 409, 415, 503)
 class PromoteRequestSerializer(StrictSerializer):
     """Body of POST /v1/models/{alias}/promote."""
 
-    model = StrictCharField(max_length=256, help_text="The checkpoint that the alias is to mean.")
+    model = StrictCharField(
+        max_length=256, help_text="The checkpoint, or the adapter (BASE:NAME), that the alias is to mean."
+    )
 
 
 class RollbackRequestSerializer(StrictSerializer):
@@ -38,12 +43,12 @@ class RollbackRequestSerializer(StrictSerializer):
 
 
 class AliasRevisionSerializer(serializers.Serializer[Any]):
-    """A checkpoint that the alias refers to, or referred to earlier."""
+    """A checkpoint or an adapter that the alias refers to, or referred to earlier."""
 
     revision = serializers.IntegerField()
-    model = serializers.CharField(help_text="The checkpoint's name at that time.")
+    model = serializers.CharField(help_text="Name of the checkpoint or adapter at that time.")
     is_current = serializers.BooleanField()
-    is_available = serializers.BooleanField(help_text="false: the checkpoint has been deleted.")
+    is_available = serializers.BooleanField(help_text="false: it has been deleted.")
     created_at = serializers.IntegerField(help_text="Unix time.")
     author = serializers.CharField(allow_blank=True)
 
@@ -78,7 +83,7 @@ class PromoteView(ApiView):
 
     @documented(
         operation_id="alias_promote",
-        summary="Let an alias mean another checkpoint",
+        summary="Let an alias mean another model",
         description="Makes the alias if there is none. Other web processes know within three seconds.",
         request=PromoteRequestSerializer,
         responses={200: AliasSerializer},
@@ -89,8 +94,7 @@ class PromoteView(ApiView):
         """Store a new revision of the alias."""
         values = await json_body(request, PromoteRequestSerializer.shared().parse)
         served = await served_model_get(name=values["model"])
-        checkpoint_id = checkpoint_key_of(served, param="model")
-        found = await sync_to_async(_promote)(model_id, checkpoint_id, self.principal.name)
+        found = await sync_to_async(_promote)(model_id, served, self.principal.name)
         return json_response(found)
 
 
@@ -116,8 +120,10 @@ def _alias(name: str) -> dict[str, Any]:
     return _shown(alias_get(name))
 
 
-def _promote(name: str, checkpoint_id: str, author_name: str) -> dict[str, Any]:
-    alias_promote(name=name, checkpoint=checkpoint_get(checkpoint_id), author_name=author_name)
+def _promote(name: str, served: ServedModel, author_name: str) -> dict[str, Any]:
+    checkpoint = checkpoint_get(served.checkpoint_id)
+    adapter = None if not served.adapter else adapter_get(checkpoint=checkpoint, adapter_id=UUID(served.adapter))
+    alias_promote(name=name, checkpoint=checkpoint, adapter=adapter, author_name=author_name)
     return _alias(name)
 
 
@@ -134,9 +140,9 @@ def _shown(alias: ModelAlias) -> dict[str, Any]:
         "revisions": [
             {
                 "revision": item.number,
-                "model": item.checkpoint_name,
+                "model": item.meaning,
                 "is_current": item.pk == alias.current_id,
-                "is_available": item.checkpoint_id is not None,
+                "is_available": item.is_available,
                 "created_at": int(item.created_at.timestamp()),
                 "author": item.author_name,
             }

@@ -1,5 +1,6 @@
-// A model's LoRA adapters: register one by path, remove one.
+// A model's LoRA adapters: register one by path, promote one to an alias, remove one.
 import { $, act, call, confirmDialog, pageData, redrawParts, toast } from "./kit.js";
+import { promotions } from "./promote.js";
 
 const base = `/registry/checkpoints/${pageData("detail").id}/adapters`;
 
@@ -28,3 +29,5 @@ $("#adapter-region").addEventListener("click", async (event) => {
     await redrawParts("adapter-region");
   });
 });
+
+promotions(() => redrawParts("adapter-region"));

@@ -1,4 +1,4 @@
-// The dialog that points an alias to a checkpoint: every button with data-promote opens it.
+// The dialog that points an alias to a checkpoint or an adapter: every button with data-promote opens it.
 import { $, call, submitted, toast } from "./kit.js";
 
 let chosen = null;
@@ -8,9 +8,9 @@ export function promotions(done) {
   const dialog = $("#promote-dialog");
   if (!dialog) return;
   document.addEventListener("click", (event) => {
-    const { promote, name } = event.target.closest("button")?.dataset ?? {};
+    const { promote, adapter, name } = event.target.closest("button")?.dataset ?? {};
     if (!promote) return;
-    chosen = { id: promote, name };
+    chosen = { id: promote, adapter, name };
     $("#promote-title").textContent = `Promote ${name}`;
     $("#promote-error").hidden = true;
     dialog.showModal();
@@ -19,7 +19,9 @@ export function promotions(done) {
   $("#promote-close").addEventListener("click", () => dialog.close());
   $("#promote-form").addEventListener("submit", (event) =>
     submitted(event, $("#promote-error"), async () => {
-      const revision = await call("POST", `/registry/checkpoints/${chosen.id}/promote`, { alias: $("#promote-alias").value });
+      const body = { alias: $("#promote-alias").value };
+      if (chosen.adapter) body.adapter = chosen.adapter;
+      const revision = await call("POST", `/registry/checkpoints/${chosen.id}/promote`, body);
       dialog.close();
       toast(`${revision.alias} means ${chosen.name} now (revision ${revision.number}).`);
       await done();

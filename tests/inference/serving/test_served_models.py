@@ -27,15 +27,15 @@ class Rows:
 
     def __init__(self) -> None:
         self.readings = 0
-        self.found: ServedModel | Exception | None = served()
+        self.found: ServedModel | Exception = served()
         self.may_answer = threading.Event()
         self.may_answer.set()
 
-    def __call__(self, name: str, known: ServedModel | None) -> ServedModel | None:
+    def __call__(self, name: str, known: ServedModel | UnknownModel | None) -> ServedModel | UnknownModel:
         self.readings += 1
         found = self.found
         assert self.may_answer.wait(10)
-        if isinstance(found, Exception):
+        if isinstance(found, Exception) and not isinstance(found, UnknownModel):
             raise found
         return found
 
@@ -69,7 +69,7 @@ async def test_a_row_is_read_again_after_a_while(rows, monkeypatch):
 
 
 async def test_names_that_nobody_serves_are_remembered_as_such(rows):
-    rows.found = None
+    rows.found = UnknownModel("The model 'tiny' does not exist.")
     for _ in range(3):
         with pytest.raises(UnknownModel, match="'tiny' does not exist"):
             await served_model_get(name="tiny")

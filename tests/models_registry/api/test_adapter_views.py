@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from inference.errors import UnknownModel
+from inference.serving.served_models import served_model_read
 from models_registry import live
 from models_registry.models import Adapter, Checkpoint
 from models_registry.services import checkpoint_register
 from tests.accounts import account
-from tests.inference.llm.adapter_writing import write_adapter
+from tests.inference.llm.adapter_writing import write_adapter, write_xlora
 from tests.inference.llm.harness import Checkpoint as TinyCheckpoint
 from tests.models_registry.api.test_run_views import error_of, send
 from tests.models_registry.api.test_views import SOME_ID
@@ -81,3 +83,32 @@ def test_who_may_only_look_gets_no_form(base: Checkpoint) -> None:
     client.force_login(account("walter", "viewer"))
     page = client.get(f"/models/{base.pk}/?tab=adapters").content.decode()
     assert "None is registered." in page and "add-adapter" not in page
+
+
+def test_an_adapter_is_promoted_and_then_not_removed(browser: Client, base: Checkpoint, tmp_path: Path) -> None:
+    path = f"/registry/checkpoints/{base.pk}/adapters"
+    made = register(browser, path, path=str(write_adapter(tmp_path / "adapters" / "sql", 1))).json()
+    url = f"/registry/checkpoints/{base.pk}/promote"
+    revision = register(browser, url, alias="chat", adapter=made["id"])
+    assert revision.status_code == 201 and revision.json()["adapter_name"] == "sql", revision.content
+    page = browser.get(f"/models/{base.pk}/?tab=adapters").content.decode()
+    assert f'data-adapter="{made["id"]}"' in page and ">chat</span>" in page
+    assert "'chat' means" in error_of(send(browser, "DELETE", f"{path}/{made['id']}"), 409)["message"]
+    served = served_model_read("chat")
+    assert (served.name, served.adapter) == ("tiny:sql", made["id"])
+    assert error_of(register(browser, url, alias="chat", adapter=SOME_ID), 404)["param"] == "adapter"
+    Adapter.objects.all().delete()
+    with pytest.raises(UnknownModel, match="alias 'chat' means the adapter 'tiny:sql', which was removed"):
+        served_model_read("chat")
+
+
+def test_an_xlora_is_registered_like_any_adapter(browser: Client, base: Checkpoint, tmp_path: Path) -> None:
+    path = f"/registry/checkpoints/{base.pk}/adapters"
+    place = write_xlora(tmp_path / "adapters" / "mix", 1, is_old=True)
+    made = register(browser, path, path=str(place))
+    assert made.status_code == 201, made.content
+    assert (made.json()["kind"], made.json()["model"]) == ("xlora", "tiny:mix")
+    assert "X-LoRA</span>" in browser.get(f"/models/{base.pk}/?tab=adapters").content.decode()
+    (place / "adapters" / "adapter_1" / "adapter_model.safetensors").unlink()
+    error = error_of(register(browser, path, path=str(place), name="again"), 422)
+    assert "has no adapter_model.safetensors" in error["message"]

@@ -7,7 +7,7 @@ import pytest
 
 from inference.errors import Conflict
 from models_registry import aliases, services
-from models_registry.models import AliasRevision, ModelAlias
+from models_registry.models import Adapter, AliasRevision, ModelAlias
 from tests.inference.api.openai.test_views import documented_answer
 from tests.inference.api.test_base import is_error
 from tests.inference.rows import make_checkpoint
@@ -57,6 +57,31 @@ def test_promote_roll_back_delete(document, http_as_admin, second):
     documented_answer(document, path, "delete", response)
     is_error(http_as_admin.post("/v1/completions", json={"model": "prod", "prompt": "a"}), 404)
     assert not AliasRevision.objects.exists()
+
+
+def test_an_alias_may_mean_an_adapter(document, http_as_admin, checkpoint):
+    row = Adapter.objects.create(
+        base=checkpoint, name="sql", path="/nowhere", digest="d", rank=4, num_values=1, size_bytes=1
+    )
+    response = http_as_admin.post("/v1/models/prod/promote", json={"model": "tiny:sql"})
+    documented_answer(document, "/v1/models/{model_id}/promote", "post", response)
+    assert [item["model"] for item in response.json()["revisions"]] == ["tiny:sql"]
+    is_error(http_as_admin.post("/v1/models/prod/promote", json={"model": "tiny:sql"}), 409)
+    listed = http_as_admin.get("/v1/models")
+    documented_answer(document, "/v1/models", "get", listed)
+    shown = next(item for item in listed.json()["data"] if item["id"] == "prod")
+    assert (shown["root"], shown["parent"]) == ("tiny:sql", "tiny")
+    for _ in range(2):  # again is no error
+        assert http_as_admin.post("/api/copy", json={"source": "prod", "destination": "mine"}).status_code == 200
+    assert {item["name"] for item in http_as_admin.get("/api/tags").json()["models"]} >= {"prod", "mine", "tiny:sql"}
+    row.delete()
+    listed = {item["id"] for item in http_as_admin.get("/v1/models").json()["data"]}
+    assert listed.isdisjoint({"prod", "mine", "tiny:sql"})
+    error = http_as_admin.post("/v1/completions", json={"model": "prod", "prompt": "a"})
+    assert error.status_code == 404
+    assert "'prod' means the adapter 'tiny:sql', which was removed" in error.json()["error"]["message"]
+    assert http_as_admin.post("/v1/models/prod/promote", json={"model": "tiny"}).json()["revision"] == 2
+    is_error(http_as_admin.post("/v1/models/prod/rollback", json={}), 409)
 
 
 def test_a_change_reaches_the_cache_of_another_process(http, second, monkeypatch):
