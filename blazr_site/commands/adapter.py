@@ -1,0 +1,78 @@
+"""Run ``blazr adapter``: register, list and remove the LoRA adapters of a running server."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from contextlib import closing
+from typing import Any
+
+from rich.text import Text
+
+from blazr_site.commands.models import stderr
+from blazr_site.commands.server import server_with_key
+from blazr_site.commands.tables import output_console, table
+from blazr_site.server_client import ServerClient
+from inference.errors import UnknownModel
+from inference.host.units import format_bytes
+
+CHECKPOINTS = "/registry/checkpoints"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the action on the server."""
+    with closing(ServerClient(server_with_key(arguments, "blazr adapter"))) as client:
+        if arguments.action == "add":
+            return _add(client, arguments.model, arguments.path, arguments.name)
+        if arguments.action == "list":
+            return _list(client, arguments.model, is_json=arguments.json)
+        return _remove(client, arguments.name)
+
+
+def _add(client: ServerClient, model: str, path: str, name: str | None) -> int:
+    body = {"path": path} if name is None else {"path": path, "name": name}
+    row = client.json("POST", f"{_base(client, model)}/adapters", body)
+    stderr.print(f"{client.server.url} has it as {row['model']}", highlight=False, markup=False)
+    return 0
+
+
+def _list(client: ServerClient, model: str | None, *, is_json: bool) -> int:
+    names = sorted(_models(client)) if model is None else [model]
+    rows: list[dict[str, Any]] = []
+    for name in names:
+        rows += client.json("GET", f"{_base(client, name)}/adapters")
+    if is_json:
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+        return 0
+    shown = table("model", "kind", "rank", "size", "state", "path", right=("rank", "size"))
+    for row in rows:
+        texts = (row["kind"], str(row["rank"]), format_bytes(row["size_bytes"]), row["state"], row["path"])
+        shown.add_row(Text(row["model"]), *map(Text, texts))
+    output_console().print(shown)
+    return 0
+
+
+def _remove(client: ServerClient, name: str) -> int:
+    model = name.rpartition(":")[0]
+    base = _base(client, model)
+    key = next((row["id"] for row in client.json("GET", f"{base}/adapters") if row["model"] == name), None)
+    if key is None:
+        raise UnknownModel(f"{client.server.url} has no adapter {name[:120]!r}; blazr adapter list shows all.")
+    client.json("DELETE", f"{base}/adapters/{key}")
+    stderr.print(f"removed {name}; its files stay", highlight=False, markup=False)
+    return 0
+
+
+def _models(client: ServerClient) -> dict[str, str]:
+    """Ids of all checkpoints of the server by name."""
+    return {row["served_model_name"]: row["id"] for row in client.json("GET", CHECKPOINTS)}
+
+
+def _base(client: ServerClient, model: str) -> str:
+    """Path of a checkpoint's routes."""
+    known = _models(client)
+    if model not in known:
+        some = ", ".join(sorted(known)[:5]) or "none"
+        raise UnknownModel(f"{client.server.url} has no model {model[:120]!r} (it has {some}).")
+    return f"{CHECKPOINTS}/{known[model]}"
