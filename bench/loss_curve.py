@@ -2,8 +2,8 @@
 
 Ours are int8, int4 and the mixed forms of ``blazr quantise``; llama.cpp's are those of its own quantiser, out of its
 own converter. All are measured in one way: the mean divergence of the predictions from the checkpoint's bfloat16 over
-Python's help pages. Mixed forms are planned on other pages than those that they are measured on. Bytes are the
-weights', without vocabulary and metadata. Writes a picture beside the table.
+Python's help pages. Mixed forms are planned and corrected on other pages than those that they are measured on. Bytes
+are the weights', without vocabulary and metadata. Writes a picture beside the table.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from html import escape
 from pathlib import Path
 
 from bench.environments import Environments
+from blazr_site.commands.arguments import QUANTISE_CORRECTION
 from blazr_site.commands.quality import text_tokens
 from inference.llm.options import LLMOptions
 from inference.llm.quality import Quality, measure_quality
@@ -57,8 +58,9 @@ class Curve:
 
     def __init__(self, directory: Path, num_tokens: int) -> None:
         self._original = inspect_checkpoint(directory)
-        tokens, self._text = text_tokens(self._original, None, 2 * num_tokens)
-        self._tokens, self._planning = tokens[:num_tokens], tokens[num_tokens:]
+        tokens, self._text = text_tokens(self._original, None, 2 * num_tokens + QUANTISE_CORRECTION)
+        self._tokens, self._planning = tokens[:num_tokens], tokens[num_tokens : 2 * num_tokens]
+        self._correcting = tokens[2 * num_tokens :]
         self._options = LLMOptions(dtype="bfloat16")
 
     def _measure(self, inspection: Inspection, quants: Sequence[Quant]) -> list[Quality]:
@@ -81,7 +83,7 @@ class Curve:
             with tempfile.TemporaryDirectory() as target:
                 quantised = quantise_checkpoint(
                     original.spec, original.weight_paths, side_files(original), Path(target) / "quantised",
-                    self._planning, Limit(int(mib * MIB)), text=self._text, window=WINDOW,
+                    self._planning, Limit(int(mib * MIB)), text=self._text, window=WINDOW, calibration=self._correcting,
                 )  # fmt: skip
                 (quality,) = self._measure(inspect_checkpoint(Path(target) / "quantised"), ["auto"])
             bits = quantised.bits_per_weight

@@ -8,12 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from blazr_site.commands.arguments import QUANTISE_TOKENS, QUANTISE_WINDOW
+from blazr_site.commands.arguments import QUANTISE_CORRECTION, QUANTISE_TOKENS, QUANTISE_WINDOW
 from blazr_site.commands.quality import text_tokens, tokens_to_read
 from blazr_site.job_child import device_and_dtype, run
 from inference.errors import InvalidRequest, StorageFull
+from inference.llm.quantising.correcting import correcting_bytes
 from inference.llm.quantising.measuring import measuring_bytes
-from inference.llm.quantising.quantise import Limit, Progress, quantise_checkpoint
+from inference.llm.quantising.quantise import Limit, Progress, quantise_checkpoint, split_text
 from inference.llm.quantising.side_files import side_files
 from models_registry.detection.child import inspect_in_child
 
@@ -46,13 +47,18 @@ def quantise(
     """
     progress(0.0, "inspecting")
     inspection = inspect_in_child(Path(path), overrides)
+    most = QUANTISE_TOKENS + QUANTISE_CORRECTION
     if text:
-        token_ids, label = tokens_to_read(inspection, (text, "a text of its own"), QUANTISE_TOKENS)
+        both, label = tokens_to_read(inspection, (text, "a text of its own"), most)
     else:
-        token_ids, label = text_tokens(inspection, None, QUANTISE_TOKENS)
+        both, label = text_tokens(inspection, None, most)
+    token_ids, calibration = split_text(both, QUANTISE_TOKENS)
     where, dtype = device_and_dtype(
         device,
-        lambda dtype: measuring_bytes(inspection.spec, len(token_ids), dtype),
+        lambda dtype: (
+            measuring_bytes(inspection.spec, len(token_ids), dtype)
+            + correcting_bytes(inspection.spec, len(calibration), dtype)
+        ),
         "unload models, or run blazr quantise on a larger machine",
     )
     try:
@@ -65,6 +71,7 @@ def quantise(
             Limit(max_bytes, max_kl),
             text=label,
             window=min(QUANTISE_WINDOW, inspection.spec.max_position_embeddings),
+            calibration=calibration,
             device=where,
             dtype=dtype,
             progress=progress,

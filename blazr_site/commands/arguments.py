@@ -18,7 +18,7 @@ Needs = Literal["nothing", "settings", "applications", "site", "database"]
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEMO_DIRECTORY = "models/demo"
-QUANTISE_TOKENS, QUANTISE_WINDOW = 1024, 512
+QUANTISE_TOKENS, QUANTISE_WINDOW, QUANTISE_CORRECTION = 1024, 512, 2048
 """Length of the text that a quantisation measures on, and of its windows, unless options say otherwise."""
 KEY_LIMITS = {
     "rpm": "requests a minute",
@@ -318,6 +318,14 @@ def _quantise(parser: argparse.ArgumentParser) -> None:
     tokens, window = QUANTISE_TOKENS, QUANTISE_WINDOW
     parser.add_argument("--tokens", type=int, default=tokens, metavar="N", help="most tokens to read (%(default)s)")
     parser.add_argument("--window", type=int, default=window, metavar="N", help="tokens read in one go (%(default)s)")
+    parser.add_argument(
+        "--correct",
+        type=int,
+        default=QUANTISE_CORRECTION,
+        metavar="N",
+        help="tokens behind those of --tokens, over which errors of rounding make up for each other; 0: none "
+        "(%(default)s)",
+    )
     parser.add_argument("--cpu", action="store_true", help="use the CPU even if there is a GPU")
     parser.add_argument("--dtype", default="auto", choices=DTYPES, help="to measure in (auto: float32)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")

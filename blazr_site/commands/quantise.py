@@ -20,7 +20,7 @@ from inference.errors import InvalidRequest
 from inference.host.units import format_bytes
 from inference.llm.checkpoint_writing import SHARD_BYTES
 from inference.llm.loading import choose_device
-from inference.llm.quantising.quantise import Limit, Quantised, quantise_checkpoint
+from inference.llm.quantising.quantise import Limit, Quantised, quantise_checkpoint, split_text
 from inference.llm.quantising.side_files import side_files
 from models_registry.detection.facts import CHAT_TEMPLATE, TOKENIZER_FROM
 
@@ -42,7 +42,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidRequest(f"--max-kl is {limit.max_kl:g}; it must be above 0 and below 100 nats.", param="max_kl")
     check_windows(arguments)
     inspection = inspect_model(arguments)
-    token_ids, text = text_tokens(inspection, Path(arguments.text) if arguments.text else None, arguments.tokens)
+    if arguments.correct < 0:
+        raise InvalidRequest(f"--correct is {arguments.correct}; it must be at least 0.", param="correct")
+    most = arguments.tokens + arguments.correct
+    both, text = text_tokens(inspection, Path(arguments.text) if arguments.text else None, most)
+    token_ids, calibration = split_text(both, arguments.tokens)
     with _sigterm_as_interrupt(), detailed_bar("Quantising") as report:
         found = quantise_checkpoint(
             inspection.spec,
@@ -53,6 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
             limit,
             text=text,
             window=min(arguments.window, inspection.spec.max_position_embeddings),
+            calibration=calibration,
             device=choose_device(force_cpu=arguments.cpu),
             dtype="float32" if arguments.dtype == "auto" else arguments.dtype,
             shard_bytes=shard_bytes,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from inference.errors import InvalidRequest
 from inference.host.units import format_bytes
 from inference.llm.checkpoint_writing import SHARD_BYTES, SourceFiles, check_target
 from inference.llm.quality import WindowRunner
+from inference.llm.quantising.correcting import Correction, correcting_bytes
 from inference.llm.quantising.measuring import Divergence, Measurement, measuring_bytes
 from inference.llm.quantising.parts import KINDS, Part, find_parts, fixed_bytes
 from inference.llm.quantising.planning import STORED, Choice, Plan, Planner
@@ -26,6 +28,7 @@ from inference.llm.quantising.writing import write_checkpoint
 from inference.llm.sizes import free_memory_bytes
 from inference.modelling.backends.backend import choose_backend
 from inference.modelling.layer_parts import Dtype
+from inference.modelling.layers.coded import Codes
 from inference.modelling.quantisation import OWN_FORMS, FormName
 from inference.modelling.spec import ModelSpec
 from inference.modelling.weights.loader import load_network
@@ -37,7 +40,7 @@ MEASURED_FORMS: tuple[FormName, FormName] = ("int2", "int4")
 ``derive_divergences``: forms of more bits change a single matrix less than a few hundred predictions show."""
 CURVE_POINTS = 6
 _SEARCH_STEPS = 7
-_LOADED, _MEASURED, _PLANNED = 0.05, 0.8, 0.95
+_LOADED, _MEASURED, _PLANNED = 0.05, 0.65, 0.95
 """Shares of the work that are done after each phase."""
 
 
@@ -93,6 +96,7 @@ class Quantised:
     Attributes:
         plan: The forms.
         divergence: Of the whole plan, measured.
+        plain: Of the whole plan without correction.
         stored: Of the checkpoint as it was.
         curve: Measured plans, the smallest first.
         size_bytes: Of the written weights.
@@ -101,6 +105,7 @@ class Quantised:
 
     plan: Plan
     divergence: Divergence
+    plain: Divergence
     stored: Divergence
     curve: Sequence[CurvePoint]
     size_bytes: int
@@ -121,6 +126,7 @@ def quantise_checkpoint(
     *,
     text: str,
     window: int,
+    calibration: Sequence[int] = (),
     device: str = "cpu",
     dtype: Dtype = "float32",
     shard_bytes: int = SHARD_BYTES,
@@ -137,6 +143,7 @@ def quantise_checkpoint(
         limit: Limits of the plan.
         text: Description of the text, for the figures.
         window: Tokens that are predicted from one empty state.
+        calibration: Another text, over which errors of rounding make up for each other; empty: they don't.
         device: Device that measures.
         dtype: dtype that the network is measured in.
         shard_bytes: Most bytes of the tensors in one file.
@@ -147,26 +154,24 @@ def quantise_checkpoint(
         CheckpointError: The checkpoint can't be quantised.
     """
     tensors = SourceTensors(spec, weight_files, source)
-    parts = find_parts(spec, tensors.tensors)
-    fixed = fixed_bytes(parts, tensors.tensors)
+    fixed = fixed_bytes(parts := find_parts(spec, tensors.tensors), tensors.tensors)
     _check_smallest(parts, fixed, limit, target)
     windows = _windows(token_ids, window)
-    _check_memory(measuring_bytes(spec, len(token_ids), TORCH_DTYPES[dtype]), len(token_ids), device)
+    _check_memory(spec, len(token_ids), len(calibration), dtype, device)
     progress(0.0, "loading")
     with on_device(torch.device(device)), torch.inference_mode():
         network = load_network(spec, weight_files, dtype=TORCH_DTYPES[dtype], device=device)
         runner = WindowRunner(network, window, dtype, device)
         measurement = Measurement(runner, choose_backend(device, TORCH_DTYPES[dtype]), windows)
         measured = _measure_parts(measurement, parts, progress)
-        trials = _Trials(Planner(_choices(measured), fixed), measurement, parts, limit, progress)
-        plan, divergence = trials.choose()
-        bits = plan.size_bytes * 8 / spec.num_parameters()
-        found = Quantised(plan, divergence, measurement.stored(), trials.curve(), plan.size_bytes, bits)
+        correction = Correction(runner, _windows(calibration, window)) if calibration else None
+        trials = _Trials(Planner(_choices(measured), fixed), measurement, parts, limit, correction, progress)
+        found, codes = trials.result(spec.num_parameters())
         progress(_PLANNED, "writing")
-        check_target(target, plan.size_bytes)
+        check_target(target, found.plan.size_bytes)
         size = write_checkpoint(
-            target, source, tensors, spec, trials.named_forms(plan),
-            partial(_values_of, dict(network.named_parameters())),
+            target, source, tensors, spec, trials.named_forms(found.plan),
+            partial(_values_of, dict(network.named_parameters())), codes=codes,
             measured=_figures(found, text), plan=_plan_file(measured, found, text, limit), shard_bytes=shard_bytes,
         )  # fmt: skip
     progress(1.0, "")
@@ -175,6 +180,12 @@ def quantise_checkpoint(
 
 def _values_of(parameters: Mapping[str, torch.nn.Parameter], name: str) -> torch.Tensor:
     return parameters[name].data
+
+
+def split_text(token_ids: Sequence[int], num_measured: int) -> tuple[Sequence[int], Sequence[int]]:
+    """Return the tokens to measure on, and those to correct on; of a short text, two thirds are corrected on."""
+    measured = min(num_measured, max(len(token_ids) // 3, 2))
+    return token_ids[:measured], token_ids[measured:] if len(token_ids) - measured > 1 else ()
 
 
 def _windows(token_ids: Sequence[int], window: int) -> list[Sequence[int]]:
@@ -200,7 +211,9 @@ def _check_smallest(parts: Sequence[Part], fixed: int, limit: Limit, target: Pat
     check_target(target, smallest)
 
 
-def _check_memory(needed_bytes: int, num_tokens: int, device: str) -> None:
+def _check_memory(spec: ModelSpec, num_tokens: int, num_corrected: int, dtype: Dtype, device: str) -> None:
+    needed_bytes = measuring_bytes(spec, num_tokens, TORCH_DTYPES[dtype])
+    needed_bytes += correcting_bytes(spec, num_corrected, TORCH_DTYPES[dtype]) if num_corrected else 0
     free_bytes = free_memory_bytes(device)
     if needed_bytes > free_bytes:
         raise InvalidRequest(
@@ -275,13 +288,21 @@ class _Trials:
         measurement: Measures the network.
         parts: All parts.
         limit: Limits of the plan.
+        correction: Corrects the errors of rounding; None: matrices are rounded plainly.
         report: Called with the share done.
     """
 
     def __init__(
-        self, planner: Planner, measurement: Measurement, parts: Sequence[Part], limit: Limit, report: Progress
+        self,
+        planner: Planner,
+        measurement: Measurement,
+        parts: Sequence[Part],
+        limit: Limit,
+        correction: Correction | None,
+        report: Progress,
     ) -> None:
         self._planner, self._measurement, self._limit = planner, measurement, limit
+        self._correction = correction
         self._parts = {part.name: part for part in parts}
         self._report = report
         self._found: dict[tuple[tuple[str, str], ...], tuple[Plan, Divergence]] = {}
@@ -298,11 +319,48 @@ class _Trials:
         """Return the divergence of a whole plan."""
         key = tuple(plan.forms.items())
         if key not in self._found:
-            with self._measurement.rounded(self.forms_of(plan)):
+            with self._applied(plan, self._correction):
                 self._found[key] = plan, self._measurement.divergence(-1)
             share = _MEASURED + (_PLANNED - _MEASURED) * min(len(self._found) / (_SEARCH_STEPS + CURVE_POINTS), 1)
             self._report(share, f"measuring a plan of {format_bytes(plan.size_bytes)}")
         return self._found[key][1]
+
+    def result(self, num_parameters: int) -> tuple[Quantised, Mapping[str, Codes]]:
+        """Return the best plan with its figures, and the codes of its corrected matrices.
+
+        Raises:
+            InvalidRequest: As ``choose``.
+        """
+        plan, _ = self.choose()
+        codes, plain = self._final_codes(plan)
+        found, stored, bits = self.measure(plan), self._measurement.stored(), plan.size_bytes * 8 / num_parameters
+        return Quantised(plan, found, plain, stored, self.curve(), plan.size_bytes, bits), codes
+
+    def _final_codes(self, plan: Plan) -> tuple[Mapping[str, Codes], Divergence]:
+        """Return the codes of a plan's corrected matrices, and its divergence without correction.
+
+        There are none if plain rounding predicts better; ``measure`` gives its divergence then.
+        """
+        with self._applied(plan, None):
+            plain = self._measurement.divergence(-1)
+        if self._correction is None or plain.mean_kl <= self.measure(plan).mean_kl:
+            self._found[tuple(plan.forms.items())] = plan, plain
+            return {}, plain
+        with self._applied(plan, self._correction):
+            return dict(self._correction.codes), plain
+
+    @contextmanager
+    def _applied(self, plan: Plan, correction: Correction | None) -> Iterator[None]:
+        """Give the network the values of a plan, and restore its own at the end."""
+        forms_of = self.forms_of(plan)
+        fixed = {
+            name: form
+            for name, form in self.named_forms(plan).items()
+            if correction is not None and correction.can_correct(name, form)
+        }
+        others = {part: form for part, form in forms_of.items() if fixed.keys().isdisjoint(part.parameters)}
+        with self._measurement.rounded(others), nullcontext() if correction is None else correction.applied(fixed):
+            yield
 
     def choose(self) -> tuple[Plan, Divergence]:
         """Return the best plan within the limits.
@@ -364,6 +422,7 @@ def _figures(found: Quantised, text: str) -> dict[str, Any]:
         "text": text,
         "bits_per_weight": found.bits_per_weight,
         "predicted_kl": found.plan.predicted,
+        "plainly_rounded_kl": found.plain.mean_kl,
     }
 
 

@@ -25,7 +25,7 @@ from inference.llm.quantising.source import SourceTensor, SourceTensors, kept_me
 from inference.modelling.encodings.blazr import CODES, METHOD, SCALES
 from inference.modelling.encodings.quantisation_config import BLAZR_VERSION, KEPT_VERSION
 from inference.modelling.families.checks import TIED_HEAD
-from inference.modelling.layers.coded import quantised_rows
+from inference.modelling.layers.coded import Codes, code_plainly, quantised_rows
 from inference.modelling.quantisation import OWN_FORMS, Form, FormName, code_bytes
 from inference.modelling.spec import ModelSpec, Source
 
@@ -42,6 +42,7 @@ def write_checkpoint(
     forms: Mapping[str, FormName],
     weight_of: Callable[[str], torch.Tensor],
     *,
+    codes: Mapping[str, Codes] | None = None,
     measured: Mapping[str, Any],
     plan: Mapping[str, Any],
     shard_bytes: int = SHARD_BYTES,
@@ -55,6 +56,7 @@ def write_checkpoint(
         spec: Its specification.
         forms: Form of each quantised parameter.
         weight_of: Returns the stored values of a parameter, float32 or bfloat16.
+        codes: Of the parameters that aren't rounded plainly.
         measured: Figures for config.json.
         plan: Content of ``quantisation.json``.
         shard_bytes: Most bytes of the tensors in one file.
@@ -82,7 +84,7 @@ def write_checkpoint(
         for name, data in content.items():
             (unfinished / name).write_bytes(data)
         with stored.entries(left) as entries:
-            entries += _coded_entries(spec, forms, weight_of, stored.tensors)
+            entries += _coded_entries(spec, forms, weight_of, codes or {}, stored.tensors)
             written, size = write_weights(unfinished, entries, shard_bytes)
         publish(unfinished, target, [*copied, *content, *written])
     return size
@@ -132,12 +134,16 @@ def _coded_entries(
     spec: ModelSpec,
     forms: Mapping[str, FormName],
     weight_of: Callable[[str], torch.Tensor],
+    corrected: Mapping[str, Codes],
     tensors: Mapping[str, SourceTensor],
 ) -> list[Entry]:
     """Return the codes and scales of all quantised parameters, tensor by tensor of the checkpoint."""
 
     @lru_cache(maxsize=1)  # the tensors of a parameter are written one after the other
     def rows_of(parameter: str) -> tuple[torch.Tensor, torch.Tensor]:
+        if parameter in corrected:
+            packed = code_plainly(corrected[parameter])
+            return packed.planes.cpu(), packed.scales.cpu()
         codes, scales = quantised_rows(weight_of(parameter), forms[parameter])
         return codes.cpu(), scales.cpu()
 

@@ -80,6 +80,7 @@ def test_sigterm_ends_it_as_ctrl_c_does(monkeypatch: pytest.MonkeyPatch, tmp_pat
     [
         ([], "say how small or how close"), (["--max-kl", "-1"], "--max-kl is -1; it must be above 0"),
         (["--bytes", "10"], "can't be made smaller than"), (["--max-kl", "1", "--tokens", "1"], "--tokens is 1"),
+        (["--max-kl", "1", "--correct", "-1"], "--correct is -1; it must be at least 0"),
     ],
 )  # fmt: skip
 def test_bad_options(options: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

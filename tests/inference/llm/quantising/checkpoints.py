@@ -25,10 +25,13 @@ def random_tokens(vocab_size: int, count: int = 48) -> list[int]:
     return torch.randint(0, vocab_size, (count,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
-def quantise(found: Inspection, target: Path, limit: Limit, count: int = 48, window: int = 24) -> Quantised:
+def quantise(
+    found: Inspection, target: Path, limit: Limit, count: int = 48, window: int = 24, num_corrected: int = 0
+) -> Quantised:
+    tokens = random_tokens(found.spec.vocab_size, count + num_corrected)
     return quantise_checkpoint(
-        found.spec, found.weight_paths, source_of(found), target, random_tokens(found.spec.vocab_size, count), limit,
-        text="random tokens", window=window,
+        found.spec, found.weight_paths, source_of(found), target, tokens[:count], limit,
+        text="random tokens", window=window, calibration=tokens[count:],
     )  # fmt: skip
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from blazr_site.commands.quality import text_tokens
 from inference.demo.paths import PREBUILT_DIRECTORY
 from inference.errors import InvalidRequest, UnsupportedFormat
 from inference.llm.options import LLMOptions
 from inference.llm.quality import measure_quality
 from inference.llm.quantising.parts import KINDS, find_parts, fixed_bytes
-from inference.llm.quantising.quantise import Limit, derive_divergences
+from inference.llm.quantising.quantise import Limit, Quantised, derive_divergences, quantise_checkpoint, split_text
 from inference.llm.quantising.writing import PLAN_FILE
 from models_registry.detection.inspection import Inspection
-from tests.inference.llm.quantising.checkpoints import inspect, quantise, random_tokens, tensors_of
+from tests.inference.llm.quantising.checkpoints import inspect, quantise, random_tokens, source_of, tensors_of
 from tests.inference.modelling.huggingface import make_checkpoint
 from tests.inference.modelling.test_quantisation import CONFIGS
 
@@ -100,11 +102,44 @@ def test_what_memory_cannot_hold_is_not_begun(
     assert not list(tmp_path.iterdir())
 
 
+def test_corrected_codes_are_closer_and_are_those_that_are_written(demo: Inspection, tmp_path: Path) -> None:
+    tokens, _ = text_tokens(demo, None, 900)
+    limit = Limit(size_bytes=700_000)
+
+    def quantised(name: str, calibration: Sequence[int]) -> Quantised:
+        return quantise_checkpoint(
+            demo.spec, demo.weight_paths, source_of(demo), tmp_path / name, tokens[:100], limit, text="help pages",
+            window=100, calibration=calibration,
+        )  # fmt: skip
+
+    plain, found = quantised("plain", ()), quantised("out", tokens[100:])
+    assert found.plan == plain.plan
+    assert found.divergence.mean_kl < 0.9 * plain.divergence.mean_kl
+    assert found.size_bytes == plain.size_bytes
+    assert found.plain.mean_kl == plain.plain.mean_kl == plain.divergence.mean_kl
+    assert [point.size_bytes for point in found.curve] == [point.size_bytes for point in plain.curve]
+    assert found.divergence.mean_kl in {point.mean_kl for point in found.curve}
+    again = inspect(tmp_path / "out")
+    quality = measure_quality(
+        again.spec, again.weight_paths, tokens[:100], ["none"], options=LLMOptions(dtype="float32", device="cpu"),
+        window=100, reference=(demo.spec, demo.weight_paths),
+    )  # fmt: skip
+    assert quality[-1].mean_kl == pytest.approx(found.divergence.mean_kl, rel=0.3), "kernels round activations too"
+
+
+def test_of_a_short_text_a_third_is_measured_on() -> None:
+    tokens = list(range(90))
+    assert split_text(tokens, 30) == (tokens[:30], tokens[30:])
+    assert split_text(tokens, 80) == (tokens[:30], tokens[30:])
+    assert split_text(tokens[:3], 80) == ([0, 1], ())
+    assert split_text([0], 80) == ([0], ())
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_family(name: str, tmp_path: Path) -> None:
     directory, _ = make_checkpoint(CONFIGS[name](), tmp_path / "made")
     source = inspect(directory)
-    found = quantise(source, tmp_path / "out", Limit(max_kl=0.5), count=24)
+    found = quantise(source, tmp_path / "out", Limit(max_kl=0.5), count=24, num_corrected=24)
     assert found.divergence.mean_kl <= 0.5
     assert found.size_bytes < source.size_bytes
     written = json.loads((tmp_path / "out" / PLAN_FILE).read_text())
