@@ -118,9 +118,11 @@ def _print(found: Quantised, output: str, text: str) -> None:
         label = ("all " + point.form if point.form else "mixed") + (" (written)" if is_chosen else "")
         shown.add_row(label, format_bytes(point.size_bytes), f"{point.mean_kl:.2e}", f"{point.predicted_kl:.2e}")
     output_console().print(shown)
+    is_corrected = found.divergence.mean_kl < found.plain.mean_kl
+    plain = f" ({found.plain.mean_kl:.2e} without correction)" if is_corrected else ""
     stderr.print(
         f"Wrote {output}: {format_bytes(found.size_bytes)}, {found.bits_per_weight:.2f} bits per weight, KL "
-        f"{found.divergence.mean_kl:.2e} nats and {found.divergence.top1_agreement:.1%} the same first choice over "
+        f"{found.divergence.mean_kl:.2e} nats{plain}, {found.divergence.top1_agreement:.1%} the same first choice over "
         f"{found.divergence.num_tokens} predictions of {text}.",
         highlight=False,
     )
