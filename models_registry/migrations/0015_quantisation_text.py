@@ -4,7 +4,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [("models_registry", "0013_adapters")]
+    dependencies = [("models_registry", "0014_adapter_kinds")]
 
     operations = [
         migrations.AddField(
