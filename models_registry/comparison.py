@@ -31,13 +31,13 @@ class Line:
     """One property of both; an empty text: that one doesn't have it.
 
     Attributes:
-        note: What the difference means, for numbers; empty: nothing to say.
+        remark: What the difference means, for numbers; empty: nothing to say.
     """
 
     name: str
     first: str
     second: str
-    note: str = ""
+    remark: str = ""
 
     @property
     def differs(self) -> bool:
@@ -194,8 +194,8 @@ def _form(info: Any) -> str:
 
 def _number(label: str, one: Mapping[str, Any], other: Mapping[str, Any], name: str, words: Any) -> Line:
     before, after = one[name], other[name]
-    note = f"{100 * (after - before) / before:+.1f} %" if before and before != after else ""
-    return Line(label, words(before), words(after), note)
+    remark = f"{100 * (after - before) / before:+.1f} %" if before and before != after else ""
+    return Line(label, words(before), words(after), remark)
 
 
 def _dtypes(description: Mapping[str, Any]) -> str:

@@ -69,10 +69,10 @@ def segments(layers: Sequence[Mapping[str, Any]], sizes: Mapping[int, int], by: 
     """Lay out the layers side by side, as wide as what they measure; those that measure nothing are a line."""
     values = [_measured(layer, sizes, by) for layer in layers]
     total = sum(values)
-    room = RIBBON_WIDTH - GAP * len(layers)
+    available = RIBBON_WIDTH - GAP * len(layers)
     place, found = 0.0, []
     for layer, value in zip(layers, values, strict=True):
-        width = max(room * value / total, 0.5) if total else room / max(len(layers), 1)
+        width = max(available * value / total, 0.5) if total else available / max(len(layers), 1)
         found.append(Segment(layer, round(place, 2), round(width, 2), _words(value, by)))
         place += width + GAP
     return found

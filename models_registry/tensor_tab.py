@@ -80,7 +80,7 @@ def open_tensor(checkpoint: Checkpoint, query: QueryDict) -> dict[str, Any]:
     detail = tensor_detail(checkpoint.pk, name) if name else None
     if detail is None:
         return {}
-    found: dict[str, Any] = {"tensor": detail, "cannot": why_not(detail.info), "note": _note(detail)}
+    found: dict[str, Any] = {"tensor": detail, "cannot": why_not(detail.info), "caveat": _caveat(detail)}
     if query.get("figures") == "1" and not found["cannot"]:
         try:
             figures = tensor_statistics(checkpoint, detail.name)
@@ -110,7 +110,7 @@ def bars(histogram: dict[str, Any] | None) -> list[Bar]:
     ]
 
 
-def _note(detail: TensorDetail) -> str:
+def _caveat(detail: TensorDetail) -> str:
     if not detail.codes_of:
         return ""
     return f"It holds the {detail.role} of the quantised weight {detail.codes_of}: its values aren't the weight's."

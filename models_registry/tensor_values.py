@@ -63,7 +63,7 @@ def tensor_statistics(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
     return _statistics(checkpoint.pk, checkpoint.updated_at.isoformat(), name)
 
 
-def ask_child(request: Mapping[str, Any], max_seconds: float = MAX_SECONDS) -> dict[str, Any]:
+def run_child(request: Mapping[str, Any], max_seconds: float = MAX_SECONDS) -> dict[str, Any]:
     """Run one request in the child, when it is this one's turn.
 
     Raises:
@@ -115,7 +115,7 @@ def _statistics(checkpoint_id: Any, version: str, name: str) -> dict[str, Any]:
     problem = why_not(info)
     if problem:
         raise InvalidRequest(problem, param="tensor")
-    return ask_child({"work": "summarise", "tensor": stored_at(inspection, info)})
+    return run_child({"work": "summarise", "tensor": stored_at(inspection, info)})
 
 
 @lru_cache(maxsize=16)
@@ -134,7 +134,7 @@ def _changes(before_id: Any, before_version: str, after_id: Any, after_version: 
         "max_values": most,
         "seconds": COMPARE_SECONDS,
     }
-    found = ask_child(request)["changes"]
+    found = run_child(request)["changes"]
     return {
         "changes": [{"name": name, **change} for name, change in zip(pairs, found, strict=False)],
         "num_others": num_others,

@@ -47,7 +47,7 @@ def test_tensors_of_one_alone_are_named(pair: tuple[Checkpoint, Checkpoint]) -> 
 def test_sizes_and_layers(pair: tuple[Checkpoint, Checkpoint]) -> None:
     one, other = map(checkpoint_inspection, pair)
     lines = {line.name: line for line in comparison.size_lines(one, other)}
-    assert lines["On disk"].differs and lines["On disk"].note.startswith("-") and not lines["Parameters"].differs
+    assert lines["On disk"].differs and lines["On disk"].remark.startswith("-") and not lines["Parameters"].differs
     layers = comparison.layer_lines(one, other)
     assert not any(line.differs for line in layers)
     assert sum(2 if " to " in line.name else 1 for line in layers) <= len(one.spec.layers) <= 9

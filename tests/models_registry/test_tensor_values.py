@@ -14,7 +14,7 @@ from inference.errors import ChecksumMismatch, InvalidRequest, NotFound, QueueFu
 from inference.modelling.families.config import TensorInfo
 from models_registry import services, tensor_values
 from models_registry.selectors import checkpoint_inspection
-from models_registry.tensor_values import ask_child, tensor_changes, tensor_statistics, why_not
+from models_registry.tensor_values import run_child, tensor_changes, tensor_statistics, why_not
 from tests.models_registry.detection.builders import small_hybrid, write_checkpoint
 
 pytestmark = pytest.mark.django_db
@@ -81,12 +81,12 @@ def test_why_values_cannot_be_summed_up(info: TensorInfo, words: str) -> None:
 def test_one_computation_runs_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensor_values, "WAIT_S", 0.01)
     with tensor_values._turn, pytest.raises(QueueFull, match="other tensors are being read"):
-        ask_child({"work": "summarise"})
+        run_child({"work": "summarise"})
 
 
 def test_time_is_bounded(child_script) -> None:
     child_script("time.sleep(60)")
     with pytest.raises(InvalidRequest, match="took longer than"):
-        ask_child({"work": "summarise"}, max_seconds=0.2)
+        run_child({"work": "summarise"}, max_seconds=0.2)
     assert not tensor_values._turn.locked()
     assert math.isfinite(tensor_values.MAX_SECONDS)
