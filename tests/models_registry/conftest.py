@@ -13,8 +13,8 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from models_registry import job_process
-from models_registry.models import RunStep, TrainingRun
+from models_registry import job_process, services
+from models_registry.models import Checkpoint, RunStep, TrainingRun
 from models_registry.runs import watching
 from models_registry.runs.services import run_create
 from tests.accounts import account
@@ -35,6 +35,17 @@ def hybrid(tmp_path: Path) -> Path:
     """Mamba-2, MLA with MoE, and attention layers at toy size."""
     shapes, config = small_hybrid()
     return write_checkpoint(tmp_path / "tiny-hybrid", shapes, config)
+
+
+@pytest.fixture
+def two_dtypes(db, hybrid: Path, tmp_path: Path) -> tuple[Checkpoint, Checkpoint]:
+    """The hybrid in float32, and again in float16 with one more key of its config, which looks like markup."""
+    shapes, config = small_hybrid()
+    other = write_checkpoint(
+        tmp_path / "other", shapes, {**config, "note": "<script>alert(1)</script>"}, dtype="float16"
+    )
+    ignored = {"config.ignored_keys": "note"}
+    return services.checkpoint_register(path=hybrid), services.checkpoint_register(path=other, overrides=ignored)
 
 
 @pytest.fixture
