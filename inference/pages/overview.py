@@ -56,7 +56,6 @@ class OverviewPage(StaffPage):
             sees_jobs = principal is not None and user.has_perm("inference.scope_files")
             context |= {
                 "models": sorted(state["checkpoints"], key=_interest)[:NUM_MODELS],
-                "num_models": len(state["checkpoints"]),
                 "jobs": job_list(principal=principal, limit=NUM_JOBS) if principal is not None and sees_jobs else [],
             }
         return context
