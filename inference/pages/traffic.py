@@ -169,4 +169,4 @@ def _two(total: UsageSpan | None, name: str) -> str:
     if total is None:
         return ""
     p50, p95 = getattr(total, f"{name}_p50_s"), getattr(total, f"{name}_p95_s")
-    return "" if p50 is None or p95 is None else f"p50 {seconds(p50)}, p95 {seconds(p95)}"
+    return "" if p50 is None or p95 is None else f"p50 {seconds(p50)} (dashed), p95 {seconds(p95)}"

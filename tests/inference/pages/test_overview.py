@@ -68,7 +68,7 @@ def test_the_last_hour_is_drawn_and_can_be_read_without_scripts(client: Client) 
     fill()
     client.force_login(account("owner", "superuser"))
     text = client.get("/").content.decode()
-    for piece in ("p50 100 ms, p95 200 ms", "p50 10 ms, p95 20 ms", "Tokens per second", "Waiting requests",
+    for piece in ("p50 100 ms (dashed), p95 200 ms", "p50 10 ms (dashed), p95 20 ms", "Tokens per second", "Waiting requests",
                   "1 failed", "it was there, and had to make room", "50 %", "engine_dead", "chatcmpl-failed",
                   "No worker is alive", "What changed"):  # fmt: skip
         assert piece in text, piece
@@ -82,7 +82,7 @@ def test_times_are_for_all_who_see_models_and_single_requests_and_keys_for_those
     for role, sees_requests in (("viewer", False), ("member", False), ("operator", True)):
         client.force_login(account(role, role))
         text = client.get("/").content.decode()
-        assert "p50 100 ms, p95 200 ms" in text
+        assert "p50 100 ms (dashed), p95 200 ms" in text
         assert ("engine_dead" in text) is sees_requests and "secret name" not in text
         assert "key:7" not in text
     client.force_login(account("nobody"))

@@ -33,7 +33,7 @@ def test_the_hour_is_drawn_in_minutes_and_its_models_are_compared_with_the_day()
     fill()
     found = traffic(QueryDict(""))
     assert [chart.title for chart in found["charts"]] == ["First token", "Tokens per second", "Waiting requests"]
-    assert found["charts"][0].words == "p50 100 ms, p95 200 ms"
+    assert found["charts"][0].words == "p50 100 ms (dashed), p95 200 ms"
     assert len(found["charts"][0].marks) == 60
     assert found["charts"][0].marks[-1].words == "1 min 0 s ago, p95 200 ms, p50 100 ms"
     rows = {row["item"].model: row for row in found["rows"]}
@@ -47,7 +47,7 @@ def test_the_day_is_drawn_in_quarters_of_an_hour() -> None:
     fill()
     found = traffic(QueryDict("span=day&model=slow"))
     assert (found["span"], found["chosen"], len(found["charts"][0].marks)) == ("day", "slow", 96)
-    assert found["charts"][0].words == "p50 100 ms, p95 3.0 s"
+    assert found["charts"][0].words == "p50 100 ms (dashed), p95 3.0 s"
     assert not any(row["is_slow"] for row in found["rows"])
 
 
