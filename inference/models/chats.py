@@ -12,8 +12,8 @@ from django.db import models
 class SavedChat(models.Model):
     """A conversation or completion of the playground; only its account sees it.
 
-    ``content`` has the mode (chat or completion), the system message, the sampling parameters that were set, and the
-    turns: role and content of each.
+    ``content`` has the mode (chat or completion), the system message, the sampling parameters and texts that were set,
+    and the turns with their branches, perhaps of a second column too: ``inference.pages.chats.ChatSerializer``.
     """
 
     JSON_COLUMNS: ClassVar[dict[str, type]] = {"content": dict}

@@ -353,3 +353,14 @@ def test_the_playground_alone_with_the_keyboard(page: Page) -> None:
     expect(page.locator(".turn.assistant .figures")).to_contain_text("ended by")
     expect(page.locator("#prompt")).to_be_focused()
     forget_chat(page, "By keyboard")
+
+
+def test_a_request_that_is_too_large_is_not_sent(page: Page) -> None:
+    asked = answer_with(page, says("No."))
+    page.goto("/playground/?model=demo")
+    page.evaluate("document.querySelector('#prompt').value = 'word '.repeat(3.5 * 2 ** 20)")
+    page.locator("#send").click()
+    expect(page.locator("#toasts")).to_contain_text("the server takes 16 MiB")
+    expect(page.locator(".turn")).to_have_count(0)
+    assert page.evaluate("document.querySelector('#prompt').value.length") > 16 << 20
+    assert asked == []

@@ -1,5 +1,5 @@
 // The playground: one or two columns, a composer for both, settings, the request as code, and kept chats.
-import { $, $$, h, pageData, toast } from "./kit.js";
+import { $, $$, bytes, h, pageData, toast } from "./kit.js";
 import { Chats, conversation } from "./playground/chats.js";
 import { codeOf, shortened } from "./playground/code.js";
 import { Column } from "./playground/column.js";
@@ -31,6 +31,11 @@ const page = {
   isBusy,
   changed: draw,
   mayStart: fields.check,
+  /** Throws an Error where the server would take the request for too large. */
+  checkSize(body) {
+    const { size } = new Blob([JSON.stringify(body)]);
+    if (size > limits.body_bytes - 200) throw new Error(`The request has ${bytes(size)}; the server takes ${bytes(limits.body_bytes)}. Begin a new chat, or send less.`);
+  },
   refused: (words) => toast(words, "bad"),
   welcome: (column) =>
     h(
@@ -59,7 +64,9 @@ const page = {
     }
   },
   refusedMessage(turn) {
-    if (turn.role === "user" && !$("#prompt").value) $("#prompt").value = turn.content;
+    if (turn.role !== "user" || $("#prompt").value) return;
+    $("#prompt").value = turn.content;
+    attachments.restore(turn.images ?? []);
   },
 };
 

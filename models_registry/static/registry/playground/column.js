@@ -48,7 +48,8 @@ export class Column {
 
   /** Send a message, or a prompt, and let the model answer. */
   send(content, images = []) {
-    this.#answer(this.tree.add({ role: "user", content, ...(images.length ? { images } : {}) }, this.#last()));
+    const before = this.tree.leaf;
+    this.#answer(this.tree.add({ role: "user", content, ...(images.length ? { images } : {}) }, this.#last()), before);
   }
 
   /** The turn that the next message goes behind: a message without an answer gets a branch beside it. */
@@ -71,8 +72,9 @@ export class Column {
     if (!this.isFree()) return;
     const { role, parent, images, reasoning, model } = this.tree.turns[number];
     const kept = { ...(images ? { images } : {}), ...(reasoning ? { reasoning } : {}) };
+    const before = this.tree.leaf;
     const added = this.tree.add({ role, content, ...kept, ...(role === "assistant" ? { model: `${(model ?? "").slice(0, 110)}, edited` } : {}) }, parent);
-    if (role === "user") return this.#answer(added);
+    if (role === "user") return this.#answer(added, before);
     this.draw();
     this.page.changed();
     this.page.ended(this);
@@ -134,13 +136,16 @@ export class Column {
 
   // --- the answer -------------------------------------------------------------------------------
 
-  #answer(parent) {
-    if (!this.page.mayStart()) return;
+  /** Let the model answer a turn; ``before``: the shown leaf, were the turn not there. */
+  #answer(parent, before = this.tree.leaf) {
     let body;
     try {
+      if (!this.page.mayStart()) return this.#withdraw(parent, before);
       const { isChat, model } = this;
       body = isChat ? chatBody(model, this.tree.messages(parent), settings) : completionBody(model, this.tree.turns[parent].content, settings);
+      this.page.checkSize(body);
     } catch (error) {
+      this.#withdraw(parent, before);
       return this.page.refused(error.message);
     }
     const number = this.tree.add({ role: "assistant", content: "", model: body.model, figures: {} }, parent);
@@ -152,6 +157,15 @@ export class Column {
     this.run.view.update();
     this.run.view.drawActions();
     this.page.started(this);
+  }
+
+  /** Take back a message for which no request could be made. */
+  #withdraw(number, before) {
+    const turn = this.tree.turns[number];
+    if (turn.role !== "user" || number !== this.tree.turns.length - 1) return;
+    this.tree.turns.pop();
+    this.tree.leaf = before;
+    this.page.refusedMessage(turn);
   }
 
   #onFrame(frame) {

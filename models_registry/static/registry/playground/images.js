@@ -76,6 +76,13 @@ export class Attachments {
     return taken;
   }
 
+  /** Take pictures back that weren't sent. */
+  restore(images) {
+    if (this.images.length || !images.length) return;
+    this.images = images.map((image) => ({ ...image, size: (image.url.length * 3) / 4 }));
+    this.draw();
+  }
+
   draw() {
     const place = $("#attached");
     place.replaceChildren(

@@ -7,8 +7,6 @@ import { TokenView } from "./tokens.js";
 
 const WHO = { user: "You", tool: "Result" };
 const MISSES = {
-  cold: "nothing of it was in the cache",
-  diverged: "the cache was used as far as it agrees",
   evicted: "it was evicted from the cache",
   no_snapshot: "the cache has its states at other places",
   needs_all_rows: "the request needs all rows",
@@ -17,14 +15,15 @@ const MISSES = {
 
 /** Figures of a turn: speed, tokens, cache, why it ended. */
 function figureParts({ figures = {}, reason, miss }) {
-  const part = (label, value, title) => h("span.text-nowrap", { title }, `${label} `, h("b", {}, value));
+  const part = (label, value) => h("span.text-nowrap", {}, `${label} `, h("b", {}, value));
   const { ttft, rate, tokens, prompt, cached, reasoning } = figures;
   const parts = [];
   if (ttft !== undefined) parts.push(part("first token", duration(ttft)));
   if (rate) parts.push(part("tokens/s", rate.toFixed(1)));
   if (tokens) parts.push(part("tokens", String(tokens)));
   if (reasoning) parts.push(part("thinking", String(reasoning)));
-  if (prompt) parts.push(part("prompt", String(prompt)), part("cached", String(cached ?? 0), MISSES[miss]));
+  if (prompt) parts.push(part("prompt", String(prompt)), part("cached", String(cached ?? 0)));
+  if (miss in MISSES) parts.push(h("span", {}, `(${MISSES[miss]})`));
   if (reason) parts.push(part("ended by", reason));
   return parts;
 }
