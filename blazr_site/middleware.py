@@ -1,7 +1,8 @@
-"""Middleware of the pages and the registry: the content security policy, and API keys of uploads."""
+"""Middleware of the pages and the registry: the content security policy, and API keys of uploads and adapters."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -14,8 +15,8 @@ from inference.access.authentication import principal_authenticate
 from inference.errors import BlazrError
 from inference.values.principal import Principal
 
-KEY_PATHS = ("/registry/uploads", "/registry/pulls")
-"""Paths of the registry that take keys."""
+KEY_PATHS = re.compile(r"/registry/(uploads|pulls|checkpoints\Z|checkpoints/[^/]+/adapters(/|\Z))")
+"""Paths of the registry that take keys: uploads, pulls, the list of checkpoints, and adapters."""
 _KEY_HEADERS = ("HTTP_AUTHORIZATION", "HTTP_X_API_KEY")
 
 # Everything comes from this site's files: no inline scripts, and no inline styles. Widths of bars are data: scripts set
@@ -50,7 +51,7 @@ def content_security_policy(get_response: Handler) -> Handler:
 
 @sync_and_async_middleware
 def upload_keys(get_response: Handler) -> Handler:
-    """Find the caller of an upload or a pull by its API key, for ``models_registry.api.keys``, which has no keys.
+    """Find the caller of one of ``KEY_PATHS`` by its API key, for ``models_registry.api.keys``, which has no keys.
 
     ``request.api_caller`` is the caller, or the error of a wrong key. Other requests have no such attribute.
     """
@@ -72,7 +73,7 @@ def upload_keys(get_response: Handler) -> Handler:
 
 
 def _has_key(request: HttpRequest) -> bool:
-    return request.path.startswith(KEY_PATHS) and any(name in request.META for name in _KEY_HEADERS)
+    return KEY_PATHS.match(request.path) is not None and any(name in request.META for name in _KEY_HEADERS)
 
 
 async def _api_caller(request: HttpRequest) -> Principal | BlazrError:

@@ -13,7 +13,7 @@ from rest_framework.response import Response
 
 from models_registry import adapters, selectors
 from models_registry.adapter_names import MAX_ADAPTER_CHARS, full_name
-from models_registry.api.views import DELETE, UPLOAD, VIEW, StaffView, valid_values
+from models_registry.api.views import DELETE, UPLOAD, VIEW, UploadAccess, valid_values
 from models_registry.models import Adapter
 
 _schema = partial(extend_schema, tags=["adapters"])
@@ -57,7 +57,7 @@ class AdapterCreateSerializer(serializers.Serializer[Any]):
     )
 
 
-class AdapterListView(StaffView):
+class AdapterListView(UploadAccess):
     """Adapters of a checkpoint."""
 
     permissions = {"GET": VIEW, "POST": UPLOAD}
@@ -78,7 +78,7 @@ class AdapterListView(StaffView):
         return Response(AdapterSerializer(row).data, status=201)
 
 
-class AdapterView(StaffView):
+class AdapterView(UploadAccess):
     """One adapter."""
 
     permissions = {"DELETE": DELETE}

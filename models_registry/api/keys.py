@@ -1,4 +1,4 @@
-"""Let API keys with the scope ``admin`` upload checkpoints, beside the sessions of accounts."""
+"""Let API keys with the scope ``admin`` upload checkpoints and register adapters, beside the sessions of accounts."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from inference.errors import BlazrError, PermissionRefused
 from inference.values.principal import Principal
 
 SCOPE = "admin"
+PERMISSIONS = frozenset(f"models_registry.{name}" for name in ("view_checkpoint", "add_upload", "delete_checkpoint"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,8 @@ class KeyUser:
     is_staff: bool = True
 
     def has_perm(self, permission: str) -> bool:
-        """Whether the key may upload; the views that take keys need no other permission."""
-        return permission == "models_registry.add_upload"
+        """Whether the views that take keys ask for a permission that the key has."""
+        return permission in PERMISSIONS
 
 
 class UploadKeyAuthentication(BaseAuthentication):
@@ -47,7 +48,7 @@ class UploadKeyAuthentication(BaseAuthentication):
             return None
         if SCOPE not in caller.scopes:
             raise PermissionRefused(
-                f"This API key may not upload models: that needs the scope {SCOPE}. Make one with blazr key create "
+                f"This API key may not change models: that needs the scope {SCOPE}. Make one with blazr key create "
                 f"NAME --scope {SCOPE}."
             )
         return KeyUser(caller), None

@@ -1,6 +1,6 @@
 """Serve the registry's JSON API, for sessions of accounts with the permission of each method.
 
-Unsafe methods of a session need a CSRF token. Uploads take API keys as well (``models_registry.api.keys``).
+Unsafe methods of a session need a CSRF token. Uploads and adapters take API keys as well (``api.keys``).
 
 A view reads the request, calls a service, and serializes the result. Errors have OpenAI's shape.
 """
@@ -75,6 +75,21 @@ class StaffView(APIView):
         super().permission_denied(request, message, code)
 
 
+class UploadAccess(StaffView):
+    """Base of the views of uploads and adapters, which take API keys with the scope ``admin``, too."""
+
+    authentication_classes = (UploadKeyAuthentication, SessionAuthentication)
+
+    def permission_denied(self, request: Request, message: str | None = None, code: str | None = None) -> NoReturn:
+        """Refuse a caller; one that isn't signed in learns what helps."""
+        if not request.user.is_authenticated:
+            raise NotAuthenticated(
+                "This needs an account or an API key with the scope admin: sign in at /login/, or make a key with "
+                "blazr key create NAME --scope admin."
+            )
+        super().permission_denied(request, message, code)
+
+
 def valid_values(serializer: BaseSerializer[Any]) -> dict[str, Any]:
     """Return the values of a body; a wrong one raises the framework's error."""
     serializer.is_valid(raise_exception=True)
@@ -130,7 +145,7 @@ def overview() -> dict[str, Any]:
     }
 
 
-class CheckpointListView(StaffView):
+class CheckpointListView(UploadAccess):
     """All checkpoints."""
 
     permissions = {"GET": VIEW}
@@ -294,21 +309,6 @@ class UnloadView(StaffView):
         checkpoint = selectors.checkpoint_get(checkpoint_id)
         live.unload(checkpoint)
         return Response(_with_live(checkpoint), status=202)
-
-
-class UploadAccess(StaffView):
-    """Base of the views of uploads, which take API keys with the scope ``admin``, too."""
-
-    authentication_classes = (UploadKeyAuthentication, SessionAuthentication)
-
-    def permission_denied(self, request: Request, message: str | None = None, code: str | None = None) -> NoReturn:
-        """Refuse a caller; one that isn't signed in learns what helps."""
-        if not request.user.is_authenticated:
-            raise NotAuthenticated(
-                "Uploads need an account or an API key with the scope admin: sign in at /login/, or make a key with "
-                "blazr key create NAME --scope admin."
-            )
-        super().permission_denied(request, message, code)
 
 
 class UploadListView(UploadAccess):

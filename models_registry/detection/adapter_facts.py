@@ -77,12 +77,13 @@ def inspect_adapter(path: Path, base: Mapping[str, Any]) -> InspectedAdapter:
     shapes = {name: tuple(shape) for name, shape in base["shapes"].items()}
     plan = files.plan(BaseModules(ModelSpec.from_dict(base["spec"]), shapes.__getitem__))
     is_xlora = isinstance(plan, XLoraPlan)
-    # The classifier computes in float32; two values of the base's dtype are enough for one of its.
-    num_values = 2 * plan.num_values if isinstance(plan, XLoraPlan) else _num_values(plan)
-    return InspectedAdapter(files.digest(), plan.rank, plan.targets, num_values, files.size_bytes, is_xlora)
+    return InspectedAdapter(files.digest(), plan.rank, plan.targets, _num_values(plan), files.size_bytes, is_xlora)
 
 
-def _num_values(plan: AdapterPlan) -> int:
+def _num_values(plan: AdapterPlan | XLoraPlan) -> int:
+    if isinstance(plan, XLoraPlan):
+        # The classifier is in float32: each of its numbers takes as much as two of the base's dtype, or less.
+        return 2 * plan.num_values - sum(adapter.num_values for adapter in plan.adapters)
     whole = (
         matrix.place.num_rows * matrix.num_inputs
         for matrix in plan.matrices

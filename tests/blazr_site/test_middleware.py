@@ -41,9 +41,10 @@ def test_the_key_of_an_upload_is_looked_up_and_no_other(is_async):
     key = {"HTTP_AUTHORIZATION": f"Bearer {api_key_create(name='boss', scopes=['admin'])[1]}"}
     found = {
         path: serve(upload_keys, RequestFactory().get(path, **key), is_async=is_async)[1]
-        for path in ("/registry/uploads", "/registry/checkpoints")
+        for path in ("/registry/uploads", "/registry/checkpoints/x/adapters", "/registry/checkpoints/x/load")
     }
-    assert (found["/registry/uploads"].kind, found["/registry/checkpoints"]) == ("key", None)
+    assert found.pop("/registry/checkpoints/x/load") is None
+    assert [caller.kind for caller in found.values()] == ["key", "key"]
     assert serve(upload_keys, RequestFactory().get("/registry/uploads"), is_async=is_async)[1] is None
     wrong = RequestFactory().get("/registry/uploads", HTTP_X_API_KEY="blazr_wrong_key")
     assert isinstance(serve(upload_keys, wrong, is_async=is_async)[1], NotAuthenticated)

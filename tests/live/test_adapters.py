@@ -16,7 +16,7 @@ from inference.llm.llm import LLM
 from inference.llm.options import LLMOptions
 from inference.values.sampling_params import SamplingParams
 from models_registry.detection.inspection import inspect_checkpoint
-from tests.inference.llm.adapter_writing import write_adapter
+from tests.inference.llm.adapter_writing import write_adapter, write_xlora
 from tests.inference.llm.harness import Checkpoint, ids_of
 from tests.live.conftest import LiveServer, wait_until
 
@@ -41,19 +41,22 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return Checkpoint(directory)
 
 
-@pytest.fixture(scope="module")
-def answers(checkpoint: Checkpoint) -> dict[str, list[int]]:
+def run_alone(checkpoint: Checkpoint, paths: dict[str, Path]) -> dict[str, list[int]]:
     """What each adapter and the base answer in this process, one by one."""
-    paths = {name: checkpoint.directory / "adapters" / name for name in NAMES}
     options = LLMOptions(dtype="float32", max_num_seqs=4, cache_bytes=1 << 22)
     base = inspect_checkpoint(checkpoint.directory)
     llm = LLM.load(base.spec, base.tokenizer, base.weight_paths, options, adapters=paths)
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     try:
-        found = {f"tiny:{name}": ids_of(list(llm.events(PROMPT, params, adapter=name))) for name in NAMES}
+        found = {f"tiny:{name}": ids_of(list(llm.events(PROMPT, params, adapter=name))) for name in paths}
         return found | {"tiny": ids_of(list(llm.events(PROMPT, params)))}
     finally:
         llm.close()
+
+
+@pytest.fixture(scope="module")
+def answers(checkpoint: Checkpoint) -> dict[str, list[int]]:
+    return run_alone(checkpoint, {name: checkpoint.directory / "adapters" / name for name in NAMES})
 
 
 @pytest.fixture(scope="module")
@@ -171,3 +174,26 @@ def test_changed_files_are_refused_in_words(
     write_adapter(place, 8)
     with pytest.raises(openai.APIStatusError, match="files of the adapter new have changed"):
         complete(adapted, "tiny:new")
+
+
+def test_an_xlora_is_loaded_with_room_for_both_passes(
+    adapted: LiveServer, session: httpx.Client, checkpoint: Checkpoint, answers: dict[str, list[int]]
+) -> None:
+    place = write_xlora(checkpoint.directory / "mix", 3, layerwise_scalings=True)
+    found = run_alone(checkpoint, {"mix": place})
+    assert found["tiny:mix"] not in answers.values()
+    path = f"/registry/checkpoints/{adapted.checkpoint_id('tiny')}"
+    made = session.post(f"{path}/adapters", json={"path": str(place)})
+    assert (made.status_code, made.json()["kind"]) == (201, "xlora"), made.text
+    with ThreadPoolExecutor(4) as threads:
+        asked = ["tiny:mix", "tiny:a2", "tiny", "tiny:mix"]
+        wanted = [(answers | found)[model] for model in asked]
+        assert list(threads.map(lambda model: complete(adapted, model), asked)) == wanted
+    promoted = session.post(f"{path}/promote", json={"alias": "prod", "adapter": made.json()["id"]})
+    assert promoted.status_code == 201, promoted.text
+    body = {"model": "prod", "prompt": PROMPT, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
+    answer = httpx.post(f"{adapted.url}/v1/completions", json={**body, "return_token_ids": True}, timeout=60).json()
+    assert (answer["model"], answer["choices"][0]["token_ids"]) == ("tiny:mix", found["tiny:mix"])
+    refused = httpx.post(f"{adapted.url}/v1/states", json={"name": "s", "model": "prod", "prompt": PROMPT}, timeout=60)
+    assert refused.status_code == 400 and "has two states" in refused.json()["error"]["message"]
+    assert session.delete(f"{path}/adapters/{made.json()['id']}").status_code == 409

@@ -1,0 +1,51 @@
+"""A model's adapters in Chromium: shown with their kind, promoted to an alias, not removed while it means them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.live.conftest import LiveServer
+
+pytestmark = pytest.mark.browser
+
+ROWS = """
+from models_registry.models import *
+base = Checkpoint.objects.get(served_model_name="demo")
+for name, kind in (("sql", "lora"), ("mix", "xlora")):
+    Adapter.objects.create(
+        base=base, name=name, kind=kind, path=f"/srv/adapters/{name}", digest="d", rank=16,
+        targets=["q_proj", "v_proj"], num_values=1, size_bytes=1 << 20,
+    )
+"""
+REMOVAL = "from models_registry.models import *; ModelAlias.objects.all().delete(); Adapter.objects.all().delete()"
+
+
+@pytest.fixture
+def adapters(site: LiveServer) -> Iterator[None]:
+    site.manage(ROWS)
+    yield
+    site.manage(
+        "from models_registry.models import *; ModelAlias.objects.all().delete(); Adapter.objects.all().delete()"
+    )
+
+
+@pytest.mark.usefixtures("adapters")
+def test_an_adapter_is_promoted_and_then_kept(page: Page, site: LiveServer) -> None:
+    page.goto(f"/models/{site.checkpoint_id('demo')}/?tab=adapters")
+    row = page.locator("#adapter-region tr", has_text="demo:mix")
+    expect(row).to_contain_text("X-LoRA")
+    row.get_by_role("button", name="Promote").click()
+    expect(page.locator("#promote-title")).to_have_text("Promote demo:mix")
+    page.fill("#promote-alias", "best")
+    page.keyboard.press("Enter")
+    expect(page.locator("#toasts")).to_contain_text("best means demo:mix now (revision 1).")
+    expect(row).to_contain_text("best")
+    row.get_by_role("button", name="Remove").click()
+    page.get_by_role("button", name="Remove it").click()
+    expect(page.locator("#toasts")).to_contain_text("'demo:mix' is what the alias 'best' means")
+    page.locator("#adapter-region tr", has_text="demo:sql").get_by_role("button", name="Remove").click()
+    page.get_by_role("button", name="Remove it").click()
+    expect(page.locator("#adapter-region")).not_to_contain_text("demo:sql")
