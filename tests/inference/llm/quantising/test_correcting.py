@@ -7,14 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from blazr_site.commands.quality import text_tokens
-from inference.demo.paths import PREBUILT_DIRECTORY
 from inference.llm.quality import WindowRunner
 from inference.llm.quantising import correcting
 from inference.llm.quantising.correcting import CORRECTED_FORMS, DAMPINGS, Correction, corrected_codes, correcting_bytes
-from inference.llm.quantising.measuring import Measurement
 from inference.llm.quantising.parts import find_parts
-from inference.modelling.backends.backend import choose_backend
 from inference.modelling.layers.code_search import find_codes, nearest_codes
 from inference.modelling.quantisation import OWN_FORMS, FormName
 from inference.modelling.weights.loader import load_network
@@ -136,24 +132,3 @@ def test_layers_that_read_another_ones_cache_are_rounded_plainly(tmp_path: Path)
         for name, codes in correction.codes.items():
             is_plain = torch.equal(codes.codes, find_codes(before[name], OWN_FORMS["int4"])[0])
             assert is_plain == (int(name.split(".")[1]) >= first), name
-
-
-def test_predictions_of_another_text_are_closer() -> None:
-    demo = inspect(PREBUILT_DIRECTORY)
-    tokens, _ = text_tokens(demo, None, 1000)
-    network = load_network(demo.spec, demo.weight_paths, dtype=torch.float32)
-    runner = WindowRunner(network, 200, "float32", "cpu")
-    correction = Correction(runner, [tokens[at : at + 200] for at in range(200, 1000, 200)])
-    parts = [
-        part
-        for part in find_parts(demo.spec, tensors_of(demo).tensors)
-        if all(correction.can_correct(name, "int3") for name in part.parameters)
-    ]
-    forms: dict[str, FormName] = {name: "int3" for part in parts for name in part.parameters}
-    with torch.inference_mode():
-        measurement = Measurement(runner, choose_backend("cpu", torch.float32), [tokens[:200]])
-        with measurement.rounded(dict.fromkeys(parts, "int3")):
-            plain = measurement.divergence(-1).mean_kl
-        with correction.applied(forms):
-            corrected = measurement.divergence(-1).mean_kl
-    assert corrected < 0.8 * plain
