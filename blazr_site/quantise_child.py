@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from inference.llm.quantising.measuring import measuring_bytes
 from inference.llm.quantising.quantise import Limit, Progress, quantise_checkpoint, split_text
 from inference.llm.quantising.side_files import side_files
 from models_registry.detection.child import inspect_in_child
+from models_registry.detection.inspection import Inspection
 
 
 def quantise(
@@ -47,12 +48,7 @@ def quantise(
     """
     progress(0.0, "inspecting")
     inspection = inspect_in_child(Path(path), overrides)
-    most = QUANTISE_TOKENS + QUANTISE_CORRECTION
-    if text:
-        both, label = tokens_to_read(inspection, (text, "a text of its own"), most)
-    else:
-        both, label = text_tokens(inspection, None, most)
-    token_ids, calibration = split_text(both, QUANTISE_TOKENS)
+    token_ids, calibration, label = _tokens(inspection, text)
     where, dtype = device_and_dtype(
         device,
         lambda dtype: (
@@ -82,6 +78,16 @@ def quantise(
         sys.stderr.write(f"{error.message}\n")
         raise StorageFull("the server's disk took no more; free some space and start the quantisation again.") from None
     return {"size_bytes": found.size_bytes, "divergence": asdict(found.divergence)}
+
+
+def _tokens(inspection: Inspection, text: str) -> tuple[Sequence[int], Sequence[int], str]:
+    """Return the tokens to measure on, those to correct on, and a description of their source."""
+    most = QUANTISE_TOKENS + QUANTISE_CORRECTION
+    if text:
+        both, label = tokens_to_read(inspection, (text, "a text of its own"), most)
+    else:
+        both, label = text_tokens(inspection, None, most)
+    return *split_text(both, QUANTISE_TOKENS), label
 
 
 if __name__ == "__main__":

@@ -207,6 +207,7 @@ def _inverse_factor(products: torch.Tensor) -> torch.Tensor | None:
         lower, problem = torch.linalg.cholesky_ex(damped)
         if problem:
             continue
+        factor: torch.Tensor
         factor, problem = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
         if not problem and bool(factor.isfinite().all()):
             return factor
