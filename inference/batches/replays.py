@@ -207,15 +207,15 @@ def replay_list(*, principal: Principal, limit: int) -> list[Replay]:
 
 def replayed_requests(replay: Replay) -> list[ReplayedRequest]:
     """Return the requests of a replay that have a result so far, in the order of the file."""
-    results = BatchResult.objects.filter(batch=replay.batch).select_related("line").order_by("line_id")[:MAX_REPLAYED]
-    found = list(results)
+    results = BatchResult.objects.filter(batch=replay.batch).select_related("line").order_by("line_id")
+    found = readable_rows(results, MAX_REPLAYED)
     ids = [item.line.custom_id for item in found]
     known = {row.request_id: row for row in readable_rows(UsageRecord.objects.filter(request_id__in=ids))}
     return [_replayed(item, known.get(item.line.custom_id)) for item in found]
 
 
 def _replayed(result: BatchResult, row: UsageRecord | None) -> ReplayedRequest:
-    payload: dict[str, Any] = orjson.loads(result.payload)
+    payload = _payload_of(result)
     response = payload.get("response") or {}
     body = response.get("body") or {}
     error = body.get("error") or payload.get("error") or {}
@@ -227,6 +227,15 @@ def _replayed(result: BatchResult, row: UsageRecord | None) -> ReplayedRequest:
         completion_tokens=result.completion_tokens,
         engine_s=result.engine_s,
     )
+
+
+def _payload_of(result: BatchResult) -> dict[str, Any]:
+    """Return the line of the output or error file; of a damaged row an empty one."""
+    try:
+        found = orjson.loads(result.payload)
+    except orjson.JSONDecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _replay(row: Batch) -> Replay | None:

@@ -22,6 +22,7 @@ from inference.batches.replays import (
 from inference.errors import BlazrError, Conflict, NotFound
 from inference.jobs.selectors import job_error, job_get, job_result
 from inference.models import TERMINAL_BATCH_STATES, GenerationJob, JobState, UsageRecord
+from inference.models.readable_rows import readable_rows
 from inference.pages.replay_targets import PROMOTE, REPLAY, check_both, principal_of
 from inference.pages.requests import logged_request
 from inference.pages.text_differences import compare
@@ -104,10 +105,10 @@ def _times_of_row(row: UsageRecord) -> dict[str, Any]:
 
 
 def _times_of_job(job: GenerationJob) -> dict[str, Any]:
-    row = UsageRecord.objects.filter(request_id=job_usage_id(job.job_id)).first()
-    if row is None:
+    rows = readable_rows(UsageRecord.objects.filter(request_id=job_usage_id(job.job_id)), 1)
+    if not rows:
         return {"title": job.model, "what": "replayed", "tokens": job.completion_tokens}
-    return {**_times_of_row(row), "title": job.model, "what": "replayed"}
+    return {**_times_of_row(rows[0]), "title": job.model, "what": "replayed"}
 
 
 # --- those of a day --------------------------------------------------------------------------------
