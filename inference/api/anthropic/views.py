@@ -11,7 +11,7 @@ from inference.access.admission import text_admitted
 from inference.api.anthropic.running import API_NAME, RunningMessage, running_message
 from inference.api.anthropic.schemas import MessageResponseSerializer, TokenCountSerializer, documented_message
 from inference.api.base import ApiView, generation_body, json_body, json_response, read_further
-from inference.api.event_stream import EventStream
+from inference.api.event_stream import EventStream, queue_headers
 from inference.api.exception_handler import as_blazr_error, error_response
 from inference.dialects.anthropic.events import message_error
 from inference.dialects.anthropic.serializers import (
@@ -65,7 +65,9 @@ class MessagesView(AnthropicView):
         if stream:
             return EventStream(running.generation, running)
         request_id = running.generation.request_id
-        return json_response(await running.whole(), headers={"x-request-id": request_id, "request-id": request_id})
+        body = await running.whole()
+        headers = {"x-request-id": request_id, "request-id": request_id, **queue_headers(running.generation)}
+        return json_response(body, headers=headers)
 
 
 class CountTokensView(AnthropicView):

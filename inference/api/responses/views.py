@@ -16,7 +16,7 @@ from drf_spectacular.utils import OpenApiParameter
 
 from inference.access.admission import admitted
 from inference.api.base import ApiView, json_body, json_response, read_further
-from inference.api.event_stream import EventStream
+from inference.api.event_stream import EventStream, queue_headers
 from inference.api.responses.background import (
     OPEN_STATES,
     background_check,
@@ -94,7 +94,8 @@ class ResponsesView(ApiView):
             body = await running.whole()
         except BlazrError as error:
             raise translate_error(error, CHAT_NAMES) from None
-        return json_response(body, headers={"x-request-id": running.generation.request_id})
+        generation = running.generation
+        return json_response(body, headers={"x-request-id": generation.request_id, **queue_headers(generation)})
 
     async def _in_background(self, request: ResponseRequest, plan: GenerationPlan) -> HttpResponseBase:
         # Its tokens count when its job starts.

@@ -318,10 +318,16 @@ def test_an_early_error_keeps_its_status(http, worker):
     assert http.post("/v1/chat/completions", json=QUEUED).status_code == 400
 
 
-def test_a_whole_response_that_waited_says_so_in_its_headers(http, worker):
-    whole = {**BODY, "stream": False}
+@pytest.mark.parametrize(
+    ("path", "members"),
+    [("/v1/chat/completions", {}), ("/v1/responses", {"input": "Hi"}), ("/v1/messages", {"max_tokens": 4})],
+)
+def test_a_whole_response_that_waited_says_so_in_its_headers(http, worker, path, members):
+    whole = {**BODY, "stream": False, **members}
+    if "input" in members:
+        del whole["messages"]
     worker.script = late(Reply.start, lambda reply: reply.delta("Hi", finish_reason="stop"), Reply.done)
-    headers = http.post("/v1/chat/completions", json=whole).headers
+    headers = http.post(path, json=whole).headers
     assert 0.5 < float(headers["x-queue-seconds"]) < 5 and headers["x-queue-reason"] == "capacity"
     worker.script = say("Hi")
-    assert "x-queue-seconds" not in http.post("/v1/chat/completions", json=whole).headers
+    assert "x-queue-seconds" not in http.post(path, json=whole).headers
