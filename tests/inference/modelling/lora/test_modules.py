@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from inference.errors import MissingTensor
 from tests.inference.modelling.families.headers import HIDDEN
 from tests.inference.modelling.lora.bases import llama, mixtral
 
@@ -43,3 +44,8 @@ def test_experts_one_by_one_and_as_transformers_stacks_them() -> None:
 def test_a_matrix_for_each_expert_is_none_of_the_targets() -> None:
     assert llama().has_matrix("q_proj") and not llama().has_matrix("proj")
     assert not mixtral().has_matrix("w1")
+
+
+def test_an_expert_that_the_base_has_not_is_named() -> None:
+    with pytest.raises(MissingTensor, match=r"experts\.99\.w1\.weight, which the base doesn't have"):
+        mixtral().find("model.layers.0.block_sparse_moe.experts.99.w1")
