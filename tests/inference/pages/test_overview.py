@@ -68,11 +68,9 @@ def test_the_last_hour_is_drawn_and_can_be_read_without_scripts(client: Client) 
     fill()
     client.force_login(account("owner", "superuser"))
     text = client.get("/").content.decode()
-    for piece in (
-        "p50 100 ms (dashed), p95 200 ms", "p50 10 ms (dashed), p95 20 ms", "Tokens per second", "Waiting requests",
-        "1 failed", "it was there, and had to make room", "50 %", "engine_dead", "chatcmpl-failed",
-        "No worker is alive", "What changed",
-    ):  # fmt: skip
+    for piece in ("p50 100 ms (dashed), p95 200 ms", "p50 10 ms (dashed), p95 20 ms", "Tokens per second",
+                  "Waiting requests", "1 failed", "it was there, and had to make room", "50 %", "engine_dead",
+                  "chatcmpl-failed", "No worker is alive", "What changed"):  # fmt: skip
         assert piece in text, piece
     assert text.count('<svg class="curve" viewBox="0 0 360 170"') == 4
     assert "Requests of" in client.get("/?span=hour&model=tiny").content.decode()
