@@ -52,12 +52,13 @@ def test_chunks_and_preemptions_change_nothing(checkpoint: Checkpoint, directory
     small = {"max_num_batched_tokens": 4, "max_num_seqs": 4, "cache_bytes": None}
     with load(checkpoint, directory, **small) as llm:
         assert {name: tokens(llm, name, PROMPT) for name in wanted} == wanted
+    params, names = SamplingParams(temperature=0.0, max_tokens=70, ignore_eos=True), ["x", "y", None, "lora"] * 2
+    with load(checkpoint, directory) as llm:
+        alone = {name: llm.generate("the quick", params, adapter=name)[0].text for name in names}
     token_bytes = checkpoint.spec.state_bytes_per_token("float32")
-    few = {"cache_bytes": token_bytes * 16 * 20, "max_model_len": 128, "max_num_seqs": 4}
-    with load(checkpoint, directory, **few) as llm:
-        messages = [asked(f"{name}{number}", name, PROMPT) for number in range(2) for name in wanted]
-        found = run(llm, *messages)
-        assert {name: ids_of(found[f"{name}1"]) for name in wanted} == wanted
+    with load(checkpoint, directory, cache_bytes=token_bytes * 16 * 11, max_model_len=128, max_num_seqs=4) as llm:
+        outputs = llm.generate(["the quick"] * 8, params, adapter=names)
+        assert [output.text for output in outputs] == [alone[name] for name in names]
         assert llm.stats()["num_preemptions"] > 0
 
 

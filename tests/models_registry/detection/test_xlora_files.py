@@ -73,7 +73,7 @@ def test_an_ordering_file_says_which_output_is_whose(base: Any, tmp_path: Path) 
         ({"order": ["adapter_1"]}, "name different adapters"),
         ({"layers": {MODULES[0]: 1}}, "numbers from 0 on"),
         ({"layers": {MODULES[0]: 0}}, "no number for"),
-        ({"order": 5}, "order = 5"),
+        ({"order": 5}, "order = '5'"),
     ):
         ordering.write_text(json.dumps(content))
         with pytest.raises(CheckpointError, match=message):
@@ -96,7 +96,7 @@ def test_an_ordering_file_says_which_output_is_whose(base: Any, tmp_path: Path) 
         ({"xlora_depth": 10**9}, CorruptCheckpoint, "xlora_depth"),
         ({"layerwise_scalings": True}, TensorShapeMismatch, r"it must be \[28, 32\]"),
         ({"softmax_temperature": 0}, CorruptCheckpoint, "more than 0"),
-        ({"top_k_lora": 3}, CorruptCheckpoint, "top_k_lora = 3; it must be a number from 1 to 2"),
+        ({"top_k_lora": 3}, CorruptCheckpoint, "top_k_lora = '3'; it must be a number from 1 to 2"),
         ({"global_scaling_weight": "a"}, CorruptCheckpoint, "global_scaling_weight"),
         ({"new_gate": 4}, UnsupportedFormat, "new_gate = '4', which isn't known of X-LoRA"),
     ],
