@@ -31,7 +31,7 @@ def test_an_admins_key_uploads_without_a_csrf_token(data_dir):
     assert row.owner is None
     assert send(key, "GET", f"/registry/uploads/{row.pk}").json()["state"] == "receiving"
     assert send(key, "DELETE", f"/registry/uploads/{row.pk}").json()["state"] == "cancelled"
-    assert send(key, "GET", "/registry/checkpoints").status_code == 401  # accounts only
+    assert send(key, "GET", "/registry/overview").status_code == 401  # accounts only
 
 
 @pytest.mark.django_db(transaction=True)
