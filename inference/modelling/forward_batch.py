@@ -165,6 +165,12 @@ class AdapterRows:
             self._groups[slot] = (self.slots == slot).nonzero().flatten()
         return self._groups[slot]
 
+    def slots_of_sequences(self, batch: ForwardBatch) -> list[int]:
+        """The slot of each sequence of the step."""
+        first_rows = [*range(batch.num_decodes), *(chunk.start for chunk in batch.prefills)]
+        slots: list[int] = self.slots[torch.tensor(first_rows, device=self.slots.device)].tolist()
+        return slots
+
     def scalings_of(self, slot: int) -> torch.Tensor | None:
         """(n, modules, adapters) scalings of the rows of a slot; None: it has no X-LoRA."""
         found = self.scalings.get(slot)

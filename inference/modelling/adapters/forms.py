@@ -200,8 +200,7 @@ class AdaptedLatentAttention(MultiHeadLatentAttention):
         present = [] if active is None else [slot for slot in active.present if slot in self.copies]
         if active is None or not present:
             return cast("torch.Tensor", self.plain_mix(q_nope, q_rope, rows, batch, state))
-        first_rows = [*range(batch.num_decodes), *(chunk.start for chunk in batch.prefills)]
-        slots = active.slots[torch.tensor(first_rows, device=rows.device)].tolist()
+        slots = active.slots_of_sequences(batch)
         mixed: torch.Tensor | None = None
         for slot in (0, *present):
             sequences = [at for at, own in enumerate(slots) if (own if own in self.copies else 0) == slot]

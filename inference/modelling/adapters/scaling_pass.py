@@ -50,7 +50,7 @@ class ScalingPass:
         classifiers = {slot: found for slot in rows.present if (found := self._adapters.classifier(slot)) is not None}
         if not classifiers:
             return rows
-        sequences = [number for number, slot in enumerate(_slots(batch, rows)) if slot in classifiers]
+        sequences = [number for number, slot in enumerate(rows.slots_of_sequences(batch)) if slot in classifiers]
         chosen = batch.rows_of(sequences)
         first = {slot: found.first_scalings(len(chosen)) for slot, found in classifiers.items()}
         own = AdapterRows(rows.slots[chosen], tuple(classifiers), is_eager=True, scalings=first)
@@ -65,10 +65,3 @@ class ScalingPass:
             values = found.scalings(hidden[mine])
             scalings[slot] = values.new_zeros(len(rows.slots), *values.shape[1:]).index_copy_(0, chosen[mine], values)
         return replace(rows, scalings=scalings)
-
-
-def _slots(batch: ForwardBatch, rows: AdapterRows) -> list[int]:
-    """The adapter slot of each sequence."""
-    first_rows = [*range(batch.num_decodes), *(chunk.start for chunk in batch.prefills)]
-    slots: list[int] = rows.slots[torch.tensor(first_rows, device=rows.slots.device)].tolist()
-    return slots
