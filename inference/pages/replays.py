@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean, median
 from typing import Any
+from uuid import UUID
 
 from django.urls import reverse
 
@@ -19,7 +20,7 @@ from inference.batches.replays import (
     texts_of_log,
     texts_of_response,
 )
-from inference.errors import BlazrError, Conflict, NotFound
+from inference.errors import BlazrError, NotFound
 from inference.jobs.selectors import job_error, job_get, job_result
 from inference.models import TERMINAL_BATCH_STATES, GenerationJob, JobState, UsageRecord
 from inference.models.readable_rows import readable_rows
@@ -28,8 +29,10 @@ from inference.pages.requests import logged_request
 from inference.pages.text_differences import compare
 from inference.records.job_usage import job_usage_id
 from inference.serving.served_models import served_model_read
+from inference.values.served_model import ServedModel
+from models_registry.adapters import adapter_get
 from models_registry.aliases import alias_names, alias_promote, alias_rollback, aliases_of
-from models_registry.models import ModelAlias
+from models_registry.models import AliasRevision, ModelAlias
 from models_registry.selectors import checkpoint_get
 from models_registry.views import StaffAction, StaffPage
 
@@ -123,7 +126,7 @@ class ReplayCreate(StaffAction):
         """Make the batch; returns the address of its comparison."""
         check_both(self.request.user)
         source, candidate = (self.request.POST.get(name, "").strip()[:MAX_NAME] for name in ("source", "candidate"))
-        served_model_read(candidate)  # before a file is written
+        candidate = served_model_read(candidate).name  # an alias may mean another model before the batch has run
         found = replay_batch_create(source=source, candidate=candidate, principal=principal_of(self.request.user))
         return reverse("replays", args=[found.batch.batch_id])
 
@@ -199,11 +202,11 @@ class ReplayPromote(StaffAction):
         check_both(self.request.user)
         replay = replay_get(batch_id=kwargs["batch_id"], principal=principal_of(self.request.user))
         served = served_model_read(replay.candidate)
-        if served.adapter:
-            raise Conflict(f"{replay.candidate!r} is an adapter; an alias means a checkpoint.", param="model")
+        checkpoint = checkpoint_get(served.checkpoint_id)
         alias_promote(
             name=self.request.POST.get("alias", "").strip(),
-            checkpoint=checkpoint_get(served.checkpoint_id),
+            checkpoint=checkpoint,
+            adapter=adapter_get(checkpoint=checkpoint, adapter_id=UUID(served.adapter)) if served.adapter else None,
             author_name=self.request.user.get_username(),
         )
         return reverse("replays", args=[replay.batch.batch_id])
@@ -254,11 +257,9 @@ def _alias_context(replay: Replay) -> dict[str, Any]:
         candidate = served_model_read(replay.candidate)
     except BlazrError as error:
         return {"alias_notice": error.message}
-    if candidate.adapter:
-        return {"alias_notice": f"{replay.candidate} is an adapter; an alias means a checkpoint."}
     found = aliases_of()
-    means_it = [alias for alias in found if str(_current(alias).checkpoint_id) == candidate.checkpoint_id]
-    source = [alias.name for alias in found if _current(alias).checkpoint_name == replay.source]
+    means_it = [alias for alias in found if _means(_current(alias), candidate)]
+    source = [alias.name for alias in found if _current(alias).meaning == replay.source]
     others = [name for name in alias_names() if name not in {alias.name for alias in means_it}]
     return {
         "can_promote": True,
@@ -267,12 +268,17 @@ def _alias_context(replay: Replay) -> dict[str, Any]:
     }
 
 
-def _current(alias: ModelAlias) -> Any:
+def _current(alias: ModelAlias) -> AliasRevision:
     assert alias.current is not None  # ``aliases_of`` leaves out the others
     return alias.current
 
 
+def _means(revision: AliasRevision, served: ServedModel) -> bool:
+    adapter = "" if revision.adapter_id is None else str(revision.adapter_id)
+    return (str(revision.checkpoint_id), adapter) == (served.checkpoint_id, served.adapter)
+
+
 def _earlier(alias: ModelAlias) -> str:
     """Return what the revision before the current one means; empty if there is none that can be served."""
-    rows = alias.revisions.filter(number=_current(alias).number - 1, checkpoint__isnull=False)
-    return rows.values_list("checkpoint_name", flat=True).first() or ""
+    earlier = alias.revisions.filter(number=_current(alias).number - 1).first()
+    return earlier.meaning if earlier is not None and earlier.is_available else ""

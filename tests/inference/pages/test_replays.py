@@ -18,7 +18,7 @@ from inference.models import BatchLine, BatchResult, GenerationJob, LineState, U
 from inference.pages.replay_targets import principal_of, replay_targets
 from inference.pages.replays import compared_texts
 from models_registry.aliases import alias_get, alias_promote
-from models_registry.models import Checkpoint
+from models_registry.models import Adapter, Checkpoint
 from tests.accounts import account
 from tests.inference.rows import make_checkpoint
 
@@ -141,6 +141,23 @@ def test_the_alias_follows_and_goes_back(operator: Client) -> None:
     assert operator.post(f"{address}rollback/", {"alias": "prod"})["Location"] == address
     assert alias_get("prod").current.checkpoint_name == "tiny"
     assert operator.post(f"{address}rollback/", {"alias": "none"}).status_code == 404
+
+
+def test_a_candidate_is_what_its_name_means_when_the_replay_is_made(operator: Client, models: list[Checkpoint]) -> None:
+    logged("chatcmpl-1", model="other")
+    answer = operator.post("/replays/new/", {"source": "other", "candidate": "prod"})
+    alias_promote(name="prod", checkpoint=models[1])
+    assert "other replayed on tiny" in operator.get(answer["Location"]).content.decode()
+    assert operator.post("/replays/new/", {"source": "other", "candidate": "prod"}).status_code == 400
+
+
+def test_an_alias_may_mean_an_adapter_that_was_replayed_on(operator: Client, models: list[Checkpoint]) -> None:
+    Adapter.objects.create(base=models[1], name="sql", path="/sql", rank=1, num_values=1, size_bytes=1)
+    logged("chatcmpl-1")
+    address = operator.post("/replays/new/", {"source": "tiny", "candidate": "other:sql"})["Location"]
+    assert operator.post(f"{address}promote/", {"alias": "prod"})["Location"] == address
+    assert alias_get("prod").current.meaning == "other:sql"
+    assert "Roll back to tiny" in operator.get(address).content.decode()
 
 
 def test_an_account_sees_what_it_may_do(client: Client, models: list[Checkpoint]) -> None:
