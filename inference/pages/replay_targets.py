@@ -8,6 +8,8 @@ from django.core.exceptions import PermissionDenied
 
 from inference.access.accounts import principal_of_user
 from inference.values.principal import Principal
+from models_registry.adapter_names import full_name
+from models_registry.adapters import adapters_available
 from models_registry.models import AliasRevision, Checkpoint
 from models_registry.selectors import checkpoint_list
 
@@ -35,8 +37,9 @@ def check_both(user: Any) -> None:
 
 
 def replay_targets() -> list[str]:
-    """Return the names of models, aliases and their newest revisions."""
+    """Return the names of models, adapters, aliases and their newest revisions."""
     models = checkpoint_list().filter(state=Checkpoint.State.AVAILABLE).values_list("served_model_name", flat=True)
     revisions = AliasRevision.objects.filter(checkpoint__isnull=False).select_related("alias").order_by("-pk")
     found = [(item.alias.name, f"{item.alias.name}@{item.number}") for item in revisions[:MAX_REVISIONS]]
-    return [*sorted(models), *sorted({name for name, _ in found}), *(exact for _, exact in found)]
+    adapters = [full_name(row.base.served_model_name, row.name) for row in adapters_available()]
+    return [*sorted(models), *adapters, *sorted({name for name, _ in found}), *(exact for _, exact in found)]

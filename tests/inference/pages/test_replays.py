@@ -71,8 +71,9 @@ def made_replay(user: Any, *, error: str = "") -> Replay:
 
 
 def test_targets_are_models_aliases_and_revisions(models: list[Checkpoint]) -> None:
+    Adapter.objects.create(base=models[1], name="sql", path="/sql", rank=1, num_values=1, size_bytes=1)
     alias_promote(name="prod", checkpoint=models[1])
-    assert replay_targets() == ["other", "tiny", "prod", "prod@2", "prod@1"]
+    assert replay_targets() == ["other", "tiny", "other:sql", "prod", "prod@2", "prod@1"]
 
 
 def test_a_request_is_replayed_as_a_job_and_compared(operator: Client) -> None:
