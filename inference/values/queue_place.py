@@ -116,7 +116,8 @@ def queue_place(
         if request_id not in queued_ids and any(model.is_ready for model in models):
             return None
         num_listed = sum(len(model.outlook.waiting_ids) for model in models)
-        num_before = max(num_listed, num_taken - sum(model.outlook.num_places for model in models))
+        others_taken = num_taken - (request_id not in queued_ids)
+        num_before = max(num_listed, others_taken - sum(model.outlook.num_places for model in models))
         num_before += queued_ids.index(request_id) if request_id in queued_ids else 0
     position = num_before + 1
     if not has_workers:

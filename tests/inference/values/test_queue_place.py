@@ -33,6 +33,8 @@ def test_places_of_all_workers_count_for_those_that_no_worker_has_taken() -> Non
 def test_requests_that_a_worker_has_taken_since_its_heartbeat_are_before_those_that_wait_in_redis() -> None:
     place = queue_place("q", [ready(1.0, 3.0, waiting=("a",))], ["q"], num_taken=6)
     assert place is not None and place.position == 6 - 2 + 1
+    taken = queue_place("t", [HeldModel(False, StartOutlook())], [], num_taken=1)
+    assert taken is not None and taken.position == 1  # it is not before itself
 
 
 def test_a_request_that_a_worker_has_just_taken_has_no_place_before_the_next_heartbeat() -> None:
