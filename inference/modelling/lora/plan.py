@@ -18,8 +18,6 @@ from inference.modelling.lora.modules import EMBEDDING, TABLES, BaseModules, Pla
 from inference.modelling.lora.shapes import num_values
 
 _PREFIX = "base_model.model."
-_XLORA_PREFIX = "lora_model.model."
-"""What PEFT puts before names where it saves the adapters of an X-LoRA with it."""
 _KEY = re.compile(
     r"(?P<module>.+?)\.(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)"
     r"(?:\.default)?(?:\.(?P<leaf>weight|bias))?"
@@ -175,7 +173,7 @@ def _by_module(tensors: Mapping[str, TensorInfo]) -> _Modules:
 
 def module_of(name: str) -> str:
     """A module's name without PEFT's prefix; a wrapped one keeps its ``base_layer`` parts."""
-    return name.removeprefix(_PREFIX).removeprefix("base_model.").removeprefix(_XLORA_PREFIX)
+    return name.removeprefix(_PREFIX).removeprefix("base_model.")
 
 
 class _Planner:

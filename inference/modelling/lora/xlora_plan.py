@@ -18,7 +18,6 @@ from inference.modelling.lora.plan import AdapterPlan, plan_adapter
 from inference.modelling.lora.shapes import num_values
 from inference.modelling.lora.xlora_config import Ordering, XLoraConfig
 
-_CLASSIFIER = "internal_xlora_classifier."
 _EXPANSIONS = ("k_b_proj", "v_b_proj")
 _UNTRAINED = ".base_layer."
 """In the name of a table of the base that PEFT saves beside an adapter of it; ``load_xlora`` compares it."""
@@ -91,7 +90,7 @@ def plan_xlora(
             f"it was trained on{f', {config.base_model}' if config.base_model else ''}.",
             param="hidden_size",
         )
-    plans = [plan_adapter(own, _without_classifier(tensors), base) for own, tensors in adapters]
+    plans = [plan_adapter(own, tensors, base) for own, tensors in adapters]
     for plan, (name, _) in zip(plans, config.adapters, strict=True):
         _check_scalable(plan, name)
     numbers = _module_numbers(config, plans, ordering, base)
@@ -105,11 +104,6 @@ def plan_xlora(
     linears = _classifier(config, classifier, count * len(plans))
     total = sum(plan.num_values for plan in plans) + sum(num_values(info.shape) for info in classifier.values())
     return XLoraPlan(config, scaled, linears, count, total)
-
-
-def _without_classifier(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
-    """The tensors of an adapter; PEFT saves the classifier beside each of them, too."""
-    return {name: info for name, info in tensors.items() if _CLASSIFIER not in name}
 
 
 def _check_scalable(plan: AdapterPlan, name: str) -> None:

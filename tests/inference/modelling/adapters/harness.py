@@ -97,7 +97,8 @@ def make_xlora(
     with torch.no_grad():
         for value in mixed.base_model.internal_xlora_classifier.parameters():
             value.copy_(torch.randn(value.shape, generator=generator))
-    mixed.save_pretrained(directory)
+    # Without a selection PEFT saves the adapters again, in files that it can't read itself.
+    mixed.save_pretrained(directory, selected_adapters=["default"])
 
     def oracle(tokens: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
