@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, XLoraConfig, get_peft_model
 from safetensors import safe_open
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from inference.modelling.adapters.network import NetworkAdapters
@@ -97,8 +98,11 @@ def make_xlora(
     with torch.no_grad():
         for value in mixed.base_model.internal_xlora_classifier.parameters():
             value.copy_(torch.randn(value.shape, generator=generator))
-    # Without a selection PEFT saves the adapters again, in files that it can't read itself.
+    # PEFT saves the adapters again unless some are selected, and takes the classifier's layer 0 for the adapter 0's.
     mixed.save_pretrained(directory, selected_adapters=["default"])
+    classifier = mixed.base_model.internal_xlora_classifier.state_dict()
+    tensors = {f"base_model.internal_xlora_classifier.{name}": value for name, value in classifier.items()}
+    save_file(tensors, str(directory / "adapter_model.safetensors"))
 
     def oracle(tokens: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
