@@ -158,7 +158,7 @@ class EngineOutput:
     error: BlazrError | None = None
     num_cached_tokens: int = 0
     cache_miss_reason: str | None = None
-    admitted_at: float = 0.0
+    admitted_at: float = field(default=0.0, compare=False)
     pooled: Float32Array | None = None
     saved_state: SavedState | None = None
     kept_prefixes: tuple[CacheBreakpoint, ...] = ()
