@@ -58,5 +58,7 @@ def test_the_embedding_is_scaled(tmp_path: Path) -> None:
 
 
 def test_recurrent_states_are_those_of_each_pass(tmp_path: Path) -> None:
-    adapters = [{"target_modules": ["q_proj", "o_proj", "out_proj"], "r": 4}, {"target_modules": ["q_proj"], "r": 2}]
+    # Smaller changes than elsewhere: both passes choose experts, and rounding grows with what the adapters add.
+    targets = ["q_proj", "o_proj", "out_proj"]
+    adapters = [{"target_modules": targets, "r": 4, "amount": 0.2}, {"target_modules": ["q_proj"], "r": 2}]
     assert_parity(linear("qwen3_next"), tmp_path, adapters, scaling_pass_value=0.5)
