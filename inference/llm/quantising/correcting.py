@@ -22,7 +22,7 @@ from inference.modelling.layers.linear import Linear
 from inference.modelling.quantisation import OWN_FORMS, Form, FormName, is_quantisable
 from inference.modelling.spec import ModelSpec
 
-DAMPINGS = (0.01, 0.1, 1.0)
+DAMPINGS = (0.1, 1.0)
 """Shares of H's mean diagonal that are added to its diagonal, so that few inputs don't make it singular; the first that
 does."""
 BLOCK_COLUMNS = 128
