@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from inference.modelling.layer_parts import DTYPE_BYTES
-from inference.modelling.layer_specs import MoESpec
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.layers import MoESpec
+from inference.modelling.specs.parts import DTYPE_BYTES
 from models_registry.detection.inspection import inspect_checkpoint
 
 _EXPERT = re.compile(r"experts?\.(\d+\.|gate_up_proj|down_proj)|block_sparse_moe\.(input|output)_linear")

@@ -25,11 +25,11 @@ from inference.engine.config import EngineConfig
 from inference.engine.engine import Engine
 from inference.engine.request import EngineRequest
 from inference.modelling.backends.backend import PRESENT
-from inference.modelling.layer_specs import AttentionSpec
 from inference.modelling.layers.linear import network_bytes
 from inference.modelling.layers.moe import Experts
 from inference.modelling.network import HybridForCausalLM
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.layers import AttentionSpec
 from inference.values.sampling_params import SamplingParams
 
 GIB = 1 << 30

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from inference.modelling.backends.backend import choose_backend
-from inference.modelling.layer_parts import Dtype, NormSpec, RopeSpec
-from inference.modelling.layer_specs import AttentionSpec, Mamba2Spec, MLPSpec
 from inference.modelling.layers.packed import Packable
-from inference.modelling.linear_specs import GatedDeltaSpec
 from inference.modelling.network import HybridForCausalLM
 from inference.modelling.quantisation import Quant, quantised_kinds
 from inference.modelling.spec import LayerSpec, ModelSpec
+from inference.modelling.specs.layers import AttentionSpec, Mamba2Spec, MLPSpec
+from inference.modelling.specs.linear import GatedDeltaSpec
+from inference.modelling.specs.parts import Dtype, NormSpec, RopeSpec
 
 NORM = NormSpec("rms", 1e-5)
 

@@ -26,12 +26,12 @@ import torch
 from inference.modelling.backends.native import library
 from inference.modelling.backends.native.forms import FORMS
 from inference.modelling.forward_batch import AttentionMetadata, ForwardBatch, LayerState, PrefillChunk
-from inference.modelling.latent_specs import MLASpec
-from inference.modelling.layer_parts import NormSpec, RopeSpec
-from inference.modelling.layer_specs import AttentionSpec
 from inference.modelling.layers.attention import Attention
 from inference.modelling.layers.mla import MultiHeadLatentAttention
 from inference.modelling.mapped import mapped_zeros
+from inference.modelling.specs.latent import MLASpec
+from inference.modelling.specs.layers import AttentionSpec
+from inference.modelling.specs.parts import NormSpec, RopeSpec
 
 BLOCK = 16
 ROPE = RopeSpec(1e4, 64)

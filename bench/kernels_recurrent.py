@@ -19,14 +19,14 @@ from inference.host.machine import keep_freed_memory
 from inference.modelling.backends.backend import choose_backend
 from inference.modelling.backends.native import library
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
-from inference.modelling.layer_parts import NormSpec
-from inference.modelling.layer_specs import Mamba1Spec, Mamba2Spec
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.mamba1 import Mamba1Mixer, StepProjection
 from inference.modelling.layers.mamba2 import Mamba2Mixer
 from inference.modelling.layers.mamba3 import Mamba3Mixer
 from inference.modelling.layers.recurrent import RecurrentMixer
-from inference.modelling.linear_specs import Mamba3Spec
+from inference.modelling.specs.layers import Mamba1Spec, Mamba2Spec
+from inference.modelling.specs.linear import Mamba3Spec
+from inference.modelling.specs.parts import NormSpec
 
 RMS = NormSpec("rms", 1e-5)
 SPECS: dict[str, tuple[Mamba1Spec | Mamba2Spec | Mamba3Spec, int]] = {

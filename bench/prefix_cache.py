@@ -25,10 +25,10 @@ from inference.engine.engine import Engine
 from inference.engine.prefix_cache.disk import DiskTier
 from inference.engine.request import EngineRequest
 from inference.modelling.backends.backend import pack_weights
-from inference.modelling.layer_parts import NormSpec, RopeSpec
-from inference.modelling.layer_specs import AttentionSpec, Mamba2Spec, MLPSpec
 from inference.modelling.network import HybridForCausalLM
 from inference.modelling.spec import LayerSpec, ModelSpec
+from inference.modelling.specs.layers import AttentionSpec, Mamba2Spec, MLPSpec
+from inference.modelling.specs.parts import NormSpec, RopeSpec
 from inference.values.sampling_params import SamplingParams
 
 PROMPT, QUESTION, VOCAB = 2000, 20, 49152

@@ -40,12 +40,12 @@ from inference.engine.request import EngineRequest
 from inference.engine.speculation.draft_runner import DraftModel
 from inference.engine.speculation.setup import Speculation
 from inference.modelling.backends.backend import bind_backend, pack_weights
-from inference.modelling.layer_parts import NormSpec, RopeSpec
-from inference.modelling.layer_specs import AttentionSpec, MLPSpec
 from inference.modelling.layers.linear import Linear
 from inference.modelling.network import HybridForCausalLM
 from inference.modelling.prediction_head import PredictionHead
 from inference.modelling.spec import LayerSpec, ModelSpec, PredictionHeadSpec
+from inference.modelling.specs.layers import AttentionSpec, MLPSpec
+from inference.modelling.specs.parts import NormSpec, RopeSpec
 from inference.values.sampling_params import SamplingParams
 from inference.values.speculative_options import SpeculativeOptions
 

@@ -31,8 +31,8 @@ from bench.prefix_cache import llama_135m, random_network
 from inference.engine.config import EngineConfig
 from inference.engine.engine import Engine
 from inference.engine.request import EngineRequest
-from inference.modelling.layer_specs import MLPSpec
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.layers import MLPSpec
 from inference.text.grammars.compiler import GrammarCompiler
 from inference.text.tokenisation.tokenizer import Tokenizer, load_tokenizer
 from inference.values.grammar import Grammar

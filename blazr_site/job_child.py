@@ -25,7 +25,7 @@ from inference.host.signals import exit_on_sigterm
 from inference.host.units import format_bytes
 from inference.llm.loading import choose_device
 from inference.llm.sizes import free_memory_bytes
-from inference.modelling.layer_parts import Dtype
+from inference.modelling.specs.parts import Dtype
 
 NICENESS = 10
 OOM_SCORE_ADJ = 500

@@ -21,8 +21,8 @@ from inference.llm.llm import LLM
 from inference.llm.logits import compare_logits, text_logits
 from inference.llm.options import LLMOptions
 from inference.llm.quality import measure_quality
-from inference.modelling.layer_parts import Dtype
 from inference.modelling.quantisation import Quant
+from inference.modelling.specs.parts import Dtype
 from inference.text.template_check import check_template
 from inference.text.tokenisation.tokenizer import load_tokenizer
 from inference.values.sampling_params import SamplingParams

@@ -17,9 +17,9 @@ from inference.engine.scheduler import ScheduledRequest, SchedulerOutput
 from inference.engine.state_manager import StateManager
 from inference.modelling.adapters.network import NetworkAdapters
 from inference.modelling.forward_batch import UNPAGED, AdapterRows, AttentionMetadata, ForwardBatch, PrefillChunk
-from inference.modelling.latent_specs import MLASpec
-from inference.modelling.layer_specs import AttentionSpec
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.latent import MLASpec
+from inference.modelling.specs.layers import AttentionSpec
 
 
 class BatchBuilder:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from inference.errors import InvalidRequest, OutOfCacheBlocks
 from inference.host.units import format_bytes
-from inference.modelling.layer_parts import DTYPE_BYTES, Dtype
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.parts import DTYPE_BYTES, Dtype
 
 MAX_BLOCK_SIZE = 1024
 SNAPSHOT_SHARE = 0.4

@@ -15,9 +15,9 @@ from inference.errors import InvalidRequest
 from inference.llm.loading import choose_dtype, engine_config
 from inference.llm.options import LLMOptions
 from inference.modelling.backends.backend import pack_weights
-from inference.modelling.layer_parts import Dtype
 from inference.modelling.layers.linear import network_bytes
 from inference.modelling.spec import ModelSpec, PredictionHeadSpec
+from inference.modelling.specs.parts import Dtype
 from inference.modelling.weights.loader import load_network, load_prediction_head
 from inference.text.tokenisation.tokenizer import Tokenizer, load_tokenizer
 from inference.values.speculative_options import SpeculativeOptions

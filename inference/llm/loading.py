@@ -16,9 +16,9 @@ from inference.engine.prefix_cache.model_key import model_key
 from inference.errors import BlazrError, ModelLoadFailed
 from inference.host.machine import cpu_multiplies_bfloat16, keep_freed_memory
 from inference.llm.options import LLMOptions
-from inference.modelling.layer_parts import DTYPE_BYTES, Dtype
 from inference.modelling.quantisation import REVISION
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.parts import DTYPE_BYTES, Dtype
 from inference.modelling.vision.encoder import ImageEncoder
 from inference.modelling.weights.loader import load_vision
 from inference.text.tokenisation.chat_template import ChatTemplate

@@ -8,8 +8,8 @@ from typing import Literal
 
 from inference.engine.pooling import POOLINGS, Pooling
 from inference.errors import InvalidRequest
-from inference.modelling.layer_parts import DTYPE_BYTES
 from inference.modelling.quantisation import QUANTS, Quant
+from inference.modelling.specs.parts import DTYPE_BYTES
 from inference.text.grammars.checker import GrammarLimits
 from inference.values.speculative_options import SpeculativeOptions
 

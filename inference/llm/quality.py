@@ -21,11 +21,11 @@ from inference.llm.loading import choose_dtype
 from inference.llm.options import LLMOptions
 from inference.modelling.backends.backend import pack_weights
 from inference.modelling.forward_batch import AttentionMetadata, ForwardBatch, PrefillChunk
-from inference.modelling.layer_parts import Dtype
 from inference.modelling.layers.linear import network_bytes
 from inference.modelling.network import HybridForCausalLM
 from inference.modelling.quantisation import Quant
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.parts import Dtype
 from inference.modelling.weights.loader import load_network
 
 BLOCK_SIZE = 16

@@ -12,9 +12,9 @@ from inference.errors import InvalidRequest
 from inference.llm.draft_loading import DraftCheckpoint, plan_draft, prediction_head_of
 from inference.llm.loading import choose_dtype
 from inference.llm.options import LLMOptions
-from inference.modelling.layer_parts import DTYPE_BYTES, Dtype
 from inference.modelling.quantisation import weights_bytes
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.parts import DTYPE_BYTES, Dtype
 
 CACHE_SHARE = {"cpu": 0.25, "cuda": 0.95}
 """States get at most this share of the memory that is free once the weights are there, if nothing else is said."""

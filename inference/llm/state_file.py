@@ -38,9 +38,9 @@ from inference.llm.state_header import (
     read_state_header,
 )
 from inference.modelling.families.config import TensorInfo
-from inference.modelling.layer_parts import Dtype
 from inference.modelling.quantisation import REVISION
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.parts import Dtype
 from inference.values.messages import PromptMessage
 
 _READ_BYTES = 16 << 20

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from inference.modelling.layer_parts import Shape
+from inference.modelling.specs.parts import Shape
 
 Coding = Literal["gptq", "awq", "packed_int", "scaled", "fp4", "bnb4", "hqq", "bitnet", "blazr", "gguf"]
 

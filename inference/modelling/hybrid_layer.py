@@ -12,16 +12,16 @@ import torch
 from torch import nn
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState
-from inference.modelling.layer_parts import NormSpec
-from inference.modelling.layer_specs import ChannelMixerSpec
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.layer_inputs import LayerInput
 from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.norm_gate import NormGate
 from inference.modelling.layers.shared_block import SharedBlock, SharedWeights
-from inference.modelling.parallel_specs import MixerSpec, ParallelSpec
 from inference.modelling.residual_stream import ResidualStream
 from inference.modelling.spec import LayerSpec
+from inference.modelling.specs.layers import ChannelMixerSpec
+from inference.modelling.specs.parallel import MixerSpec, ParallelSpec
+from inference.modelling.specs.parts import NormSpec
 
 MIXERS: dict[str, str] = {
     "attention": "attention:Attention",

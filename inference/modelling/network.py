@@ -8,9 +8,7 @@ import torch
 from torch import nn
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState
-from inference.modelling.gated_stream_specs import GatedStreamsSpec
 from inference.modelling.hybrid_layer import build_norm
-from inference.modelling.hyper_specs import HyperStreamsSpec
 from inference.modelling.layer_forms import make_layer, normalised
 from inference.modelling.layers.altup import Streams
 from inference.modelling.layers.gated_streams import StreamGate
@@ -22,6 +20,8 @@ from inference.modelling.layers.shared_block import SharedWeights
 from inference.modelling.layers.sinusoids import Sinusoids
 from inference.modelling.residual_stream import ResidualStream
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.gated_streams import GatedStreamsSpec
+from inference.modelling.specs.hyper import HyperStreamsSpec
 
 
 def _build_streams(spec: ModelSpec) -> Streams | HyperStreams | StreamGate | None:

@@ -13,7 +13,7 @@ with r = ``residual_multiplier``, or in a parallel layer both at once,
 
     x = x + r · (token_mixer(norm(x)) + channel_mixer(norm(x)));
 
-and at the end of a layer, where it has them, its own input (``layer_input_specs``) and a factor; then
+and at the end of a layer, where it has them, its own input (``specs.layer_inputs``) and a factor; then
 
     logits = cap(head(final_norm(x)) · ``logits_multiplier``).
 
@@ -36,16 +36,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from inference.errors import UnsupportedFormat
-from inference.modelling.altup_specs import AltUpSpec, StreamsSpec
-from inference.modelling.attention_parts import DifferenceSpec, HeadExpertsSpec
 from inference.modelling.encoded_tensor import EncodedTensor
-from inference.modelling.gated_stream_specs import GatedStreamsSpec
-from inference.modelling.hyper_specs import HyperConnectionSpec, HyperStreamsSpec
-from inference.modelling.indexer_specs import BlockIndexerSpec, IndexerSpec, PooledIndexerSpec
-from inference.modelling.latent_specs import MLASpec
-from inference.modelling.layer_input_specs import LayerInputSpec, LayerInputsSpec
-from inference.modelling.layer_parts import Dtype, NormSpec, RopeScaling, RopeSpec, Shape, StateTensor, prefixed
-from inference.modelling.layer_specs import (
+from inference.modelling.spec_json import decode, encode
+from inference.modelling.specs.altup import AltUpSpec, StreamsSpec
+from inference.modelling.specs.attention_parts import DifferenceSpec, HeadExpertsSpec
+from inference.modelling.specs.gated_streams import GatedStreamsSpec
+from inference.modelling.specs.hyper import HyperConnectionSpec, HyperStreamsSpec
+from inference.modelling.specs.indexer import BlockIndexerSpec, IndexerSpec, PooledIndexerSpec
+from inference.modelling.specs.latent import MLASpec
+from inference.modelling.specs.layer_inputs import LayerInputSpec, LayerInputsSpec
+from inference.modelling.specs.layers import (
     AttentionSpec,
     ChannelMixerSpec,
     Mamba1Spec,
@@ -54,7 +54,7 @@ from inference.modelling.layer_specs import (
     MoESpec,
     TokenMixerSpec,
 )
-from inference.modelling.linear_specs import (
+from inference.modelling.specs.linear import (
     GatedDeltaSpec,
     KimiDeltaSpec,
     LightningSpec,
@@ -63,14 +63,14 @@ from inference.modelling.linear_specs import (
     RGLRUSpec,
     ShortConvSpec,
 )
-from inference.modelling.ngram_specs import NGramSpec
-from inference.modelling.parallel_specs import BranchSpec, MixerSpec, ParallelSpec
-from inference.modelling.position_specs import SinusoidsSpec
-from inference.modelling.rwkv_specs import ChannelMixSpec, TimeMixSpec
-from inference.modelling.shared_specs import SharedBlockSpec
-from inference.modelling.spec_json import decode, encode
+from inference.modelling.specs.ngram import NGramSpec
+from inference.modelling.specs.parallel import BranchSpec, MixerSpec, ParallelSpec
+from inference.modelling.specs.parts import Dtype, NormSpec, RopeScaling, RopeSpec, Shape, StateTensor, prefixed
+from inference.modelling.specs.positions import SinusoidsSpec
+from inference.modelling.specs.rwkv import ChannelMixSpec, TimeMixSpec
+from inference.modelling.specs.shared_blocks import SharedBlockSpec
+from inference.modelling.specs.zaya import ConvolvedAttentionSpec, MemoryMoESpec
 from inference.modelling.vision.specs import PooledProjectorSpec, TileProjectorSpec, TowerSpec, VisionSpec
-from inference.modelling.zaya_specs import ConvolvedAttentionSpec, MemoryMoESpec
 from inference.values.images import ImageLayout, ImagePrompt
 
 RESIDUAL_VECTORS = ("output.scale", "output.bias", "stream.scale", "stream.bias")

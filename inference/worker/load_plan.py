@@ -18,7 +18,7 @@ from inference.llm.llm import LLM
 from inference.llm.loading import choose_dtype
 from inference.llm.options import LLMOptions
 from inference.llm.sizes import load_sizes, needed_bytes, plan_states
-from inference.modelling.layer_parts import DTYPE_BYTES
+from inference.modelling.specs.parts import DTYPE_BYTES
 from inference.values.speculative_options import SpeculativeOptions
 from inference.worker.adapters import AdapterFile
 from inference.worker.interfaces import LoadPlan, Progress

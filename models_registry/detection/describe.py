@@ -6,9 +6,10 @@ import math
 from collections import Counter
 from typing import Any
 
-from inference.modelling.latent_specs import MLASpec
-from inference.modelling.layer_specs import AttentionSpec, ChannelMixerSpec, Mamba1Spec, Mamba2Spec, MoESpec
-from inference.modelling.linear_specs import (
+from inference.modelling.spec import LayerSpec
+from inference.modelling.specs.latent import MLASpec
+from inference.modelling.specs.layers import AttentionSpec, ChannelMixerSpec, Mamba1Spec, Mamba2Spec, MoESpec
+from inference.modelling.specs.linear import (
     GatedDeltaSpec,
     KimiDeltaSpec,
     LightningSpec,
@@ -17,9 +18,8 @@ from inference.modelling.linear_specs import (
     RGLRUSpec,
     ShortConvSpec,
 )
-from inference.modelling.parallel_specs import MixerSpec
-from inference.modelling.rwkv_specs import ChannelMixSpec, TimeMixSpec
-from inference.modelling.spec import LayerSpec
+from inference.modelling.specs.parallel import MixerSpec
+from inference.modelling.specs.rwkv import ChannelMixSpec, TimeMixSpec
 from models_registry.detection.facts import FACTS, facts_to_set
 from models_registry.detection.inspection import Inspection
 

@@ -13,7 +13,7 @@ from inference.errors import InvalidRequest
 from inference.modelling.families.config import MAX_SIZE
 from inference.modelling.families.config_keys import IGNORED_KEYS
 from inference.modelling.families.registry import FAMILIES
-from inference.modelling.layer_parts import ACTIVATIONS
+from inference.modelling.specs.parts import ACTIVATIONS
 from inference.values.tokenizer_spec import MAX_TEMPLATE_CHARS, VOCABULARIES
 
 MAX_SHORT_CHARS = 1024

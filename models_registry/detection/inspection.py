@@ -37,12 +37,12 @@ from inference.modelling.families.config import (
 from inference.modelling.families.config_keys import IGNORED_KEYS
 from inference.modelling.families.registry import family_builder
 from inference.modelling.families.vision_part import PREPROCESSOR
-from inference.modelling.hyper_specs import HyperConnectionSpec
-from inference.modelling.latent_specs import MLASpec
-from inference.modelling.layer_parts import NormSpec
-from inference.modelling.layer_specs import AttentionSpec, Mamba2Spec, MoESpec
-from inference.modelling.linear_specs import Mamba3Spec
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.hyper import HyperConnectionSpec
+from inference.modelling.specs.latent import MLASpec
+from inference.modelling.specs.layers import AttentionSpec, Mamba2Spec, MoESpec
+from inference.modelling.specs.linear import Mamba3Spec
+from inference.modelling.specs.parts import NormSpec
 from inference.values.tokenizer_spec import TokenizerSpec
 from models_registry.detection.architecture import detect_format, detect_model_type
 from models_registry.detection.directory import CheckpointDirectory, CheckpointFile, resolve

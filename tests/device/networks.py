@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from inference.modelling.hyper_specs import HyperConnectionSpec, HyperStreamsSpec
-from inference.modelling.latent_specs import MLASpec
-from inference.modelling.layer_parts import NormSpec, RopeScaling, RopeSpec
-from inference.modelling.layer_specs import AttentionSpec, Mamba1Spec, Mamba2Spec, MLPSpec, MoESpec
-from inference.modelling.linear_specs import GatedDeltaSpec, KimiDeltaSpec, Mamba3Spec, ShortConvSpec
-from inference.modelling.ngram_specs import NGramSpec
 from inference.modelling.spec import LayerSpec, ModelSpec
-from inference.modelling.zaya_specs import ConvolvedAttentionSpec, MemoryMoESpec
+from inference.modelling.specs.hyper import HyperConnectionSpec, HyperStreamsSpec
+from inference.modelling.specs.latent import MLASpec
+from inference.modelling.specs.layers import AttentionSpec, Mamba1Spec, Mamba2Spec, MLPSpec, MoESpec
+from inference.modelling.specs.linear import GatedDeltaSpec, KimiDeltaSpec, Mamba3Spec, ShortConvSpec
+from inference.modelling.specs.ngram import NGramSpec
+from inference.modelling.specs.parts import NormSpec, RopeScaling, RopeSpec
+from inference.modelling.specs.zaya import ConvolvedAttentionSpec, MemoryMoESpec
 
 HIDDEN, VOCAB = 64, 320
 RMS, WEIGHTLESS, GEMMA = NormSpec("rms", 1e-5), NormSpec("rms", weightless=True), NormSpec("rms", 1e-6, offset=1.0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layers.mlp import activate
 from inference.modelling.layers.norm import Norm
+from inference.modelling.specs.parts import NormSpec
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Relative to the reference's norm. float32: 24 bits after some hundred additions; float16 and bfloat16: a few

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inference.modelling.layer_parts import ACTIVATIONS
 from inference.modelling.layers.mlp import activate
+from inference.modelling.specs.parts import ACTIVATIONS
 from tests.gpu.compare import assert_close
 
 

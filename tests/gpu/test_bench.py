@@ -8,10 +8,10 @@ from bench import gpu
 from bench.gpu import measure_decode, prefill_operations, step_bytes
 from bench.gpu_models import NORM, delta_9b, hybrid_8b, llama_7b, llama_8b, llama_spec, quantise_network, random_network
 from inference.modelling.backends import backend as kernels
-from inference.modelling.layer_specs import MoESpec
 from inference.modelling.layers.linear import network_bytes
 from inference.modelling.quantisation import weights_bytes
 from inference.modelling.spec import LayerSpec, ModelSpec
+from inference.modelling.specs.layers import MoESpec
 
 
 def test_shapes_have_the_sizes_that_they_are_named_for():

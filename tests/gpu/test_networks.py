@@ -10,12 +10,12 @@ from inference.engine.config import EngineConfig
 from inference.engine.engine import Engine
 from inference.engine.request import EngineRequest
 from inference.modelling.backends import backend as kernels
-from inference.modelling.latent_specs import MLASpec
-from inference.modelling.layer_parts import NormSpec, RopeSpec
-from inference.modelling.layer_specs import AttentionSpec, Mamba1Spec, Mamba2Spec, MLPSpec, MoESpec
-from inference.modelling.linear_specs import GatedDeltaSpec, KimiDeltaSpec, ShortConvSpec
 from inference.modelling.spec import LayerSpec, ModelSpec
-from inference.modelling.zaya_specs import ConvolvedAttentionSpec
+from inference.modelling.specs.latent import MLASpec
+from inference.modelling.specs.layers import AttentionSpec, Mamba1Spec, Mamba2Spec, MLPSpec, MoESpec
+from inference.modelling.specs.linear import GatedDeltaSpec, KimiDeltaSpec, ShortConvSpec
+from inference.modelling.specs.parts import NormSpec, RopeSpec
+from inference.modelling.specs.zaya import ConvolvedAttentionSpec
 from inference.values.sampling_params import SamplingParams
 
 HIDDEN, VOCAB = 32, 61

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inference.modelling.layer_parts import RopeSpec
 from inference.modelling.layers.rotary import rotary_embedding, rotate, rotate_first
+from inference.modelling.specs.parts import RopeSpec
 from tests.gpu.compare import NORMS, assert_close, make_norm
 
 

@@ -13,8 +13,8 @@ from tokenizers import models, pre_tokenizers
 from inference.errors import NotFound, Unavailable
 from inference.modelling.families.config import CheckpointConfig, Facts
 from inference.modelling.gguf.container import read_gguf
-from inference.modelling.layer_parts import NormSpec
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.parts import NormSpec
 from inference.text.tokenisation.tokenizer import Tokenizer, load_tokenizer
 from inference.values.tokenizer_spec import TokenizerSpec
 from models_registry.detection.directory import resolve

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from inference.engine.prefix_cache.tree import root_digest
-from inference.modelling.latent_specs import MLASpec
-from inference.modelling.layer_parts import RopeSpec
-from inference.modelling.layer_specs import AttentionSpec
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.latent import MLASpec
+from inference.modelling.specs.layers import AttentionSpec
+from inference.modelling.specs.parts import RopeSpec
 
 
 class Namespaces:

@@ -10,7 +10,7 @@ from typing import Any
 from inference.llm.memory_span.observers import norm_positions
 from inference.llm.memory_span.picture import reach, tokens
 from inference.llm.memory_span.spans import HeadSpan, MixerSpan
-from inference.modelling.layer_parts import Dtype
+from inference.modelling.specs.parts import Dtype
 
 COLUMNS = ("layer", "kind", "what", "heads", "least", "median", "most", "state_norm")
 

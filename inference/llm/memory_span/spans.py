@@ -26,11 +26,11 @@ from inference.llm.memory_span.observers import ROW_BLOCK, Observers, Recording
 from inference.llm.options import LLMOptions
 from inference.llm.quality import BLOCK_SIZE, WindowRunner
 from inference.modelling.backends.backend import Backend
-from inference.modelling.latent_specs import MLASpec
-from inference.modelling.layer_specs import AttentionSpec
 from inference.modelling.layers.rwkv import ChannelMix
 from inference.modelling.layers.short_conv import ShortConv
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.latent import MLASpec
+from inference.modelling.specs.layers import AttentionSpec
 from inference.modelling.weights.loader import load_network
 from inference.values.memory_span import MAX_TOKENS
 

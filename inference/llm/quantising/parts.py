@@ -16,9 +16,9 @@ from inference.errors import UnsupportedFormat
 from inference.llm.checkpoint_writing import HEADER_BYTES, num_shards
 from inference.llm.quantising.source import NUM_COLUMNS, SourceTensor
 from inference.modelling.encodings.blazr import OFFSETS, SCALES, STORED_DTYPES
-from inference.modelling.layer_parts import Shape
 from inference.modelling.quantisation import BLOCK_ROWS, OWN_FORMS, FormName, coded_bytes, is_quantisable
 from inference.modelling.spec import ModelSpec, Piece
+from inference.modelling.specs.parts import Shape
 
 KINDS: tuple[FormName, ...] = tuple(OWN_FORMS)
 """The forms that are tried, the smallest first."""

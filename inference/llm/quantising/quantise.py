@@ -27,10 +27,10 @@ from inference.llm.quantising.source import SourceTensors
 from inference.llm.quantising.writing import write_checkpoint
 from inference.llm.sizes import free_memory_bytes
 from inference.modelling.backends.backend import choose_backend
-from inference.modelling.layer_parts import Dtype
 from inference.modelling.layers.coded import Codes
 from inference.modelling.quantisation import OWN_FORMS, FormName
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.parts import Dtype
 from inference.modelling.weights.loader import load_network
 
 Progress = Callable[[float, str], None]

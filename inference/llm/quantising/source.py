@@ -21,11 +21,11 @@ from inference.llm.checkpoint_writing import SPELLINGS, Entry, SourceFiles, comp
 from inference.modelling.encodings.blazr import CODES, OFFSETS, SCALES, STORED_DTYPES
 from inference.modelling.families.config import TensorInfo
 from inference.modelling.gguf.ggjt import has_ggml_suffix
-from inference.modelling.layer_parts import Shape
 from inference.modelling.layers.code_search import scales_dtype
 from inference.modelling.layers.coded import PlainCoded
 from inference.modelling.quantisation import Form, code_bytes, coded_bytes, stored_form
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.parts import Shape
 from inference.modelling.weights.files import TensorFiles
 
 NUM_COLUMNS = 8

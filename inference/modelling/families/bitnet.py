@@ -16,9 +16,9 @@ from inference.modelling.families.config_key_tables import LLAMA_LIKE, Table
 from inference.modelling.families.config_values import activation, rms_norm
 from inference.modelling.families.decoder import norm_sources
 from inference.modelling.families.prediction_head import HeadLayer
-from inference.modelling.layer_parts import prefixed
-from inference.modelling.layer_specs import AttentionSpec, MLPSpec
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.layers import AttentionSpec, MLPSpec
+from inference.modelling.specs.parts import prefixed
 
 CONFIG_KEYS: Mapping[str, Table] = {"bitnet": LLAMA_LIKE}
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from inference.errors import TensorShapeMismatch, UnsupportedArchitecture, UnsupportedFormat
 from inference.modelling.families.config import CheckpointView, TensorTable
 from inference.modelling.families.headers import STORED_DTYPES, sample_of
-from inference.modelling.layer_parts import Shape
 from inference.modelling.spec import ModelSpec, Piece, Source
+from inference.modelling.specs.parts import Shape
 
 TIED_HEAD = re.compile(r"((model|backbone)\.)?lm_head\.weight")
 """Names of a stored head; beside a tied embedding it is a copy, which the inspection compares."""

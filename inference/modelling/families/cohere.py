@@ -13,8 +13,8 @@ from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import COMMON, HEADS, QKVO_BIAS, ROPE, Table, used
 from inference.modelling.families.config_values import layer_norm, number_with_evidence
 from inference.modelling.families.windows import TYPES, full_every, layer_types, sliding_window, window_of_each_layer
-from inference.modelling.layer_parts import RopeSpec
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.parts import RopeSpec
 
 LOGIT_SCALE = 0.0625
 THETAS = {"cohere": 500_000.0, "cohere2": 10_000.0}

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from inference.errors import CorruptCheckpoint, TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.families.config import MAX_SIZE, CheckpointConfig, CheckpointView, Confidence
-from inference.modelling.layer_parts import NormSpec
+from inference.modelling.specs.parts import NormSpec
 
 ACTIVATION_NAMES: Mapping[str, str] = {
     "silu": "silu",

@@ -15,9 +15,9 @@ from inference.modelling.families.config_keys import Harmless, Members, Only
 from inference.modelling.families.config_values import check_size, integer_with_evidence
 from inference.modelling.families.headers import matrix_shape
 from inference.modelling.families.moe_config import check_experts, check_routing
-from inference.modelling.layer_parts import NormSpec
-from inference.modelling.layer_specs import MoESpec
 from inference.modelling.spec import ModelSpec, Piece, Source, tensor
+from inference.modelling.specs.layers import MoESpec
+from inference.modelling.specs.parts import NormSpec
 
 NAMES = LayerNames(
     attention="norm_attn_norm.attn.",

@@ -6,19 +6,19 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from inference.modelling.altup_specs import StreamsSpec
 from inference.modelling.families.checks import MASK_BUFFERS, IgnoredTensors, finish
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import check_size
 from inference.modelling.families.decoder_layout import CONTEXT_KEYS, DecoderLayout
 from inference.modelling.families.headers import matrix_shape
-from inference.modelling.gated_stream_specs import GatedStreamsSpec
-from inference.modelling.hyper_specs import HyperStreamsSpec
-from inference.modelling.layer_input_specs import LayerInputsSpec
-from inference.modelling.layer_parts import NormSpec, prefixed
-from inference.modelling.layer_specs import ChannelMixerSpec, TokenMixerSpec
-from inference.modelling.position_specs import SinusoidsSpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Piece, PredictionHeadSpec, Source, tensor
+from inference.modelling.specs.altup import StreamsSpec
+from inference.modelling.specs.gated_streams import GatedStreamsSpec
+from inference.modelling.specs.hyper import HyperStreamsSpec
+from inference.modelling.specs.layer_inputs import LayerInputsSpec
+from inference.modelling.specs.layers import ChannelMixerSpec, TokenMixerSpec
+from inference.modelling.specs.parts import NormSpec, prefixed
+from inference.modelling.specs.positions import SinusoidsSpec
 
 
 def llama_layer(token_mixer: TokenMixerSpec, channel_mixer: ChannelMixerSpec, norm: NormSpec) -> LayerSpec:

@@ -16,7 +16,7 @@ from inference.errors import (
 from inference.modelling.families.config import MAX_LAYERS, CheckpointView, Confidence, TensorTable
 from inference.modelling.families.config_values import check_size, integer_with_evidence
 from inference.modelling.families.headers import STORED_DTYPES, matrix_shape, sample_of
-from inference.modelling.layer_parts import Dtype
+from inference.modelling.specs.parts import Dtype
 
 CONTEXT_KEYS = ("max_position_embeddings", "max_seq_len", "n_positions", "model_max_length")
 _LAYER_COUNT_KEYS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")

@@ -36,11 +36,11 @@ from inference.modelling.families.moe_config import (
     moe_sources,
 )
 from inference.modelling.families.prediction_head import HeadLayer, names_behind_layers, prediction_head
-from inference.modelling.gated_stream_specs import GatedStreamsSpec
-from inference.modelling.latent_specs import MLASpec
-from inference.modelling.layer_parts import NormSpec
-from inference.modelling.layer_specs import ChannelMixerSpec, MoESpec
 from inference.modelling.spec import ModelSpec, Source
+from inference.modelling.specs.gated_streams import GatedStreamsSpec
+from inference.modelling.specs.latent import MLASpec
+from inference.modelling.specs.layers import ChannelMixerSpec, MoESpec
+from inference.modelling.specs.parts import NormSpec
 
 DENSE: Table = {
     **COMMON,

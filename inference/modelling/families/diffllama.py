@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from inference.errors import UnsupportedArchitecture
-from inference.modelling.attention_parts import DifferenceSpec
 from inference.modelling.families.attention_decoder import AttentionDecoder
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import LLAMA_LIKE, Table
 from inference.modelling.families.config_keys import Harmless, Only
 from inference.modelling.families.config_values import rms_norm
 from inference.modelling.families.prediction_head import HeadLayer
-from inference.modelling.layer_specs import AttentionSpec
 from inference.modelling.spec import ModelSpec, Piece, Source
+from inference.modelling.specs.attention_parts import DifferenceSpec
+from inference.modelling.specs.layers import AttentionSpec
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "diffllama": {

@@ -17,8 +17,8 @@ from inference.modelling.families.ernie4_5 import CONFIG_KEYS as DENSE_KEYS
 from inference.modelling.families.ernie4_5 import CONTEXT, THETA
 from inference.modelling.families.grouped_moe import expert_sizes
 from inference.modelling.families.moe_config import check_dense_layers, check_routing, moe_sources
-from inference.modelling.layer_specs import MoESpec
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.layers import MoESpec
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "ernie4_5_moe": {

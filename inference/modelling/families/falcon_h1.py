@@ -21,10 +21,10 @@ from inference.modelling.families.head_sizes import read_heads
 from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.state_space import HYBRID_KEYS, mamba2_sources, mamba2_spec, time_step_limits
-from inference.modelling.layer_parts import NormSpec, prefixed
-from inference.modelling.layer_specs import Mamba2Spec
-from inference.modelling.parallel_specs import BranchSpec, ParallelSpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Source
+from inference.modelling.specs.layers import Mamba2Spec
+from inference.modelling.specs.parallel import BranchSpec, ParallelSpec
+from inference.modelling.specs.parts import NormSpec, prefixed
 
 BOTH = Only(("hybrid",), "each layer has attention and Mamba-2")
 CONFIG_KEYS: Mapping[str, Table] = {

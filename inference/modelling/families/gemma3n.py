@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from inference.errors import CorruptCheckpoint, MissingTensor
-from inference.modelling.altup_specs import AltUpSpec, StreamsSpec
 from inference.modelling.families.attention_config import attention_sources, attention_spec
 from inference.modelling.families.attention_decoder import SANDWICH_NORMS
 from inference.modelling.families.checks import OTHER_PARTS, ROTARY_BUFFERS, IgnoredTensors
@@ -29,10 +28,11 @@ from inference.modelling.families.rope_by_type import ropes_by_type
 from inference.modelling.families.shared_cache import kv_sources, unused_projections
 from inference.modelling.families.text_part import around, text_part
 from inference.modelling.families.windows import TYPES, full_every, layer_types, sliding_window, window_of_each_layer
-from inference.modelling.layer_input_specs import LayerInputSpec
-from inference.modelling.layer_parts import NormSpec, prefixed
-from inference.modelling.layer_specs import MLPSpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, tensor
+from inference.modelling.specs.altup import AltUpSpec, StreamsSpec
+from inference.modelling.specs.layer_inputs import LayerInputSpec
+from inference.modelling.specs.layers import MLPSpec
+from inference.modelling.specs.parts import NormSpec, prefixed
 
 GEMMA3N: Table = {
     **{key: rule for key, rule in LLAMA_LIKE.items() if key not in ("mlp_bias", "hidden_act")},

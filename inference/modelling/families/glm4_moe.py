@@ -18,8 +18,8 @@ from inference.modelling.families.exaone4 import exaone_types
 from inference.modelling.families.grouped_moe import GROUPED_MOE, grouped_moe
 from inference.modelling.families.moe_config import check_dense_layers, check_layer_kinds, moe_sources, routed_experts
 from inference.modelling.families.windows import TYPES, layer_types, sliding_window, window_of_each_layer
-from inference.modelling.layer_parts import RopeSpec
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.parts import RopeSpec
 
 EPS = {"dots1": 1e-6}
 SHARES = {"glm4_moe": 0.5, "solar_open": 1.0}

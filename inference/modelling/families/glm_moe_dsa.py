@@ -14,9 +14,9 @@ from inference.modelling.families.config_keys import Only
 from inference.modelling.families.decoder_layout import DecoderLayout
 from inference.modelling.families.deepseek import SPARSE, Variant, latent_decoder
 from inference.modelling.families.shared_choice import FULL, SHARED, choice_sources, unused_indexers
-from inference.modelling.latent_specs import MLASpec
-from inference.modelling.layer_parts import NormSpec
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.latent import MLASpec
+from inference.modelling.specs.parts import NormSpec
 
 PAIRS = Only((True,), "adjacent pairs are rotated")
 CONFIG_KEYS: Mapping[str, Table] = {

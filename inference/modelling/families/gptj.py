@@ -17,8 +17,8 @@ from inference.modelling.families.config_key_tables import GPT, Table, used
 from inference.modelling.families.config_keys import Only
 from inference.modelling.families.config_values import activation, check_size, layer_norm
 from inference.modelling.families.mlp_config import MLPNames
-from inference.modelling.layer_parts import RopeSpec
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.parts import RopeSpec
 
 CORES = 4
 """CodeGen's rows of q, v and k lie in so many parts, for the cores of the machine that trained it."""

@@ -19,8 +19,8 @@ from inference.modelling.families.config_keys import Only
 from inference.modelling.families.config_values import activation, number_with_evidence, rms_norm
 from inference.modelling.families.granite_experts import granite_mixer
 from inference.modelling.families.windows import TYPES, layer_types, sliding_window, window_of_each_layer
-from inference.modelling.layer_parts import RopeSpec
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.parts import RopeSpec
 
 MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
 SWA = ("sliding_window", "layer_types", "layer_rope_theta")

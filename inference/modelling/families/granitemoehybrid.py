@@ -34,8 +34,8 @@ from inference.modelling.families.state_space import (
     time_step_limits,
     unknown_layer,
 )
-from inference.modelling.layer_specs import AttentionSpec, TokenMixerSpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Source
+from inference.modelling.specs.layers import AttentionSpec, TokenMixerSpec
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "granitemoehybrid": {

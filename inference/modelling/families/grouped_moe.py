@@ -12,7 +12,7 @@ from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import EXPERTS, Table, used
 from inference.modelling.families.config_values import integer_with_evidence, number_with_evidence
 from inference.modelling.families.moe_config import check_experts, check_routing, count_experts, shared_width
-from inference.modelling.layer_specs import MoESpec
+from inference.modelling.specs.layers import MoESpec
 
 COUNT_KEYS = ("n_routed_experts", "num_experts", "num_local_experts")
 BIASES = ("gate.e_score_correction_bias", "e_score_correction_bias")

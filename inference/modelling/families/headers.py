@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from inference.errors import TensorShapeMismatch
 from inference.modelling.families.config import MAX_SIZE, TensorTable
 from inference.modelling.gguf.block_types import COMPUTED_TYPES
-from inference.modelling.layer_parts import Dtype
+from inference.modelling.specs.parts import Dtype
 
 STORED_DTYPES: Mapping[str, Dtype] = {
     "F32": "float32",

@@ -22,9 +22,9 @@ from inference.modelling.families.moe_config import (
     moe_sources,
     shared_width,
 )
-from inference.modelling.layer_parts import RopeSpec
-from inference.modelling.layer_specs import MoESpec
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.layers import MoESpec
+from inference.modelling.specs.parts import RopeSpec
 
 NAMES = LayerNames(qk_norms=("query_layernorm", "key_layernorm"))
 ROPE_WITH_ALPHA = Members({**ROPE_MEMBERS, **used("alpha")})

@@ -32,8 +32,8 @@ from inference.modelling.families.state_space import (
     mamba1_spec,
     unknown_layer,
 )
-from inference.modelling.layer_specs import ChannelMixerSpec, MoESpec, TokenMixerSpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Source
+from inference.modelling.specs.layers import ChannelMixerSpec, MoESpec, TokenMixerSpec
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "jamba": {

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from inference.errors import TensorShapeMismatch
-from inference.modelling.attention_parts import HeadExpertsSpec
 from inference.modelling.families.checks import ROTARY_BUFFERS
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import COMMON, EXPERTS, ROPE, Table, harmless, used
@@ -20,9 +19,10 @@ from inference.modelling.families.headers import matrix_shape, stack_shape
 from inference.modelling.families.moe_config import check_routing
 from inference.modelling.families.prediction_head import HeadLayer
 from inference.modelling.families.rope_config import read_rope
-from inference.modelling.layer_parts import NormSpec
-from inference.modelling.layer_specs import AttentionSpec, MoESpec
 from inference.modelling.spec import ModelSpec, Source, tensor
+from inference.modelling.specs.attention_parts import HeadExpertsSpec
+from inference.modelling.specs.layers import AttentionSpec, MoESpec
+from inference.modelling.specs.parts import NormSpec
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "jetmoe": {

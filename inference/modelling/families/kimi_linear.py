@@ -36,10 +36,10 @@ from inference.modelling.families.state_space import (
     stated_layer_types,
     unknown_layer,
 )
-from inference.modelling.layer_parts import NormSpec
-from inference.modelling.layer_specs import ChannelMixerSpec, TokenMixerSpec
-from inference.modelling.linear_specs import KimiDeltaSpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, concatenated, tensor
+from inference.modelling.specs.layers import ChannelMixerSpec, TokenMixerSpec
+from inference.modelling.specs.linear import KimiDeltaSpec
+from inference.modelling.specs.parts import NormSpec
 
 KIMI: Table = {
     **COMMON,

@@ -25,10 +25,10 @@ from inference.modelling.families.moe_config import (
 )
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.state_space import check_layer_kinds, conv_shape, stated_layer_types, unknown_layer
-from inference.modelling.layer_parts import NormSpec, prefixed
-from inference.modelling.layer_specs import AttentionSpec, MLPSpec, MoESpec
-from inference.modelling.linear_specs import ShortConvSpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Source, concatenated, tensor
+from inference.modelling.specs.layers import AttentionSpec, MLPSpec, MoESpec
+from inference.modelling.specs.linear import ShortConvSpec
+from inference.modelling.specs.parts import NormSpec, prefixed
 
 LFM2: Table = {
     **COMMON,

@@ -22,9 +22,9 @@ from inference.modelling.families.lfm2 import CONTEXT, short_conv
 from inference.modelling.families.mlp_config import MLPNames, mlp_sources, mlp_spec
 from inference.modelling.families.rope_by_type import rope_of_type
 from inference.modelling.families.windows import TYPES, layer_types, sliding_window
-from inference.modelling.layer_parts import NormSpec, prefixed
-from inference.modelling.layer_specs import AttentionSpec, TokenMixerSpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Source
+from inference.modelling.specs.layers import AttentionSpec, TokenMixerSpec
+from inference.modelling.specs.parts import NormSpec, prefixed
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "lfm3": {

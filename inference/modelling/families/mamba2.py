@@ -21,8 +21,8 @@ from inference.modelling.families.state_space import (
     mamba2_spec,
     time_step_limits,
 )
-from inference.modelling.layer_parts import prefixed
 from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
+from inference.modelling.specs.parts import prefixed
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "mamba2": {

@@ -24,8 +24,8 @@ from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
 from inference.modelling.families.moe_config import check_dense_layers, has_router, moe_sources
 from inference.modelling.families.rope_by_type import rope_of_type
 from inference.modelling.families.windows import TYPES, layer_types, sliding_window
-from inference.modelling.layer_specs import AttentionSpec, ChannelMixerSpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
+from inference.modelling.specs.layers import AttentionSpec, ChannelMixerSpec
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "mimo_v2_flash": {

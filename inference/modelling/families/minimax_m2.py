@@ -14,8 +14,8 @@ from inference.modelling.families.config_keys import Only
 from inference.modelling.families.config_values import activation, integer_with_evidence, rms_norm
 from inference.modelling.families.mixtral import EXPERT_NAMES
 from inference.modelling.families.moe_config import check_experts, check_routing, count_experts, moe_sources
-from inference.modelling.layer_specs import MoESpec
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.layers import MoESpec
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "minimax_m2": {

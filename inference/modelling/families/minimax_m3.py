@@ -34,10 +34,10 @@ from inference.modelling.families.moe_config import (
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.text_part import PREFIXES, around, text_part
 from inference.modelling.families.windows import layer_types
-from inference.modelling.indexer_specs import BlockIndexerSpec
-from inference.modelling.layer_parts import NormSpec, RopeSpec, prefixed
-from inference.modelling.layer_specs import AttentionSpec, ChannelMixerSpec, MoESpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
+from inference.modelling.specs.indexer import BlockIndexerSpec
+from inference.modelling.specs.layers import AttentionSpec, ChannelMixerSpec, MoESpec
+from inference.modelling.specs.parts import NormSpec, RopeSpec, prefixed
 
 EARLY_KEYS = {
     "index_n_heads": "sparse_num_index_heads",

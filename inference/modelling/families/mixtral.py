@@ -24,8 +24,8 @@ from inference.modelling.families.moe_config import (
     moe_sources,
 )
 from inference.modelling.families.windows import sliding_window
-from inference.modelling.layer_specs import MoESpec
 from inference.modelling.spec import ModelSpec, Piece, Source, tensor
+from inference.modelling.specs.layers import MoESpec
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "mixtral": {**WITH_ROPE, **EXPERTS, **used("sliding_window")},

@@ -44,9 +44,9 @@ from inference.modelling.families.state_space import (
     stated_layer_types,
     unknown_layer,
 )
-from inference.modelling.layer_parts import NormSpec, prefixed
-from inference.modelling.layer_specs import ChannelMixerSpec, MoESpec, TokenMixerSpec
 from inference.modelling.spec import LayerSpec, ModelSpec, tensor
+from inference.modelling.specs.layers import ChannelMixerSpec, MoESpec, TokenMixerSpec
+from inference.modelling.specs.parts import NormSpec, prefixed
 
 NEMOTRON: Table = {
     **COMMON,

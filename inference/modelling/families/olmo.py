@@ -14,8 +14,8 @@ from inference.modelling.families.config_key_tables import WITH_ROPE, Table, use
 from inference.modelling.families.config_values import number_with_evidence, rms_norm
 from inference.modelling.families.rope_by_type import ropes_by_type
 from inference.modelling.families.windows import TYPES, full_every, layer_types, sliding_window, window_of_each_layer
-from inference.modelling.layer_parts import NormSpec
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.parts import NormSpec
 
 CONTEXT = 2048
 WINDOW = 4096

@@ -15,8 +15,8 @@ from inference.modelling.families.config_values import activation, check_size, l
 from inference.modelling.families.decoder import Positions, norm_sources
 from inference.modelling.families.gpt2 import GPT2, MASKS
 from inference.modelling.families.prediction_head import HeadLayer
-from inference.modelling.layer_parts import prefixed
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.parts import prefixed
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "openai-gpt": {

@@ -19,9 +19,9 @@ from inference.modelling.families.config import CheckpointView, Confidence
 from inference.modelling.families.headers import matrix_shape, vector_length
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.state_space import conv_shape
-from inference.modelling.latent_specs import MLASpec
-from inference.modelling.layer_parts import NormSpec, prefixed
-from inference.modelling.layer_specs import (
+from inference.modelling.spec import LayerSpec, Piece, Source, concatenated, tensor
+from inference.modelling.specs.latent import MLASpec
+from inference.modelling.specs.layers import (
     AttentionSpec,
     ChannelMixerSpec,
     Mamba1Spec,
@@ -30,8 +30,8 @@ from inference.modelling.layer_specs import (
     MoESpec,
     TokenMixerSpec,
 )
-from inference.modelling.linear_specs import Mamba3Spec
-from inference.modelling.spec import LayerSpec, Piece, Source, concatenated, tensor
+from inference.modelling.specs.linear import Mamba3Spec
+from inference.modelling.specs.parts import NormSpec, prefixed
 
 DT_RANGE = (0.001, 0.1)
 """dt is clamped to this after softplus."""

@@ -22,9 +22,9 @@ from inference.modelling.families.moe_config import (
     moe_sources,
 )
 from inference.modelling.families.windows import sliding_window
-from inference.modelling.layer_parts import RopeSpec
-from inference.modelling.layer_specs import MoESpec
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.layers import MoESpec
+from inference.modelling.specs.parts import RopeSpec
 
 EXPERT_NAMES = ExpertNames("w1", "w3", "w2")
 MEMBERS = Members({**ROPE_MEMBERS, **used("short_mscale", "long_mscale")})

@@ -10,8 +10,8 @@ from inference.modelling.families.checks import source_shape
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.decoder_layout import DecoderLayout
 from inference.modelling.families.headers import STORED_DTYPES
-from inference.modelling.layer_parts import NormSpec, prefixed
 from inference.modelling.spec import LayerSpec, PredictionHeadSpec, Source, tensor
+from inference.modelling.specs.parts import NormSpec, prefixed
 
 HeadLayer = tuple[LayerSpec, Mapping[str, Source]]
 """A layer, and the sources of its parameters by their names within it."""

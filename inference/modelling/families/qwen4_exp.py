@@ -37,12 +37,12 @@ from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.state_space import conv_shape
 from inference.modelling.families.text_part import PREFIXES, around, text_part
 from inference.modelling.families.windows import layer_types
-from inference.modelling.hyper_specs import HyperConnectionSpec, HyperStreamsSpec
-from inference.modelling.indexer_specs import PooledIndexerSpec
-from inference.modelling.layer_parts import NormSpec, RopeSpec, prefixed
-from inference.modelling.layer_specs import AttentionSpec, TokenMixerSpec
-from inference.modelling.ngram_specs import NGramSpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, concatenated, tensor
+from inference.modelling.specs.hyper import HyperConnectionSpec, HyperStreamsSpec
+from inference.modelling.specs.indexer import PooledIndexerSpec
+from inference.modelling.specs.layers import AttentionSpec, TokenMixerSpec
+from inference.modelling.specs.ngram import NGramSpec
+from inference.modelling.specs.parts import NormSpec, RopeSpec, prefixed
 
 QWEN4_EXP: Table = {
     **QWEN3_NEXT,

@@ -15,7 +15,7 @@ from inference.modelling.families.config import CheckpointConfig, CheckpointView
 from inference.modelling.families.config_values import number_with_evidence
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.windows import TYPES
-from inference.modelling.layer_parts import RopeSpec
+from inference.modelling.specs.parts import RopeSpec
 
 ROPE_KEYS = ("rope_parameters", "rope_scaling", "rope_theta")
 

@@ -14,7 +14,7 @@ from typing import Any
 from inference.errors import CorruptCheckpoint, UnsupportedArchitecture
 from inference.modelling.families.config import CheckpointConfig, CheckpointView
 from inference.modelling.families.config_values import number_with_evidence
-from inference.modelling.layer_parts import RopeScaling, RopeSpec
+from inference.modelling.specs.parts import RopeScaling, RopeSpec
 
 
 def read_rope(

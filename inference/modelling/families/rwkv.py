@@ -17,9 +17,9 @@ from inference.modelling.families.decoder import decoder_spec, norm_sources
 from inference.modelling.families.decoder_layout import read_layout
 from inference.modelling.families.headers import matrix_shape
 from inference.modelling.families.state_space import UNBOUNDED_POSITIONS
-from inference.modelling.layer_parts import NormSpec, prefixed
-from inference.modelling.rwkv_specs import ChannelMixSpec, TimeMixSpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, tensor
+from inference.modelling.specs.parts import NormSpec, prefixed
+from inference.modelling.specs.rwkv import ChannelMixSpec, TimeMixSpec
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "rwkv": {

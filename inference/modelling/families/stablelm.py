@@ -11,8 +11,8 @@ from inference.modelling.families.attention_decoder import PRE_NORMS, AttentionD
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import COMMON, HEADS, QKV_BIAS, ROPE, Table, used
 from inference.modelling.families.config_values import layer_norm
-from inference.modelling.layer_parts import NormSpec
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.parts import NormSpec
 
 ROTATED_SHARE = 0.25
 CONFIG_KEYS: Mapping[str, Table] = {

@@ -14,9 +14,9 @@ from inference.errors import CorruptCheckpoint, TensorShapeMismatch, Unsupported
 from inference.modelling.families.config import CheckpointView, Confidence
 from inference.modelling.families.config_values import check_size
 from inference.modelling.families.headers import matrix_shape, vector_length
-from inference.modelling.layer_parts import NormSpec
-from inference.modelling.layer_specs import Mamba1Spec, Mamba2Spec
 from inference.modelling.spec import LayerSpec, Source, tensor
+from inference.modelling.specs.layers import Mamba1Spec, Mamba2Spec
+from inference.modelling.specs.parts import NormSpec
 
 UNBOUNDED_POSITIONS = 1 << 20
 """Context of a purely recurrent model whose config.json names none: the recurrence itself has no limit."""

@@ -18,9 +18,9 @@ from inference.modelling.families.config_keys import Harmless
 from inference.modelling.families.config_values import activation, check_size
 from inference.modelling.families.decoder import Positions
 from inference.modelling.families.gpt2 import OPT, OPT_FIRST_POSITION
-from inference.modelling.layer_parts import NormSpec
-from inference.modelling.position_specs import SinusoidsSpec
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.parts import NormSpec
+from inference.modelling.specs.positions import SinusoidsSpec
 
 TRAINING = harmless("training only", "dropout", "activation_dropout", "layerdrop", "init_std")
 CONFIG_KEYS: Mapping[str, Table] = {

@@ -27,9 +27,9 @@ from inference.modelling.families.state_space import (
     mamba2_sources,
     mamba2_spec,
 )
-from inference.modelling.layer_parts import NormSpec, prefixed
-from inference.modelling.shared_specs import SharedBlockSpec
 from inference.modelling.spec import LayerSpec, ModelSpec, Source, concatenated, tensor
+from inference.modelling.specs.parts import NormSpec, prefixed
+from inference.modelling.specs.shared_blocks import SharedBlockSpec
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "zamba2": {

@@ -23,9 +23,9 @@ from inference.modelling.families.moe_config import check_experts, count_experts
 from inference.modelling.families.rope_by_type import rope_of_type
 from inference.modelling.families.state_space import conv_shape
 from inference.modelling.families.windows import layer_types, sliding_window
-from inference.modelling.layer_parts import NormSpec, prefixed
 from inference.modelling.spec import LayerSpec, ModelSpec, Source, concatenated, tensor
-from inference.modelling.zaya_specs import ConvolvedAttentionSpec, MemoryMoESpec
+from inference.modelling.specs.parts import NormSpec, prefixed
+from inference.modelling.specs.zaya import ConvolvedAttentionSpec, MemoryMoESpec
 
 FULL, WINDOWED = TYPES = ("hybrid", "hybrid_sliding")
 CONFIG_KEYS: Mapping[str, Table] = {

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from inference.modelling.altup_specs import AltUpSpec, StreamsSpec
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.norm import Norm
+from inference.modelling.specs.altup import AltUpSpec, StreamsSpec
 
 LEAST_SQUARE = 1e-5
 """The mean square of a projection counts as this at least."""

@@ -17,8 +17,6 @@ from torch import nn
 from torch.nn import functional
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
-from inference.modelling.indexer_specs import PooledIndexerSpec
-from inference.modelling.layer_specs import AttentionSpec
 from inference.modelling.layers.block_indexer import BlockIndexer
 from inference.modelling.layers.head_experts import HeadExperts
 from inference.modelling.layers.layer import Layer
@@ -26,6 +24,8 @@ from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.pooled_indexer import PooledIndexer
 from inference.modelling.layers.rotary import rotary_embedding, rotate_first
+from inference.modelling.specs.indexer import PooledIndexerSpec
+from inference.modelling.specs.layers import AttentionSpec
 
 
 class Attention(Layer):

@@ -18,7 +18,7 @@ from inference.modelling.layers.attention import Attention
 from inference.modelling.layers.conv import CausalConv1d
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.recurrent import run_batch
-from inference.modelling.zaya_specs import ConvolvedAttentionSpec
+from inference.modelling.specs.zaya import ConvolvedAttentionSpec
 
 
 class HeadConv1d(Layer):

@@ -25,7 +25,7 @@ from inference.modelling.layers.recurrent import (
     head_decay_rates,
     run_recurrence,
 )
-from inference.modelling.linear_specs import GatedDeltaSpec
+from inference.modelling.specs.linear import GatedDeltaSpec
 
 CHUNK = 64
 """Rows whose products with each other are computed as matrices; the state passes from one such piece to the next."""

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from inference.modelling.gated_stream_specs import GatedStreamsSpec
 from inference.modelling.layers.layer import Layer
+from inference.modelling.specs.gated_streams import GatedStreamsSpec
 
 
 class StreamGate(Layer):

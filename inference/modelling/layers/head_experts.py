@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from inference.modelling.layer_specs import AttentionSpec, MoESpec
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.moe import Experts, Router
+from inference.modelling.specs.layers import AttentionSpec, MoESpec
 
 
 class HeadExperts(Layer):

@@ -10,12 +10,12 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from inference.modelling.gated_stream_specs import GatedStreamsSpec
-from inference.modelling.hyper_specs import HyperConnectionSpec, HyperStreamsSpec
 from inference.modelling.layers.gated_streams import StreamGate
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.norm import Norm
+from inference.modelling.specs.gated_streams import GatedStreamsSpec
+from inference.modelling.specs.hyper import HyperConnectionSpec, HyperStreamsSpec
 
 
 class StreamReader(Layer):

@@ -11,11 +11,11 @@ from __future__ import annotations
 import torch
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState
-from inference.modelling.indexer_specs import IndexerSpec
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.rotary import rotary_embedding, rotate_first
+from inference.modelling.specs.indexer import IndexerSpec
 
 Queries = tuple[torch.Tensor, torch.Tensor]
 """Queries (T, H, D), rotated, and the heads' weights (T, H) in float32."""

@@ -19,7 +19,7 @@ from inference.modelling.layers.conv import CausalConv1d
 from inference.modelling.layers.gated_delta import LEAST_LOG_DECAY, delta_step, scan_in_pieces, unit
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.recurrent import GatedNorm, RecurrentMixer, head_decay_rates, run_recurrence
-from inference.modelling.linear_specs import KimiDeltaSpec
+from inference.modelling.specs.linear import KimiDeltaSpec
 
 CHUNK = 16
 """Rows whose products with each other are computed at once: n² H P values, a decay for each pair and channel."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import torch
 
-from inference.modelling.layer_input_specs import LayerInputSpec, LayerInputsSpec
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Embedding, Linear
 from inference.modelling.layers.mlp import ACTIVATION_FUNCTIONS
 from inference.modelling.layers.norm import Norm
+from inference.modelling.specs.layer_inputs import LayerInputSpec, LayerInputsSpec
 
 
 class LayerInputs(Layer):

@@ -17,7 +17,7 @@ from inference.modelling.layers.mlp import ACTIVATION_FUNCTIONS
 from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.recurrent import run_recurrence
 from inference.modelling.layers.scan import ssd_scan, ssd_step
-from inference.modelling.linear_specs import LightningSpec
+from inference.modelling.specs.linear import LightningSpec
 
 
 class LightningAttention(Layer):

@@ -15,13 +15,13 @@ from torch import nn
 from torch.nn import functional
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState
-from inference.modelling.layer_specs import Mamba1Spec
 from inference.modelling.layers.conv import CausalConv1d
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.recurrent import RecurrentMixer, run_recurrence
 from inference.modelling.layers.scan import selective_scan, selective_step
+from inference.modelling.specs.layers import Mamba1Spec
 
 STEADY_ROWS = 8
 """Fewer rows are multiplied by other kernels of the library, whose sums differ in the last bit with the number of rows.

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState
-from inference.modelling.layer_specs import Mamba2Spec
 from inference.modelling.layers.conv import CausalConv1d
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.recurrent import (
@@ -20,6 +19,7 @@ from inference.modelling.layers.recurrent import (
     step_sizes,
 )
 from inference.modelling.layers.scan import ssd_scan, ssd_step
+from inference.modelling.specs.layers import Mamba2Spec
 
 
 class Mamba2Mixer(RecurrentMixer):

@@ -30,7 +30,7 @@ from inference.modelling.layers.recurrent import (
     step_sizes,
 )
 from inference.modelling.layers.scan import trapezoidal_scan, trapezoidal_step
-from inference.modelling.linear_specs import Mamba3Spec
+from inference.modelling.specs.linear import Mamba3Spec
 
 
 class Mamba3Mixer(RecurrentMixer):

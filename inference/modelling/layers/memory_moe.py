@@ -16,7 +16,7 @@ from torch.nn import functional
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.moe import Experts, choose_experts
 from inference.modelling.layers.norm import Norm
-from inference.modelling.zaya_specs import MemoryMoESpec
+from inference.modelling.specs.zaya import MemoryMoESpec
 
 
 class Float32Linear(Layer):

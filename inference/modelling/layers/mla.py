@@ -21,13 +21,13 @@ from torch import nn
 from torch.nn import functional
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
-from inference.modelling.latent_specs import MLASpec
 from inference.modelling.layers.attention import attend, causal_bias, chunk_bias, chunk_slots, decode_bias, decode_rows
 from inference.modelling.layers.indexer import Indexer, Queries
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.rotary import rotary_embedding, rotate
+from inference.modelling.specs.latent import MLASpec
 
 Choice = Sequence[torch.Tensor]
 """0 or -inf for each query and key: (B, 1, 1, L) of the decoding rows if there are any, then (n, N) of each chunk."""

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from inference.modelling.layer_specs import MLPSpec
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.norm import Norm
+from inference.modelling.specs.layers import MLPSpec
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -33,7 +33,7 @@ ACTIVATION_FUNCTIONS: Mapping[str, Activation] = {
     "relu": functional.relu,
     "relu2": _relu_squared,
 }
-"""``inference.modelling.layer_parts.ACTIVATIONS`` by name."""
+"""``inference.modelling.specs.parts.ACTIVATIONS`` by name."""
 
 
 def clamped_gate(gate: torch.Tensor, up: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:

@@ -18,7 +18,7 @@ from inference.modelling.forward_batch import ForwardBatch, LayerState
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.recurrent import run_recurrence
-from inference.modelling.linear_specs import MLSTMSpec
+from inference.modelling.specs.linear import MLSTMSpec
 
 CHUNK = 64
 """Rows whose products with each other are computed as matrices."""

@@ -16,12 +16,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from inference.modelling.layer_specs import MLPSpec, MoESpec
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.mlp import MLP, activate, clamped_gate
 from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.packed import Packed, PackedStack, empty_parameter
+from inference.modelling.specs.layers import MLPSpec, MoESpec
 
 
 def choose_experts(

@@ -20,7 +20,7 @@ from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Embedding, Linear
 from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.recurrent import run_batch
-from inference.modelling.ngram_specs import NGramSpec
+from inference.modelling.specs.ngram import NGramSpec
 
 
 class NGramHash(Layer):

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layers.layer import Layer
+from inference.modelling.specs.parts import NormSpec
 
 
 class Norm(Layer):

@@ -9,7 +9,7 @@ from torch import nn
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState
 from inference.modelling.layers.layer import Layer
-from inference.modelling.parallel_specs import MixerSpec, ParallelSpec
+from inference.modelling.specs.parallel import MixerSpec, ParallelSpec
 
 
 class Parallel(Layer):

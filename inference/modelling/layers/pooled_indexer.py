@@ -11,12 +11,12 @@ import torch
 from torch.nn import functional
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState
-from inference.modelling.indexer_specs import PooledIndexerSpec
-from inference.modelling.layer_parts import RopeSpec
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.rotary import rotary_embedding, rotate_first
+from inference.modelling.specs.indexer import PooledIndexerSpec
+from inference.modelling.specs.parts import RopeSpec
 
 
 class PooledIndexer(Layer):

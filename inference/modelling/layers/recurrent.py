@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
-from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layers.layer import Layer
+from inference.modelling.specs.parts import NormSpec
 
 Decode = Callable[[slice, torch.Tensor], torch.Tensor]
 Prefill = Callable[[slice, PrefillChunk], torch.Tensor]

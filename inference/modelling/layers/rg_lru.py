@@ -19,7 +19,7 @@ from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.mlp import ACTIVATION_FUNCTIONS
 from inference.modelling.layers.recurrent import run_batch, slot_state
-from inference.modelling.linear_specs import RGLRUSpec
+from inference.modelling.specs.linear import RGLRUSpec
 
 EXPONENT = 8.0
 """The decay of a channel at its strongest is e^(-8 softplus(Λ))."""

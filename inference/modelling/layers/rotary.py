@@ -20,7 +20,7 @@ from typing import cast
 import torch
 
 from inference.modelling.forward_batch import ForwardBatch
-from inference.modelling.layer_parts import RopeScaling, RopeSpec
+from inference.modelling.specs.parts import RopeScaling, RopeSpec
 
 CosSin = tuple[torch.Tensor, torch.Tensor]
 

@@ -16,7 +16,7 @@ from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillC
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.recurrent import run_batch, slot_state
-from inference.modelling.rwkv_specs import ChannelMixSpec, TimeMixSpec
+from inference.modelling.specs.rwkv import ChannelMixSpec, TimeMixSpec
 
 NOTHING = -1e38
 """Exponent of the weights before the first token: e to it is 0 beside any key's."""

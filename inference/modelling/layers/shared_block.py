@@ -15,7 +15,7 @@ from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.mlp import MLP
 from inference.modelling.layers.norm import Norm
-from inference.modelling.shared_specs import SharedBlockSpec
+from inference.modelling.specs.shared_blocks import SharedBlockSpec
 
 
 class SharedWeights(Layer):

@@ -8,7 +8,7 @@ from inference.modelling.forward_batch import ForwardBatch, LayerState
 from inference.modelling.layers.conv import CausalConv1d
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
-from inference.modelling.linear_specs import ShortConvSpec
+from inference.modelling.specs.linear import ShortConvSpec
 
 
 class ShortConv(Layer):

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from inference.modelling.layers.layer import Layer
-from inference.modelling.position_specs import SinusoidsSpec
+from inference.modelling.specs.positions import SinusoidsSpec
 
 
 class Sinusoids(Layer):

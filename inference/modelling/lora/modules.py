@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from inference.errors import MissingTensor
-from inference.modelling.layer_parts import Shape
 from inference.modelling.lora.shapes import piece_shape
 from inference.modelling.spec import ModelSpec, Piece
+from inference.modelling.specs.parts import Shape
 
 ShapeOf = Callable[[str], Shape]
 """Shape of a stored tensor of the base by its name."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 
 from inference.errors import MissingTensor, TensorShapeMismatch, UnsupportedFormat
 from inference.modelling.families.config import TensorInfo
-from inference.modelling.layer_parts import Shape
 from inference.modelling.lora.config import MAX_RANK, LoraConfig
 from inference.modelling.lora.modules import EMBEDDING, TABLES, BaseModules, Place
 from inference.modelling.lora.shapes import num_values
+from inference.modelling.specs.parts import Shape
 
 _PREFIX = "base_model.model."
 _KEY = re.compile(

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 from inference.errors import MissingTensor, TensorShapeMismatch, UnsupportedFormat
 from inference.modelling.families.config import TensorInfo
-from inference.modelling.layer_parts import Shape
 from inference.modelling.lora.config import LoraConfig
 from inference.modelling.lora.modules import BaseModules
 from inference.modelling.lora.plan import AdapterPlan, plan_adapter
 from inference.modelling.lora.shapes import num_values
 from inference.modelling.lora.xlora_config import Ordering, XLoraConfig
+from inference.modelling.specs.parts import Shape
 
 _EXPANSIONS = ("k_b_proj", "v_b_proj")
 _UNTRAINED = ".base_layer."

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from inference.modelling.layer_parts import NormSpec, Shape, prefixed
+from inference.modelling.specs.parts import NormSpec, Shape, prefixed
 from inference.values.images import ImageInput, ImageLayout, ImagePrompt
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from inference.engine.config import EngineConfig
 from inference.engine.engine import Engine
 from inference.engine.request import EngineOutput, EngineRequest, FinishReason
 from inference.modelling.forward_batch import ForwardBatch, LayerState
-from inference.modelling.layer_parts import NormSpec
-from inference.modelling.layer_specs import AttentionSpec, Mamba2Spec
 from inference.modelling.spec import LayerSpec, ModelSpec
+from inference.modelling.specs.layers import AttentionSpec, Mamba2Spec
+from inference.modelling.specs.parts import NormSpec
 from inference.values.sampling_params import SamplingParams
 
 VOCAB_SIZE = 97

@@ -244,9 +244,9 @@ class TestDoor:
 
 
 def test_length_dependent_rotary_embeddings_see_the_prompts_length():
-    from inference.modelling.layer_parts import NormSpec, RopeScaling, RopeSpec
-    from inference.modelling.layer_specs import AttentionSpec
     from inference.modelling.spec import LayerSpec, ModelSpec
+    from inference.modelling.specs.layers import AttentionSpec
+    from inference.modelling.specs.parts import NormSpec, RopeScaling, RopeSpec
 
     rope = RopeSpec(10_000.0, 1, scaling=RopeScaling("dynamic", factor=2.0))
     layer = LayerSpec(AttentionSpec(1, 1, 1, 1.0, rope=rope))

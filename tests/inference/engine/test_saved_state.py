@@ -16,7 +16,7 @@ from inference.engine.prefix_cache.state_access import StateAccess
 from inference.engine.request import FinishReason
 from inference.engine.saved_state import SavedState, read_state, write_state
 from inference.errors import InvalidRequest
-from inference.modelling.layer_parts import RopeScaling, RopeSpec
+from inference.modelling.specs.parts import RopeScaling, RopeSpec
 from tests.inference.engine.fakes import FakeNetwork, expected_tokens, make_spec, request, run
 from tests.inference.modelling import reference_oxidizr as oxidizr
 from tests.inference.modelling import test_network_attention as attention_families

@@ -7,8 +7,8 @@ import torch
 from inference.engine.config import EngineConfig
 from inference.engine.model_runner import allocate_states
 from inference.engine.warm_up import MIXED_CHUNKS, scratch_batch, warm_up
-from inference.modelling.layer_specs import AttentionSpec
 from inference.modelling.layers.attention import Attention
+from inference.modelling.specs.layers import AttentionSpec
 from tests.inference.engine.fakes import make_spec
 
 CONFIG = EngineConfig(64, 9, 3, 4, max_num_seqs=3, max_num_batched_tokens=20)

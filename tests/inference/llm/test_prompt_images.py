@@ -8,7 +8,7 @@ from PIL import Image
 
 from inference.errors import InvalidRequest, UnsupportedFeature
 from inference.llm.prompt_images import PromptImages
-from inference.modelling.layer_parts import NormSpec
+from inference.modelling.specs.parts import NormSpec
 from inference.modelling.vision.specs import PooledProjectorSpec, TowerSpec, VisionSpec
 from inference.values.images import MAX_IMAGES, ImageLayout, ImagePrompt
 from tests.inference.text.images.pictures import encoded

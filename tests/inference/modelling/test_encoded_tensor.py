@@ -6,8 +6,8 @@ import json
 from dataclasses import replace
 
 from inference.modelling.encoded_tensor import EncodedTensor
-from inference.modelling.layer_parts import NormSpec
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.parts import NormSpec
 
 PLAIN = ModelSpec("huggingface", "llama", 8, 16, 64, (), NormSpec())
 

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from inference.modelling.hybrid_layer import HybridLayer
-from inference.modelling.layer_parts import NormSpec
-from inference.modelling.layer_specs import MLPSpec
 from inference.modelling.layers.mlp import MLP as MLPMixer
 from inference.modelling.residual_stream import ResidualStream
 from inference.modelling.spec import LayerSpec
+from inference.modelling.specs.layers import MLPSpec
+from inference.modelling.specs.parts import NormSpec
 
 HIDDEN = 8
 NORM = NormSpec(eps=1e-6)

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from inference.modelling.altup_specs import AltUpSpec
 from inference.modelling.hybrid_layer import HybridLayer
 from inference.modelling.layer_forms import AltUpLayer, ParallelLayer, ScaledLayer, make_layer
-from inference.modelling.layer_input_specs import LayerInputSpec
-from inference.modelling.layer_parts import NormSpec
-from inference.modelling.layer_specs import AttentionSpec, MLPSpec
 from inference.modelling.residual_stream import ResidualStream
 from inference.modelling.spec import LayerSpec
+from inference.modelling.specs.altup import AltUpSpec
+from inference.modelling.specs.layer_inputs import LayerInputSpec
+from inference.modelling.specs.layers import AttentionSpec, MLPSpec
+from inference.modelling.specs.parts import NormSpec
 from tests.inference.modelling.test_hybrid_layer import HIDDEN, Twice, filled
 
 NORM = NormSpec(eps=1e-6)

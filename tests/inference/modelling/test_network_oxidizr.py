@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from inference.modelling.families.registry import family_builder
-from inference.modelling.layer_specs import Mamba2Spec
-from inference.modelling.linear_specs import Mamba3Spec
+from inference.modelling.specs.layers import Mamba2Spec
+from inference.modelling.specs.linear import Mamba3Spec
 from inference.modelling.weights.loader import load_network
 from tests.inference.modelling import reference_oxidizr as reference
 from tests.inference.modelling.harness import assert_matches_oracle, load_directory, read_view

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layers.norm import Norm
 from inference.modelling.residual_stream import ResidualStream
+from inference.modelling.specs.parts import NormSpec
 
 
 def weightless() -> Norm:

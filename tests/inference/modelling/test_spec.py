@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from inference.modelling.layer_parts import NormSpec, RopeSpec
-from inference.modelling.layer_specs import AttentionSpec, Mamba2Spec, MLPSpec, MoESpec
 from inference.modelling.spec import LayerSpec, ModelSpec, concatenated, tensor
+from inference.modelling.specs.layers import AttentionSpec, Mamba2Spec, MLPSpec, MoESpec
+from inference.modelling.specs.parts import NormSpec, RopeSpec
 from tests.device.networks import STACKS, make_spec
 
 

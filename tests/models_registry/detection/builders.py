@@ -14,8 +14,8 @@ from safetensors.numpy import save_file
 
 from inference.demo.paths import PREBUILT_DIRECTORY
 from inference.modelling.families.config import CheckpointConfig, Confidence, Facts
-from inference.modelling.layer_parts import NormSpec
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.parts import NormSpec
 from inference.values.tokenizer_spec import TokenizerSpec
 from models_registry.detection.directory import resolve
 from models_registry.detection.inspection import Inspection

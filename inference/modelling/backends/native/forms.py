@@ -15,7 +15,6 @@ from torch import nn
 
 from inference.modelling.backends.native.packing import NativePacked
 from inference.modelling.forward_batch import AttentionMetadata, ForwardBatch, LayerState
-from inference.modelling.latent_specs import MLASpec
 from inference.modelling.layers.attention import Attention, chunk_slots
 from inference.modelling.layers.conv import CausalConv1d
 from inference.modelling.layers.convolved_attention import ConvolvedAttention
@@ -30,6 +29,7 @@ from inference.modelling.layers.mlp import MLP
 from inference.modelling.layers.moe import Experts, Router
 from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.recurrent import GatedNorm
+from inference.modelling.specs.latent import MLASpec
 
 _ACTIVATIONS: Mapping[str | None, int] = {"silu": 0, "gelu_tanh": 1, "relu": 2, "relu2": 3, "gelu": 4, None: 5}
 """The numbers that ``src/activation.h`` gives the activations."""

@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def activate(values, KIND: tl.constexpr):
-    """``KIND`` is a name of ``inference.modelling.layer_specs.ACTIVATIONS``."""
+    """``KIND`` is a name of ``inference.modelling.specs.layers.ACTIVATIONS``."""
     if KIND == "silu":
         result = values / (1.0 + tl.exp(-values))
     elif KIND == "gelu":

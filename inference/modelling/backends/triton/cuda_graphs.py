@@ -24,8 +24,8 @@ from contextlib import contextmanager
 import torch
 
 from inference.modelling.forward_batch import AttentionMetadata, ForwardBatch, LayerState
-from inference.modelling.layer_specs import Mamba2Spec
 from inference.modelling.spec import LayerSpec, ModelSpec
+from inference.modelling.specs.layers import Mamba2Spec
 
 Forward = Callable[[ForwardBatch, Sequence[LayerState]], torch.Tensor]
 

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from inference.modelling.layer_parts import NormSpec
+from inference.modelling.specs.parts import NormSpec
 
 
 @triton.jit

@@ -13,9 +13,9 @@ from inference.engine.model_runner import allocate_states
 from inference.engine.prefix_cache.model_key import model_key
 from inference.engine.prefix_cache.namespace import Namespaces
 from inference.engine.prefix_cache.policy import MIN_GAP, SNAPSHOT_INTERVAL, aligned, snapshot_positions
-from inference.modelling.layer_parts import RopeScaling, RopeSpec
-from inference.modelling.layer_specs import AttentionSpec
 from inference.modelling.spec import LayerSpec
+from inference.modelling.specs.layers import AttentionSpec
+from inference.modelling.specs.parts import RopeScaling, RopeSpec
 from tests.inference.engine.fakes import make_spec
 
 

@@ -7,8 +7,8 @@ import torch
 from bench.gpu_models import random_network
 from inference.llm.quality import WindowRunner
 from inference.modelling.backends.backend import Backend
-from inference.modelling.layer_parts import NormSpec
 from inference.modelling.spec import LayerSpec, MixerSpec, ModelSpec
+from inference.modelling.specs.parts import NormSpec
 
 NORM = NormSpec("rms", 1e-5)
 HIDDEN, VOCAB = 32, 61

@@ -9,9 +9,9 @@ import torch
 
 from inference.llm.memory_span import observers
 from inference.llm.memory_span.observers import Observers, attended_distances
-from inference.modelling.latent_specs import MLASpec
-from inference.modelling.layer_parts import RopeSpec
-from inference.modelling.layer_specs import AttentionSpec
+from inference.modelling.specs.latent import MLASpec
+from inference.modelling.specs.layers import AttentionSpec
+from inference.modelling.specs.parts import RopeSpec
 from tests.inference.llm.memory_span.networks import NORM, runner_of, token_ids
 
 

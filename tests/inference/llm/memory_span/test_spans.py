@@ -13,9 +13,8 @@ from inference.llm.memory_span import spans as spans_module
 from inference.llm.memory_span.observers import norm_positions
 from inference.llm.memory_span.spans import half_life, measure_spans, measuring_bytes, observe_spans
 from inference.llm.options import LLMOptions
-from inference.modelling.layer_parts import RopeSpec
-from inference.modelling.layer_specs import AttentionSpec, Mamba1Spec, Mamba2Spec, Mamba3Spec
-from inference.modelling.linear_specs import (
+from inference.modelling.specs.layers import AttentionSpec, Mamba1Spec, Mamba2Spec, Mamba3Spec
+from inference.modelling.specs.linear import (
     GatedDeltaSpec,
     KimiDeltaSpec,
     LightningSpec,
@@ -23,8 +22,9 @@ from inference.modelling.linear_specs import (
     RGLRUSpec,
     ShortConvSpec,
 )
-from inference.modelling.parallel_specs import BranchSpec, ParallelSpec
-from inference.modelling.rwkv_specs import ChannelMixSpec, TimeMixSpec
+from inference.modelling.specs.parallel import BranchSpec, ParallelSpec
+from inference.modelling.specs.parts import RopeSpec
+from inference.modelling.specs.rwkv import ChannelMixSpec, TimeMixSpec
 from inference.values.memory_span import MAX_TOKENS
 from models_registry.detection.inspection import inspect_checkpoint
 from tests.inference.llm.memory_span.networks import NORM, runner_of, token_ids

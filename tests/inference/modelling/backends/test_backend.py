@@ -11,11 +11,11 @@ from inference.modelling.backends import backend as module
 from inference.modelling.backends.backend import Backend, NativeBackend, bind_backend, choose_backend, pack_weights
 from inference.modelling.backends.native import library
 from inference.modelling.backends.native.forms import FORMS
-from inference.modelling.layer_parts import NormSpec
-from inference.modelling.layer_specs import MLPSpec
 from inference.modelling.layers.linear import Embedding, Linear
 from inference.modelling.layers.mlp import MLP
 from inference.modelling.layers.norm import Norm
+from inference.modelling.specs.layers import MLPSpec
+from inference.modelling.specs.parts import NormSpec
 
 CPU = torch.device("cpu")
 native_only = pytest.mark.skipif(not library.is_available(), reason="the native kernels are not built")

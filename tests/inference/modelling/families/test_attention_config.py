@@ -6,7 +6,7 @@ import pytest
 
 from inference.modelling.families.attention_config import attention_sources, attention_spec
 from inference.modelling.families.head_sizes import HeadSizes
-from inference.modelling.layer_parts import NormSpec
+from inference.modelling.specs.parts import NormSpec
 from tests.inference.modelling.families.headers import HIDDEN, attention, view_of
 
 HEADS = HeadSizes(4, 2, 4)

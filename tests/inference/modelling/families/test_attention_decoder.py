@@ -5,8 +5,8 @@ from __future__ import annotations
 from inference.modelling.families.attention_decoder import POST_NORMS, AttentionDecoder, LayerNames
 from inference.modelling.families.mlp_config import MLPNames
 from inference.modelling.families.moe_config import moe_sources
-from inference.modelling.layer_parts import NormSpec
-from inference.modelling.layer_specs import AttentionSpec, MLPSpec, MoESpec
+from inference.modelling.specs.layers import AttentionSpec, MLPSpec, MoESpec
+from inference.modelling.specs.parts import NormSpec
 from tests.inference.modelling.families.headers import HIDDEN, attention, experts, llama, mlp, norms, outer, view_of
 
 CONFIG = {"num_attention_heads": 4}

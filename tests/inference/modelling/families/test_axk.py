@@ -6,7 +6,7 @@ import pytest
 
 from inference.errors import MissingTensor, TensorShapeMismatch
 from inference.modelling.families.axk import build_spec
-from inference.modelling.layer_parts import NormSpec
+from inference.modelling.specs.parts import NormSpec
 from tests.inference.modelling.families.headers import HIDDEN, Shapes, view_of
 from tests.inference.modelling.families.latent import layers
 

@@ -6,7 +6,7 @@ import pytest
 
 from inference.errors import TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.families.bamba import build_spec
-from inference.modelling.layer_specs import AttentionSpec, Mamba2Spec
+from inference.modelling.specs.layers import AttentionSpec, Mamba2Spec
 from tests.inference.modelling.families.headers import attention, mamba2, mlp, norms, outer, view_of
 
 CONFIG = {"num_attention_heads": 4, "attn_layer_indices": [1], "attn_rotary_emb": 2}

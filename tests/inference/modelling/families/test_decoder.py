@@ -10,7 +10,7 @@ from inference.modelling.families.decoder import decoder_spec, llama_layer, llam
 from inference.modelling.families.decoder_layout import read_layout
 from inference.modelling.families.head_sizes import HeadSizes
 from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
-from inference.modelling.layer_parts import NormSpec
+from inference.modelling.specs.parts import NormSpec
 from tests.inference.modelling.families.headers import llama, view_of
 
 NORM = NormSpec("rms", 1e-5)

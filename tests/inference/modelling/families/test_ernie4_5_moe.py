@@ -6,7 +6,7 @@ import pytest
 
 from inference.errors import TensorShapeMismatch
 from inference.modelling.families.ernie4_5_moe import build_spec
-from inference.modelling.layer_specs import MoESpec
+from inference.modelling.specs.layers import MoESpec
 from tests.inference.modelling.families.headers import HIDDEN, attention, experts, llama, norms, view_of
 
 

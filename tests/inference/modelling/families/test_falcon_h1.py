@@ -6,8 +6,8 @@ import pytest
 
 from inference.errors import CorruptCheckpoint, TensorShapeMismatch
 from inference.modelling.families.falcon_h1 import build_spec
-from inference.modelling.layer_specs import AttentionSpec, Mamba2Spec, MLPSpec
-from inference.modelling.parallel_specs import ParallelSpec
+from inference.modelling.specs.layers import AttentionSpec, Mamba2Spec, MLPSpec
+from inference.modelling.specs.parallel import ParallelSpec
 from tests.inference.modelling.families.headers import attention, mamba2, mlp, norms, outer, view_of
 
 LAYER = "model.layers.0."

@@ -6,7 +6,7 @@ import pytest
 
 from inference.errors import TensorShapeMismatch
 from inference.modelling.families.glm4_moe import build_spec
-from inference.modelling.layer_specs import AttentionSpec, MLPSpec, MoESpec
+from inference.modelling.specs.layers import AttentionSpec, MLPSpec, MoESpec
 from tests.inference.modelling.families.headers import HIDDEN, attention, experts, llama, norms, view_of
 
 

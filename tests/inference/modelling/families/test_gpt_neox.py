@@ -6,7 +6,7 @@ import pytest
 
 from inference.errors import TensorShapeMismatch
 from inference.modelling.families.gpt_neox import build_spec
-from inference.modelling.layer_specs import AttentionSpec
+from inference.modelling.specs.layers import AttentionSpec
 from tests.inference.modelling.families.headers import HIDDEN, VOCAB, view_of
 
 CONFIG = {"num_attention_heads": 4, "rotary_pct": 0.5, "rotary_emb_base": 500}

@@ -6,7 +6,7 @@ import pytest
 
 from inference.errors import CorruptCheckpoint
 from inference.modelling.families.granite import build_spec
-from inference.modelling.layer_specs import AttentionSpec
+from inference.modelling.specs.layers import AttentionSpec
 from tests.inference.modelling.families.headers import llama, norms, view_of
 
 CONFIG = {"num_attention_heads": 4, "model_type": "granite_swa"}

@@ -7,7 +7,7 @@ import pytest
 from inference.errors import CorruptCheckpoint
 from inference.modelling.families.granite_experts import EXPERT_NAMES
 from inference.modelling.families.granitemoehybrid import build_spec
-from inference.modelling.layer_specs import Mamba2Spec, MLPSpec, MoESpec
+from inference.modelling.specs.layers import Mamba2Spec, MLPSpec, MoESpec
 from tests.inference.modelling.families.headers import HIDDEN, attention, mamba2, norms, outer, view_of
 
 CONFIG = {"num_attention_heads": 4, "residual_multiplier": 0.5, "embedding_multiplier": 12.0, "logits_scaling": 8.0}

@@ -8,7 +8,7 @@ import pytest
 
 from inference.errors import CorruptCheckpoint
 from inference.modelling.families.hunyuan import build_spec
-from inference.modelling.layer_specs import AttentionSpec, MoESpec
+from inference.modelling.specs.layers import AttentionSpec, MoESpec
 from tests.inference.modelling.families.headers import HIDDEN, experts, llama, mlp, view_of
 
 CONFIG = {"num_attention_heads": 4, "head_dim": 4}

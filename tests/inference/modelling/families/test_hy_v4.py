@@ -8,7 +8,7 @@ import pytest
 
 from inference.errors import CheckpointError, MissingTensor
 from inference.modelling.families.hy_v4 import build_spec
-from inference.modelling.gated_stream_specs import GatedStreamsSpec
+from inference.modelling.specs.gated_streams import GatedStreamsSpec
 from tests.inference.modelling.families.headers import HIDDEN, Shapes, view_of
 from tests.inference.modelling.families.latent import layers
 

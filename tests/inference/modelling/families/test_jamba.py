@@ -6,7 +6,7 @@ import pytest
 
 from inference.errors import TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.families.jamba import build_spec
-from inference.modelling.layer_specs import AttentionSpec, Mamba1Spec, MLPSpec, MoESpec
+from inference.modelling.specs.layers import AttentionSpec, Mamba1Spec, MLPSpec, MoESpec
 from tests.inference.modelling.families.headers import HIDDEN, attention, experts, mamba1, mlp, norms, outer, view_of
 
 CONFIG = {"num_attention_heads": 4, "attn_layer_period": 2, "attn_layer_offset": 1}

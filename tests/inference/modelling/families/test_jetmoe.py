@@ -8,7 +8,7 @@ import pytest
 
 from inference.errors import CheckpointError
 from inference.modelling.families.jetmoe import build_spec
-from inference.modelling.layer_parts import NormSpec
+from inference.modelling.specs.parts import NormSpec
 from tests.inference.modelling.families.headers import HIDDEN, Shapes, norms, outer, view_of
 
 CONFIG: dict[str, Any] = {"num_key_value_heads": 2, "kv_channels": 6, "num_experts_per_tok": 2, "rms_norm_eps": 1e-3}

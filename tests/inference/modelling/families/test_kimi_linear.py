@@ -6,10 +6,10 @@ import pytest
 
 from inference.errors import CheckpointError, CorruptCheckpoint, UnsupportedArchitecture
 from inference.modelling.families.kimi_linear import build_spec
-from inference.modelling.latent_specs import MLASpec
-from inference.modelling.layer_parts import NormSpec
-from inference.modelling.layer_specs import MLPSpec, MoESpec
-from inference.modelling.linear_specs import KimiDeltaSpec
+from inference.modelling.specs.latent import MLASpec
+from inference.modelling.specs.layers import MLPSpec, MoESpec
+from inference.modelling.specs.linear import KimiDeltaSpec
+from inference.modelling.specs.parts import NormSpec
 from tests.inference.modelling.families.headers import HIDDEN, experts, mlp, norms, outer, view_of
 
 KIMI = {"model_type": "kimi_linear", "num_attention_heads": 4, "num_experts_per_token": 2, "rms_norm_eps": 1e-5}

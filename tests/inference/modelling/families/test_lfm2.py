@@ -6,8 +6,8 @@ import pytest
 
 from inference.errors import MissingTensor, TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.families.lfm2 import build_spec
-from inference.modelling.layer_specs import AttentionSpec
-from inference.modelling.linear_specs import ShortConvSpec
+from inference.modelling.specs.layers import AttentionSpec
+from inference.modelling.specs.linear import ShortConvSpec
 from tests.inference.modelling.families.headers import HIDDEN, WIDTH, norms, outer, view_of
 
 CONFIG = {"num_attention_heads": 4, "num_key_value_heads": 2, "conv_L_cache": 3, "full_attn_idxs": [1]}

@@ -8,8 +8,8 @@ import pytest
 
 from inference.errors import CheckpointError
 from inference.modelling.families.lfm3 import build_spec
-from inference.modelling.layer_specs import AttentionSpec
-from inference.modelling.linear_specs import ShortConvSpec
+from inference.modelling.specs.layers import AttentionSpec
+from inference.modelling.specs.linear import ShortConvSpec
 from tests.inference.modelling.families.headers import HIDDEN, attention, mlp, norms, outer, view_of
 
 CONFIG: dict[str, Any] = {

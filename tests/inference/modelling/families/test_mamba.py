@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from inference.modelling.families.mamba import build_spec
-from inference.modelling.layer_parts import NormSpec
-from inference.modelling.layer_specs import Mamba1Spec
+from inference.modelling.specs.layers import Mamba1Spec
+from inference.modelling.specs.parts import NormSpec
 from tests.inference.modelling.families.headers import HIDDEN, mamba1, outer, view_of
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from inference.errors import CheckpointError, UnsupportedArchitecture
 from inference.modelling.families.minimax import build_spec
-from inference.modelling.layer_specs import AttentionSpec
-from inference.modelling.linear_specs import LightningSpec
+from inference.modelling.specs.layers import AttentionSpec
+from inference.modelling.specs.linear import LightningSpec
 from tests.inference.modelling.families.headers import HIDDEN, attention, experts, norms, outer, view_of
 
 CONFIG = {

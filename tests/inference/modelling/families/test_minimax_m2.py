@@ -6,7 +6,7 @@ import pytest
 
 from inference.errors import UnsupportedArchitecture
 from inference.modelling.families.minimax_m2 import build_spec
-from inference.modelling.layer_specs import AttentionSpec
+from inference.modelling.specs.layers import AttentionSpec
 from tests.inference.modelling.families.headers import HIDDEN, attention, experts, norms, outer, view_of
 
 CONFIG = {"num_attention_heads": 2, "num_experts_per_tok": 2}

@@ -15,7 +15,7 @@ from inference.modelling.families.moe_config import (
     moe_sources,
     shared_width,
 )
-from inference.modelling.layer_specs import MoESpec
+from inference.modelling.specs.layers import MoESpec
 from tests.inference.modelling.families.headers import HIDDEN, experts, fact, mlp, view_of
 
 SPEC = MoESpec(num_experts=4, top_k=2, intermediate_size=8)

@@ -8,7 +8,7 @@ import pytest
 
 from inference.errors import TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.families.nemotron_h import build_spec
-from inference.modelling.layer_specs import AttentionSpec, Mamba2Spec, MLPSpec
+from inference.modelling.specs.layers import AttentionSpec, Mamba2Spec, MLPSpec
 from tests.inference.modelling.families.headers import HIDDEN, attention, mamba2, norms, outer, view_of
 
 CONFIG = {"num_attention_heads": 4, "hybrid_override_pattern": "M*-", "n_groups": 1}

@@ -6,9 +6,9 @@ import pytest
 
 from inference.errors import TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.families.olmo_hybrid import build_spec
-from inference.modelling.layer_parts import NormSpec
-from inference.modelling.layer_specs import AttentionSpec
-from inference.modelling.linear_specs import GatedDeltaSpec
+from inference.modelling.specs.layers import AttentionSpec
+from inference.modelling.specs.linear import GatedDeltaSpec
+from inference.modelling.specs.parts import NormSpec
 from tests.inference.modelling.families.headers import HIDDEN, attention, mlp, norms, outer, view_of
 
 CONFIG = {"num_attention_heads": 4, "linear_num_key_heads": 2, "rms_norm_eps": 1e-6}

@@ -25,10 +25,10 @@ from inference.modelling.families.config import (
     TensorTable,
 )
 from inference.modelling.families.oxidizr import build_spec
-from inference.modelling.latent_specs import MLASpec
-from inference.modelling.layer_specs import Mamba2Spec, MoESpec
-from inference.modelling.linear_specs import Mamba3Spec
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.latent import MLASpec
+from inference.modelling.specs.layers import Mamba2Spec, MoESpec
+from inference.modelling.specs.linear import Mamba3Spec
 from models_registry.detection.inspection import inspect_checkpoint
 from tests.models_registry.detection.builders import (
     EXAMPLES,

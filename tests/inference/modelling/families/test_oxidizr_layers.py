@@ -14,11 +14,11 @@ from inference.errors import (
 from inference.modelling.families.config import (
     Confidence,
 )
-from inference.modelling.latent_specs import MLASpec
-from inference.modelling.layer_parts import NormSpec
-from inference.modelling.layer_specs import AttentionSpec, Mamba1Spec, Mamba2Spec, MLPSpec, MoESpec
-from inference.modelling.linear_specs import Mamba3Spec
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.latent import MLASpec
+from inference.modelling.specs.layers import AttentionSpec, Mamba1Spec, Mamba2Spec, MLPSpec, MoESpec
+from inference.modelling.specs.linear import Mamba3Spec
+from inference.modelling.specs.parts import NormSpec
 from tests.inference.modelling.families.test_oxidizr import fact, read
 from tests.models_registry.detection.builders import (
     Shapes,

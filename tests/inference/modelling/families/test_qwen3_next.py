@@ -6,8 +6,8 @@ import pytest
 
 from inference.errors import TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.families.qwen3_next import build_spec
-from inference.modelling.layer_specs import AttentionSpec
-from inference.modelling.linear_specs import GatedDeltaSpec
+from inference.modelling.specs.layers import AttentionSpec
+from inference.modelling.specs.linear import GatedDeltaSpec
 from tests.inference.modelling.families.headers import HIDDEN, mlp, norms, outer, view_of
 
 CONFIG = {

@@ -9,9 +9,9 @@ import pytest
 from inference.errors import CheckpointError
 from inference.modelling.families.config import CheckpointConfig, CheckpointView, Facts, TensorInfo, TensorTable
 from inference.modelling.families.qwen4_exp import build_spec
-from inference.modelling.indexer_specs import PooledIndexerSpec
-from inference.modelling.layer_specs import AttentionSpec
-from inference.modelling.linear_specs import GatedDeltaSpec
+from inference.modelling.specs.indexer import PooledIndexerSpec
+from inference.modelling.specs.layers import AttentionSpec
+from inference.modelling.specs.linear import GatedDeltaSpec
 from tests.inference.modelling.families.headers import HIDDEN, VOCAB, experts, mlp, view_of
 
 CONFIG: dict[str, Any] = {

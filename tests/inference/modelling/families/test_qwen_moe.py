@@ -6,7 +6,7 @@ import pytest
 
 from inference.errors import MissingTensor, TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.families.qwen_moe import build_spec
-from inference.modelling.layer_specs import MLPSpec, MoESpec
+from inference.modelling.specs.layers import MLPSpec, MoESpec
 from tests.inference.modelling.families.headers import HIDDEN, attention, experts, mlp, norms, outer, view_of
 
 CONFIG = {"model_type": "qwen2_moe", "num_attention_heads": 4, "mlp_only_layers": [0]}

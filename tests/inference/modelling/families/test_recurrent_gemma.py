@@ -7,8 +7,8 @@ import torch
 
 from inference.errors import TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.families.recurrent_gemma import build_spec, rounded_to_bfloat16
-from inference.modelling.layer_specs import AttentionSpec, MLPSpec
-from inference.modelling.linear_specs import RGLRUSpec
+from inference.modelling.specs.layers import AttentionSpec, MLPSpec
+from inference.modelling.specs.linear import RGLRUSpec
 from tests.inference.modelling.families.headers import HIDDEN, WIDTH, attention, mlp, norms, outer, view_of
 
 CONFIG = {

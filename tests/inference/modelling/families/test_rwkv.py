@@ -7,7 +7,7 @@ import pytest
 from inference.errors import CheckpointError, MissingTensor
 from inference.modelling.families.rwkv import build_spec
 from inference.modelling.families.state_space import UNBOUNDED_POSITIONS
-from inference.modelling.rwkv_specs import ChannelMixSpec, TimeMixSpec
+from inference.modelling.specs.rwkv import ChannelMixSpec, TimeMixSpec
 from tests.inference.modelling.families.headers import HIDDEN, VOCAB, view_of
 
 WIDTH, INNER = 12, 40

@@ -9,7 +9,7 @@ import pytest
 from inference.errors import CheckpointError, CorruptCheckpoint, TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.families.config import CheckpointConfig, CheckpointView, Facts, TensorInfo, TensorTable
 from inference.modelling.families.registry import family_builder
-from inference.modelling.layer_specs import Mamba1Spec, Mamba2Spec
+from inference.modelling.specs.layers import Mamba1Spec, Mamba2Spec
 
 HIDDEN, VOCAB = 16, 40
 

@@ -8,7 +8,7 @@ import pytest
 
 from inference.errors import CheckpointError
 from inference.modelling.families.xglm import build_spec
-from inference.modelling.position_specs import SinusoidsSpec
+from inference.modelling.specs.positions import SinusoidsSpec
 from tests.inference.modelling.families.headers import HIDDEN, VOCAB, WIDTH, Shapes, view_of
 
 XGLM: dict[str, Any] = {"model_type": "xglm", "attention_heads": 4, "d_model": HIDDEN}

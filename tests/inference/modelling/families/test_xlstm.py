@@ -6,8 +6,8 @@ import pytest
 
 from inference.errors import CheckpointError, TensorShapeMismatch
 from inference.modelling.families.xlstm import build_spec
-from inference.modelling.layer_specs import MLPSpec
-from inference.modelling.linear_specs import MLSTMSpec
+from inference.modelling.specs.layers import MLPSpec
+from inference.modelling.specs.linear import MLSTMSpec
 from tests.inference.modelling.families.headers import HIDDEN, VOCAB, WIDTH, norms, view_of
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from inference.errors import CheckpointError, TensorShapeMismatch
 from inference.modelling.families.zamba import build_spec
-from inference.modelling.layer_specs import Mamba1Spec
+from inference.modelling.specs.layers import Mamba1Spec
 from tests.inference.modelling.families.headers import HIDDEN, WIDTH, mlp, norms, outer, view_of
 
 CONFIG = {

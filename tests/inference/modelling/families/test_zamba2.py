@@ -6,8 +6,8 @@ import pytest
 
 from inference.errors import CheckpointError, MissingTensor, UnsupportedArchitecture
 from inference.modelling.families.zamba2 import build_spec
-from inference.modelling.layer_specs import Mamba2Spec
-from inference.modelling.shared_specs import SharedBlockSpec
+from inference.modelling.specs.layers import Mamba2Spec
+from inference.modelling.specs.shared_blocks import SharedBlockSpec
 from tests.inference.modelling.families.headers import HIDDEN, WIDTH, mamba2, norms, outer, view_of
 
 CONFIG = {

@@ -8,7 +8,7 @@ import pytest
 
 from inference.errors import CheckpointError
 from inference.modelling.families.zaya import build_spec
-from inference.modelling.zaya_specs import ConvolvedAttentionSpec, MemoryMoESpec
+from inference.modelling.specs.zaya import ConvolvedAttentionSpec, MemoryMoESpec
 from tests.inference.modelling.families.headers import HIDDEN, VOCAB, experts, norms, view_of
 
 CONFIG: dict[str, Any] = {

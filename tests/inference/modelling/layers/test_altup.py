@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from inference.modelling.altup_specs import AltUpSpec, StreamsSpec
-from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layers.altup import AltUp, Streams
+from inference.modelling.specs.altup import AltUpSpec, StreamsSpec
+from inference.modelling.specs.parts import NormSpec
 
 
 def filled(module: torch.nn.Module) -> torch.nn.Module:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
-from inference.modelling.layer_parts import NormSpec, RopeSpec
-from inference.modelling.layer_specs import AttentionSpec
 from inference.modelling.layers.attention import Attention, attend, chunk_bias
+from inference.modelling.specs.layers import AttentionSpec
+from inference.modelling.specs.parts import NormSpec, RopeSpec
 from tests.inference.modelling.contexts import contexts_of
 
 H = 24

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from inference.modelling.indexer_specs import BlockIndexerSpec
-from inference.modelling.layer_parts import NormSpec, RopeSpec
 from inference.modelling.layers.block_indexer import BlockIndexer
+from inference.modelling.specs.indexer import BlockIndexerSpec
+from inference.modelling.specs.parts import NormSpec, RopeSpec
 
 
 def indexer(top_k: int, local_blocks: int = 1) -> BlockIndexer:

@@ -9,7 +9,7 @@ import torch
 
 from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
 from inference.modelling.layers.convolved_attention import ConvolvedAttention, HeadConv1d
-from inference.modelling.zaya_specs import ConvolvedAttentionSpec
+from inference.modelling.specs.zaya import ConvolvedAttentionSpec
 
 HIDDEN, SLOT, COUNT = 10, 2, 9
 SPECS = [

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from inference.modelling.gated_stream_specs import GatedStreamsSpec
 from inference.modelling.layers.gated_streams import StreamGate
 from inference.modelling.layers.hyper import HyperConnections
+from inference.modelling.specs.gated_streams import GatedStreamsSpec
 
 SPEC = GatedStreamsSpec(num_streams=3, magnitude=1.5, eps=0.01, norm_eps=1e-3)
 HIDDEN = 5

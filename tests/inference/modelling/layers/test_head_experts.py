@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from inference.modelling.attention_parts import HeadExpertsSpec
-from inference.modelling.layer_specs import AttentionSpec
 from inference.modelling.layers.head_experts import HeadExperts
+from inference.modelling.specs.attention_parts import HeadExpertsSpec
+from inference.modelling.specs.layers import AttentionSpec
 
 HIDDEN = 8
 SPEC = AttentionSpec(6, 2, 4, 0.5, head_experts=HeadExpertsSpec(5, 3))

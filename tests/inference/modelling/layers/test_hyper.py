@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from inference.modelling.hyper_specs import HyperConnectionSpec, HyperStreamsSpec
-from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layers.hyper import HyperStreams, StreamConnection
+from inference.modelling.specs.hyper import HyperConnectionSpec, HyperStreamsSpec
+from inference.modelling.specs.parts import NormSpec
 
 SPEC = HyperConnectionSpec(3, 4, NormSpec(eps=1e-6, offset=1.0))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from inference.modelling.indexer_specs import IndexerSpec
-from inference.modelling.layer_parts import NormSpec, RopeSpec
 from inference.modelling.layers.indexer import Indexer
+from inference.modelling.specs.indexer import IndexerSpec
+from inference.modelling.specs.parts import NormSpec, RopeSpec
 
 
 def indexer(top_k: int) -> Indexer:

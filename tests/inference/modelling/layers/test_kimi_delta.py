@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layers.gated_delta import delta_scan
 from inference.modelling.layers.kimi_delta import CHUNK, KimiDelta, channel_delta_scan
-from inference.modelling.linear_specs import KimiDeltaSpec
+from inference.modelling.specs.linear import KimiDeltaSpec
+from inference.modelling.specs.parts import NormSpec
 from tests.inference.modelling.layers.test_gated_delta import one_by_one, random_rows
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from inference.modelling.layer_input_specs import LayerInputsSpec
-from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layers.layer_inputs import LayerInputs
+from inference.modelling.specs.layer_inputs import LayerInputsSpec
+from inference.modelling.specs.parts import NormSpec
 
 
 def test_a_token_beyond_the_table_has_its_first_row() -> None:

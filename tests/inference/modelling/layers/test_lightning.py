@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layers.lightning import LightningAttention
-from inference.modelling.linear_specs import LightningSpec
+from inference.modelling.specs.linear import LightningSpec
+from inference.modelling.specs.parts import NormSpec
 from tests.inference.modelling.layers.recurrent_steps import HIDDEN, PIECES, fill, hidden_rows, run_in_pieces
 
 

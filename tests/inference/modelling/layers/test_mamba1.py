@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from inference.modelling.layer_parts import NormSpec
-from inference.modelling.layer_specs import Mamba1Spec
 from inference.modelling.layers.mamba1 import Mamba1Mixer
+from inference.modelling.specs.layers import Mamba1Spec
+from inference.modelling.specs.parts import NormSpec
 from tests.inference.modelling.layers.recurrent_steps import HIDDEN, PIECES, convolved, fill, hidden_rows, run_in_pieces
 from tests.inference.modelling.sequential_scans import selective_scan_sequential
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layers.mamba3 import Mamba3Mixer
-from inference.modelling.linear_specs import Mamba3Spec
+from inference.modelling.specs.linear import Mamba3Spec
+from inference.modelling.specs.parts import NormSpec
 from tests.inference.modelling.layers.recurrent_steps import HIDDEN, PIECES, convolved, fill, hidden_rows, run_in_pieces
 from tests.inference.modelling.sequential_scans import trapezoidal_scan_sequential
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layers.memory_moe import MemoryMixtureOfExperts
-from inference.modelling.zaya_specs import MemoryMoESpec
+from inference.modelling.specs.parts import NormSpec
+from inference.modelling.specs.zaya import MemoryMoESpec
 
 HIDDEN, ROWS = 8, 6
 

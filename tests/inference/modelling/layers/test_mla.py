@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inference.modelling.latent_specs import MLASpec
-from inference.modelling.layer_parts import NormSpec, RopeSpec
 from inference.modelling.layers.mla import MultiHeadLatentAttention
 from inference.modelling.layers.rotary import rotary_embedding, rotate
+from inference.modelling.specs.latent import MLASpec
+from inference.modelling.specs.parts import NormSpec, RopeSpec
 from tests.inference.modelling.layers.test_attention import decode, prefill
 
 H = 24

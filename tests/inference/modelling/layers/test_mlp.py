@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from inference.modelling.layer_parts import ACTIVATIONS
-from inference.modelling.layer_specs import MLPSpec
 from inference.modelling.layers.mlp import ACTIVATION_FUNCTIONS, MLP, activate
+from inference.modelling.specs.layers import MLPSpec
+from inference.modelling.specs.parts import ACTIVATIONS
 
 FORMULAS = {
     "silu": lambda x: x / (1 + math.exp(-x)),

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.modelling.layer_specs import MoESpec
 from inference.modelling.layers.moe import MixtureOfExperts, choose_experts
+from inference.modelling.specs.layers import MoESpec
 
 H = 12
 

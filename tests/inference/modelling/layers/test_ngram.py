@@ -7,9 +7,9 @@ import torch
 
 from inference.errors import CorruptCheckpoint
 from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
-from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layers.ngram import NGramHash, NGramLayer
-from inference.modelling.ngram_specs import NGramSpec
+from inference.modelling.specs.ngram import NGramSpec
+from inference.modelling.specs.parts import NormSpec
 
 EOS, HIDDEN, SLOT = 3, 6, 2
 SPEC = NGramSpec(

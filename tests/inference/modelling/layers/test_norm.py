@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layers.norm import Norm, add_scaled
+from inference.modelling.specs.parts import NormSpec
 
 
 def make(spec: NormSpec, width: int) -> Norm:

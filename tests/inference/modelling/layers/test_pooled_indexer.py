@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from inference.modelling.indexer_specs import PooledIndexerSpec
-from inference.modelling.layer_parts import NormSpec, RopeSpec
 from inference.modelling.layers.pooled_indexer import PooledIndexer
+from inference.modelling.specs.indexer import PooledIndexerSpec
+from inference.modelling.specs.parts import NormSpec, RopeSpec
 
 
 def indexer(top_k: int) -> PooledIndexer:

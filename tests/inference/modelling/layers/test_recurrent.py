@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layers.recurrent import GatedNorm
+from inference.modelling.specs.parts import NormSpec
 from inference.modelling.weights.loader import load_network
 from tests.inference.modelling import reference_oxidizr as reference
 from tests.inference.modelling.harness import SequenceRunner, load_directory

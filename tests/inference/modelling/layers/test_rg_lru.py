@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from inference.modelling.layers.rg_lru import RGLRU, BlockDiagonal
-from inference.modelling.linear_specs import RGLRUSpec
+from inference.modelling.specs.linear import RGLRUSpec
 from tests.inference.modelling.layers.recurrent_steps import (
     HIDDEN,
     PIECES,

@@ -10,7 +10,6 @@ from transformers import LlamaConfig, Phi3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
-from inference.modelling.layer_parts import RopeScaling, RopeSpec
 from inference.modelling.layers.rotary import (
     attention_factor,
     inverse_frequencies,
@@ -18,6 +17,7 @@ from inference.modelling.layers.rotary import (
     rotate,
     rotate_first,
 )
+from inference.modelling.specs.parts import RopeScaling, RopeSpec
 from tests.inference.modelling.contexts import contexts_of
 from tests.inference.modelling.harness import SequenceRunner, load_directory
 from tests.inference.modelling.huggingface import make_checkpoint

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from inference.modelling.layers.rwkv import NOTHING, ChannelMix, TimeMix, wkv_step
-from inference.modelling.rwkv_specs import ChannelMixSpec, TimeMixSpec
+from inference.modelling.specs.rwkv import ChannelMixSpec, TimeMixSpec
 from tests.inference.modelling.layers.recurrent_steps import HIDDEN, PIECES, fill, hidden_rows, run_in_pieces
 
 WIDTH = 10

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from inference.modelling.forward_batch import AttentionMetadata, ForwardBatch, PrefillChunk
-from inference.modelling.layer_parts import NormSpec, RopeSpec
-from inference.modelling.layer_specs import AttentionSpec, MLPSpec
 from inference.modelling.layers.rotary import rotary_embedding, rotate_first
 from inference.modelling.layers.shared_block import SharedBlock, SharedWeights
-from inference.modelling.shared_specs import SharedBlockSpec
+from inference.modelling.specs.layers import AttentionSpec, MLPSpec
+from inference.modelling.specs.parts import NormSpec, RopeSpec
+from inference.modelling.specs.shared_blocks import SharedBlockSpec
 
 H, COUNT = 12, 9
 ROPE = RopeSpec(100.0, 8)

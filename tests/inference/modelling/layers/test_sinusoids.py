@@ -7,7 +7,7 @@ import math
 import torch
 
 from inference.modelling.layers.sinusoids import Sinusoids
-from inference.modelling.position_specs import SinusoidsSpec
+from inference.modelling.specs.positions import SinusoidsSpec
 
 
 def test_sines_come_before_cosines() -> None:

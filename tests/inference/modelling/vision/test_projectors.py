@@ -2,7 +2,7 @@
 
 import torch
 
-from inference.modelling.layer_parts import NormSpec
+from inference.modelling.specs.parts import NormSpec
 from inference.modelling.vision.projectors import PooledProjector, TileProjector
 from inference.modelling.vision.specs import PooledProjectorSpec
 

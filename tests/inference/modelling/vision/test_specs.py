@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from inference.modelling.layer_parts import NormSpec
+from inference.modelling.specs.parts import NormSpec
 from inference.modelling.vision.specs import PooledProjectorSpec, TileProjectorSpec, TowerSpec, VisionSpec, image_input
 from inference.values.images import ImageLayout, ImagePrompt
 

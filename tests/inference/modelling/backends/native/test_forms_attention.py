@@ -14,10 +14,10 @@ from torch import nn
 from inference.modelling.backends.native.build import BuildFailed, build
 from inference.modelling.backends.native.forms import FORMS
 from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
-from inference.modelling.latent_specs import MLASpec
-from inference.modelling.layer_parts import NormSpec, RopeScaling, RopeSpec
-from inference.modelling.layer_specs import AttentionSpec
 from inference.modelling.layers.attention import Attention
+from inference.modelling.specs.latent import MLASpec
+from inference.modelling.specs.layers import AttentionSpec
+from inference.modelling.specs.parts import NormSpec, RopeScaling, RopeSpec
 from tests.inference.modelling.contexts import contexts_of
 
 RMS = NormSpec("rms", 1e-6)

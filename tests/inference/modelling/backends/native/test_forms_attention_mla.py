@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from inference.modelling.backends.native import forms
-from inference.modelling.latent_specs import MLASpec
-from inference.modelling.layer_parts import NormSpec, RopeScaling, RopeSpec
 from inference.modelling.layers.mla import MultiHeadLatentAttention
+from inference.modelling.specs.latent import MLASpec
+from inference.modelling.specs.parts import NormSpec, RopeScaling, RopeSpec
 from tests.inference.modelling.backends.native.test_forms_attention import CHUNKS, DECODES, H, make_batch, make_state
 
 ROPE, PAIRS = RopeSpec(100.0, 8), RopeSpec(100.0, 8, interleaved=True)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from inference.modelling.backends.backend import NativeBackend
 from inference.modelling.backends.native.packing import NativePacked, pack_native
-from inference.modelling.layer_specs import MoESpec
 from inference.modelling.layers.moe import Experts, Router, choose_experts
+from inference.modelling.specs.layers import MoESpec
 
 
 def native(dtype: torch.dtype) -> NativeBackend:

@@ -14,8 +14,6 @@ import torch
 from inference.modelling.backends.backend import Backend, NativeBackend
 from inference.modelling.backends.native.build import BuildFailed, build
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
-from inference.modelling.layer_parts import NormSpec
-from inference.modelling.layer_specs import Mamba1Spec, Mamba2Spec
 from inference.modelling.layers.conv import CausalConv1d
 from inference.modelling.layers.gated_delta import GatedDelta
 from inference.modelling.layers.kimi_delta import KimiDelta
@@ -25,7 +23,9 @@ from inference.modelling.layers.mamba1 import HeadProjection, Mamba1Mixer, StepP
 from inference.modelling.layers.mamba2 import Mamba2Mixer
 from inference.modelling.layers.mamba3 import Mamba3Mixer
 from inference.modelling.layers.recurrent import GatedNorm, RecurrentMixer
-from inference.modelling.linear_specs import GatedDeltaSpec, KimiDeltaSpec, LightningSpec, Mamba3Spec
+from inference.modelling.specs.layers import Mamba1Spec, Mamba2Spec
+from inference.modelling.specs.linear import GatedDeltaSpec, KimiDeltaSpec, LightningSpec, Mamba3Spec
+from inference.modelling.specs.parts import NormSpec
 
 HIDDEN = 24
 SLOTS = 7

@@ -12,9 +12,9 @@ import torch
 
 from inference.modelling.backends import backend as kernels
 from inference.modelling.forward_batch import AttentionMetadata, PrefillChunk
-from inference.modelling.layer_parts import NormSpec
 from inference.modelling.layers.coded import PlainStore
 from inference.modelling.quantisation import GGUF_FORMS
+from inference.modelling.specs.parts import NormSpec
 
 pytestmark = [
     pytest.mark.slow,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from inference.modelling.layer_parts import Shape, StateTensor
+from inference.modelling.specs.parts import Shape, StateTensor
 
 
 @dataclass(frozen=True, slots=True)

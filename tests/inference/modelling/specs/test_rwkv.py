@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inference.modelling.rwkv_specs import ChannelMixSpec, TimeMixSpec
+from inference.modelling.specs.rwkv import ChannelMixSpec, TimeMixSpec
 
 
 def test_states_are_rows_and_sums_in_float32() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from inference.modelling.hyper_specs import HyperConnectionSpec, HyperStreamsSpec
-from inference.modelling.layer_parts import NormSpec
+from inference.modelling.specs.hyper import HyperConnectionSpec, HyperStreamsSpec
+from inference.modelling.specs.parts import NormSpec
 
 
 def test_shapes_follow_the_streams() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from inference.modelling.layer_parts import NormSpec
-from inference.modelling.linear_specs import GatedDeltaSpec, ShortConvSpec
+from inference.modelling.specs.linear import GatedDeltaSpec, ShortConvSpec
+from inference.modelling.specs.parts import NormSpec
 
 
 def test_the_delta_rule_stacks_its_projections_and_keeps_a_matrix_per_value_head():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from inference.modelling.layer_parts import NormSpec, Shape, StateTensor, prefixed
+from inference.modelling.specs.parts import NormSpec, Shape, StateTensor, prefixed
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from inference.modelling.indexer_specs import IndexerSpec
-from inference.modelling.layer_parts import NormSpec, RopeSpec, Shape, StateTensor, prefixed
+from inference.modelling.specs.indexer import IndexerSpec
+from inference.modelling.specs.parts import NormSpec, RopeSpec, Shape, StateTensor, prefixed
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inference.modelling.layer_parts import NormSpec, StateTensor, prefixed
+from inference.modelling.specs.parts import NormSpec, StateTensor, prefixed
 
 
 def test_norms_without_weight_have_no_parameters_and_layer_norms_a_bias():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from inference.modelling.layer_parts import Shape, StateTensor, prefixed
+from inference.modelling.specs.parts import Shape, StateTensor, prefixed
 
 
 class MixerSpec(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inference.modelling.layer_parts import Shape, prefixed
+from inference.modelling.specs.parts import Shape, prefixed
 
 
 @dataclass(frozen=True, slots=True)

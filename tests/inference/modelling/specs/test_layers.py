@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from inference.modelling.layer_parts import NormSpec, RopeScaling, RopeSpec, prefixed
-from inference.modelling.layer_specs import AttentionSpec, Mamba2Spec, MLPSpec, MoESpec
+from inference.modelling.specs.layers import AttentionSpec, Mamba2Spec, MLPSpec, MoESpec
+from inference.modelling.specs.parts import NormSpec, RopeScaling, RopeSpec, prefixed
 
 
 def test_attention_stacks_its_projections_and_keeps_keys_and_values_per_token():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from inference.modelling.indexer_specs import IndexerSpec
-from inference.modelling.latent_specs import MLASpec
-from inference.modelling.layer_parts import NormSpec, RopeSpec
+from inference.modelling.specs.indexer import IndexerSpec
+from inference.modelling.specs.latent import MLASpec
+from inference.modelling.specs.parts import NormSpec, RopeSpec
 
 ROPE = RopeSpec(100.0, 4)
 SPEC = MLASpec(2, 10, 6, 8, 4, 5, 0.3, ROPE)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from inference.modelling.layer_parts import NormSpec
-from inference.modelling.ngram_specs import NGramSpec
+from inference.modelling.specs.ngram import NGramSpec
+from inference.modelling.specs.parts import NormSpec
 
 SPEC = NGramSpec(
     hidden_size=8, num_streams=2, order=3, heads_per_order=4, head_dim=5, rows=60, conv_kernel=4, eos_token_id=0,

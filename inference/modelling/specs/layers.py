@@ -10,11 +10,10 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from inference.modelling.attention_parts import DifferenceSpec, HeadExpertsSpec
-from inference.modelling.indexer_specs import BlockIndexerSpec, PooledIndexerSpec
-from inference.modelling.latent_specs import MLASpec
-from inference.modelling.layer_parts import NormSpec, RopeSpec, Shape, StateTensor, prefixed
-from inference.modelling.linear_specs import (
+from inference.modelling.specs.attention_parts import DifferenceSpec, HeadExpertsSpec
+from inference.modelling.specs.indexer import BlockIndexerSpec, PooledIndexerSpec
+from inference.modelling.specs.latent import MLASpec
+from inference.modelling.specs.linear import (
     GatedDeltaSpec,
     KimiDeltaSpec,
     LightningSpec,
@@ -23,8 +22,9 @@ from inference.modelling.linear_specs import (
     RGLRUSpec,
     ShortConvSpec,
 )
-from inference.modelling.parallel_specs import ParallelSpec
-from inference.modelling.rwkv_specs import ChannelMixSpec, TimeMixSpec
+from inference.modelling.specs.parallel import ParallelSpec
+from inference.modelling.specs.parts import NormSpec, RopeSpec, Shape, StateTensor, prefixed
+from inference.modelling.specs.rwkv import ChannelMixSpec, TimeMixSpec
 
 # --- token mixers ------------------------------------------------------------------------------
 

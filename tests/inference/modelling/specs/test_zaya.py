@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from inference.modelling.layer_parts import NormSpec
-from inference.modelling.zaya_specs import ConvolvedAttentionSpec, MemoryMoESpec
+from inference.modelling.specs.parts import NormSpec
+from inference.modelling.specs.zaya import ConvolvedAttentionSpec, MemoryMoESpec
 
 
 def test_convolutions_keep_their_last_inputs_beside_keys_and_values() -> None:

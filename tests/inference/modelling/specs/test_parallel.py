@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from inference.modelling.layer_specs import AttentionSpec, MLPSpec
-from inference.modelling.linear_specs import ShortConvSpec
-from inference.modelling.parallel_specs import BranchSpec, ParallelSpec
 from inference.modelling.spec import LayerSpec
+from inference.modelling.specs.layers import AttentionSpec, MLPSpec
+from inference.modelling.specs.linear import ShortConvSpec
+from inference.modelling.specs.parallel import BranchSpec, ParallelSpec
 
 ATTENTION, CONV = AttentionSpec(4, 2, 8, 1.0), ShortConvSpec(16, 3)
 

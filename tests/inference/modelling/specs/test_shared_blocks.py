@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from inference.modelling.layer_parts import NormSpec
-from inference.modelling.layer_specs import AttentionSpec, Mamba2Spec, MLPSpec
 from inference.modelling.network import HybridForCausalLM
-from inference.modelling.shared_specs import SharedBlockSpec
 from inference.modelling.spec import LayerSpec, ModelSpec
+from inference.modelling.specs.layers import AttentionSpec, Mamba2Spec, MLPSpec
+from inference.modelling.specs.parts import NormSpec
+from inference.modelling.specs.shared_blocks import SharedBlockSpec
 
 NORM = NormSpec()
 MAMBA = Mamba2Spec(32, 4, 8, 8, 1, 4, 32, NORM)

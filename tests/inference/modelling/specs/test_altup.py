@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from inference.modelling.altup_specs import AltUpSpec, StreamsSpec
-from inference.modelling.layer_parts import NormSpec
+from inference.modelling.specs.altup import AltUpSpec, StreamsSpec
+from inference.modelling.specs.parts import NormSpec
 
 
 def test_shapes_follow_the_number_of_streams() -> None:

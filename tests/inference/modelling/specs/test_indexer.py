@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from inference.modelling.indexer_specs import BlockIndexerSpec, IndexerSpec, PooledIndexerSpec
-from inference.modelling.latent_specs import MLASpec
-from inference.modelling.layer_parts import NormSpec, RopeSpec
-from inference.modelling.layer_specs import AttentionSpec
+from inference.modelling.specs.indexer import BlockIndexerSpec, IndexerSpec, PooledIndexerSpec
+from inference.modelling.specs.latent import MLASpec
+from inference.modelling.specs.layers import AttentionSpec
+from inference.modelling.specs.parts import NormSpec, RopeSpec
 
 ROPE = RopeSpec(1e4, 2)
 

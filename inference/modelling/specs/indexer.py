@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inference.modelling.layer_parts import NormSpec, RopeSpec, Shape, prefixed
+from inference.modelling.specs.parts import NormSpec, RopeSpec, Shape, prefixed
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from inference.modelling.layer_parts import NormSpec, Shape, StateTensor, prefixed
-from inference.modelling.layer_specs import AttentionSpec, MLPSpec
+from inference.modelling.specs.layers import AttentionSpec, MLPSpec
+from inference.modelling.specs.parts import NormSpec, Shape, StateTensor, prefixed
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inference.modelling.layer_parts import NormSpec, Shape, prefixed
+from inference.modelling.specs.parts import NormSpec, Shape, prefixed
 
 
 @dataclass(frozen=True, slots=True)
