@@ -17,7 +17,6 @@ from inference.values.principal import Principal
 
 KEY_PATHS = re.compile(r"/registry/(uploads|pulls|checkpoints\Z|checkpoints/[^/]+/adapters(/|\Z))")
 """Paths of the registry that take keys: uploads, pulls, the list of checkpoints, and adapters."""
-_KEY_HEADERS = ("HTTP_AUTHORIZATION", "HTTP_X_API_KEY")
 
 # Everything comes from this site's files: no inline scripts, and no inline styles. Widths of bars are data: scripts set
 # them through the style object of an element, which the policy allows.
@@ -50,7 +49,7 @@ def content_security_policy(get_response: Handler) -> Handler:
 
 
 @sync_and_async_middleware
-def upload_keys(get_response: Handler) -> Handler:
+def admin_keys(get_response: Handler) -> Handler:
     """Find the caller of one of ``KEY_PATHS`` by its API key, for ``models_registry.api.keys``, which has no keys.
 
     ``request.api_caller`` is the caller, or the error of a wrong key. Other requests have no such attribute.
@@ -73,7 +72,11 @@ def upload_keys(get_response: Handler) -> Handler:
 
 
 def _has_key(request: HttpRequest) -> bool:
-    return KEY_PATHS.match(request.path) is not None and any(name in request.META for name in _KEY_HEADERS)
+    if KEY_PATHS.match(request.path) is None:
+        return False
+    # Other schemes are those of a proxy, before which somebody is signed in.
+    scheme = request.META.get("HTTP_AUTHORIZATION", "").partition(" ")[0]
+    return "HTTP_X_API_KEY" in request.META or scheme.lower() == "bearer"
 
 
 async def _api_caller(request: HttpRequest) -> Principal | BlazrError:

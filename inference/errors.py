@@ -324,6 +324,12 @@ class GenerationFailed(EngineError):
     code = "generation_failed"
 
 
+class GenerationCancelled(GenerationFailed):
+    """Somebody who may has cancelled the request."""
+
+    code = "generation_cancelled"
+
+
 class EngineDead(EngineError):
     """The engine can't go on; the worker has to restart."""
 

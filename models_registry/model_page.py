@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import render
 from django.urls import NoReverseMatch, reverse
 
@@ -138,6 +138,12 @@ class ModelPage(StaffPage):
             },
         }
 
+    @property
+    def tab_query(self) -> QueryDict:
+        """The address's query; empty for the live parts of the head, which are drawn anew without the tab's work."""
+        is_head = self.request.headers.get("HX-Target") in ("live-words", "live-notes")
+        return QueryDict() if is_head else self.request.GET
+
     def current_tab(self) -> str:
         """Return the name of the tab that is shown."""
         tab = self.request.GET.get("tab", "overview")
@@ -175,10 +181,10 @@ class ModelPage(StaffPage):
 
     def _layers_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:
         shown = _layers(describe(checkpoint_inspection(checkpoint)))
-        return {**shown, **layers_context(checkpoint, shown["layers"], self.request.GET)}
+        return {**shown, **layers_context(checkpoint, shown["layers"], self.tab_query)}
 
     def _revisions_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        return revisions_context(checkpoint, self.request.GET)
+        return revisions_context(checkpoint, self.tab_query)
 
     def _changes(self, checkpoint: Checkpoint) -> dict[str, Any]:
         return changes_context(checkpoint, self.request.GET)
@@ -192,7 +198,7 @@ class ModelPage(StaffPage):
         return {**passport_context(checkpoint), "alias_names": alias_names()}
 
     def _tensors_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        return tensors_context(checkpoint, self.request.GET)
+        return tensors_context(checkpoint, self.tab_query)
 
     def _memory_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:
         query = self.request.GET

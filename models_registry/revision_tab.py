@@ -40,6 +40,15 @@ class Revision:
     is_current: bool
     is_this: bool
 
+    @property
+    def name(self) -> str:
+        """Name of what it means, with the checkpoint's name of today."""
+        checkpoint = self.row.checkpoint
+        if checkpoint is None:
+            return self.row.meaning
+        adapter = self.row.adapter_name
+        return f"{checkpoint.served_model_name}:{adapter}" if adapter else checkpoint.served_model_name
+
 
 def revisions_context(checkpoint: Checkpoint, query: QueryDict) -> dict[str, Any]:
     """Return the aliases of a checkpoint with their revisions, and the changes since the one that ``from`` names."""

@@ -58,9 +58,15 @@ def model_choices() -> list[dict[str, Any]]:
     abilities = {row.pk: _abilities(row) for row in _checkpoints()}
     named = [(found["base"], "Models", key) for key, found in abilities.items()]
     aliases = ModelAlias.objects.select_related("current")
-    named += [(row.name, "Aliases", row.current.checkpoint_id) for row in readable_rows(aliases) if row.current]
+    named += [
+        (row.name, "Aliases", row.current.checkpoint_id)
+        for row in readable_rows(aliases)
+        if row.current and row.current.is_available
+    ]
     revisions = AliasRevision.objects.select_related("alias").order_by("-created_at", "-number")
     for revision in readable_rows(revisions, MAX_REVISIONS):
+        if not revision.is_available:
+            continue
         named.append((f"{revision.alias.name}@{revision.number}", "Revisions", revision.checkpoint_id))
     adapters = Adapter.objects.filter(state=Adapter.State.AVAILABLE)
     for adapter in readable_rows(adapters):

@@ -40,6 +40,7 @@ def replay_targets() -> list[str]:
     """Return the names of models, adapters, aliases and their newest revisions."""
     models = checkpoint_list().filter(state=Checkpoint.State.AVAILABLE).values_list("served_model_name", flat=True)
     revisions = AliasRevision.objects.filter(checkpoint__isnull=False).select_related("alias").order_by("-pk")
-    found = [(item.alias.name, f"{item.alias.name}@{item.number}") for item in revisions[:MAX_REVISIONS]]
+    shown = [item for item in revisions[:MAX_REVISIONS] if item.is_available]
+    found = [(item.alias.name, f"{item.alias.name}@{item.number}") for item in shown]
     adapters = [full_name(row.base.served_model_name, row.name) for row in adapters_available()]
     return [*sorted(models), *adapters, *sorted({name for name, _ in found}), *(exact for _, exact in found)]

@@ -14,6 +14,7 @@ from typing import Any
 
 from django.db.models import QuerySet
 
+from inference.errors import GenerationCancelled
 from inference.models import UsageSpan
 from inference.models.readable_rows import readable_rows
 
@@ -28,7 +29,7 @@ LATE_S = 5
 """Seconds after the end of a span until its last records are stored."""
 ALL_MODELS = ""
 """The model of spans that stand for all models."""
-UNFAILED = ("completed", "cancelled")
+UNFAILED = ("completed", "cancelled", GenerationCancelled.code)
 
 _NUMBERS: Sequence[tuple[str, Any]] = (
     *((name, int) for name in ("requests", "failures", "prompt_tokens", "cached_tokens", "completion_tokens")),

@@ -1,4 +1,4 @@
-"""Tell waiting requests where they stand, while they ask for it.
+"""QueueWatch: report to waiting requests where they stand, while they ask for it.
 
 One task per event loop reads the queues once a second for all requests that watch, and ends with the last of them.
 """
@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Iterator
 
 from inference.errors import BlazrError
+from inference.host.coroutines import PerLoop, run_in_background
 from inference.transport.queue_places import Queues, read_queues
 from inference.values.queue_place import QueuePlace
 
@@ -69,8 +70,8 @@ class QueueWatch:
         """
         watcher = Watcher(request_id, checkpoint_id)
         self._watchers.add(watcher)
-        if self._task is None or self._task.done() or self._task.get_loop() is not asyncio.get_running_loop():
-            self._task = asyncio.ensure_future(self._run())
+        if self._task is None or self._task.done():
+            self._task = run_in_background(self._run())
         try:
             yield watcher
         finally:
@@ -83,15 +84,17 @@ class QueueWatch:
                 queues = await read_queues({watcher.checkpoint_id for watcher in self._watchers})
             except BlazrError as error:  # without Redis nothing starts either; the hub has said so once
                 logger.debug("the queues could not be read: %s", error.message)
+            except Exception:  # such as a damaged state of a worker; the next reading may be whole
+                logger.exception("the queues could not be read")
             else:
                 for watcher in list(self._watchers):
                     watcher.take(queues)
             await asyncio.sleep(PERIOD_S)
 
 
-_watch = QueueWatch()
+_watch = PerLoop(QueueWatch)
 
 
 def queue_watch() -> QueueWatch:
-    """Return the watch of this process."""
-    return _watch
+    """Return the watch of this event loop."""
+    return _watch()

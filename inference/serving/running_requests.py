@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from inference.errors import BlazrError, Conflict, GenerationFailed
+from inference.errors import BlazrError, Conflict, GenerationCancelled
 from inference.transport.control import cancel_generation
 from inference.transport.questions import running_requests
 from inference.transport.queue import fail_queued
@@ -105,5 +105,6 @@ async def request_cancel(request: RunningRequest) -> None:
     if request.cancel_advice:
         raise Conflict(f"{request.request_id} {request.cancel_advice}", param="request_id")
     for part in request.parts:
-        await fail_queued(part, GenerationFailed("The request was cancelled."))  # a worker says nothing of such a one
+        # A worker reports nothing of one that it hasn't taken.
+        await fail_queued(part, GenerationCancelled("The request was cancelled."))
         await cancel_generation(part)

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from inference.engine.loop import EngineLoop
-from inference.errors import BlazrError, EngineDead, EngineError, GenerationFailed, InvalidRequest
+from inference.errors import BlazrError, EngineDead, EngineError, GenerationCancelled, InvalidRequest
 from inference.host.units import format_bytes
 from inference.values.messages import GenerateMessage, GenerationEvent
 from inference.values.states import Departure, ResidentModel
@@ -111,7 +111,7 @@ class ModelManager:
         engine = self._residents.engine_of(request)
         if engine is not None:
             engine.loop.abort(request_id)
-        return self._fail(request, GenerationFailed("The request was cancelled."))
+        return self._fail(request, GenerationCancelled("The request was cancelled."))
 
     @property
     def num_active(self) -> int:

@@ -13,8 +13,9 @@ from rest_framework.response import Response
 
 from models_registry import adapters, selectors
 from models_registry.adapter_names import MAX_ADAPTER_CHARS, full_name
-from models_registry.api.views import DELETE, UPLOAD, VIEW, UploadAccess, valid_values
-from models_registry.models import Adapter
+from models_registry.api.keys import check_key_model
+from models_registry.api.views import DELETE, UPLOAD, VIEW, AdminKeyView, valid_values
+from models_registry.models import Adapter, Checkpoint
 
 _schema = partial(extend_schema, tags=["adapters"])
 
@@ -57,7 +58,14 @@ class AdapterCreateSerializer(serializers.Serializer[Any]):
     )
 
 
-class AdapterListView(UploadAccess):
+def _checkpoint(request: Request, checkpoint_id: uuid.UUID) -> Checkpoint:
+    """Return a checkpoint that the caller's key, if there is one, is for."""
+    found = selectors.checkpoint_get(checkpoint_id)
+    check_key_model(request.user, found.served_model_name)
+    return found
+
+
+class AdapterListView(AdminKeyView):
     """Adapters of a checkpoint."""
 
     permissions = {"GET": VIEW, "POST": UPLOAD}
@@ -65,7 +73,7 @@ class AdapterListView(UploadAccess):
     @_schema(operation_id="adapter_list", responses=AdapterSerializer(many=True))
     def get(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
         """Return the adapters of a checkpoint by name."""
-        rows = adapters.adapter_list(selectors.checkpoint_get(checkpoint_id))
+        rows = adapters.adapter_list(_checkpoint(request, checkpoint_id))
         return Response(AdapterSerializer(rows, many=True).data)
 
     @_schema(operation_id="adapter_create", request=AdapterCreateSerializer, responses={201: AdapterSerializer})
@@ -73,12 +81,12 @@ class AdapterListView(UploadAccess):
         """Register an adapter by path, after a check of its files against the checkpoint."""
         values = valid_values(AdapterCreateSerializer(data=request.data))
         row = adapters.adapter_register(
-            checkpoint=selectors.checkpoint_get(checkpoint_id), owner=cast("Any", request.user), **values
+            checkpoint=_checkpoint(request, checkpoint_id), owner=cast("Any", request.user), **values
         )
         return Response(AdapterSerializer(row).data, status=201)
 
 
-class AdapterView(UploadAccess):
+class AdapterView(AdminKeyView):
     """One adapter."""
 
     permissions = {"DELETE": DELETE}
@@ -86,5 +94,5 @@ class AdapterView(UploadAccess):
     @_schema(operation_id="adapter_delete", responses={204: None})
     def delete(self, request: Request, checkpoint_id: uuid.UUID, adapter_id: uuid.UUID) -> Response:
         """Remove an adapter from the registry and the workers; its files stay, and running requests end as they are."""
-        adapters.adapter_remove(checkpoint=selectors.checkpoint_get(checkpoint_id), adapter_id=adapter_id)
+        adapters.adapter_remove(checkpoint=_checkpoint(request, checkpoint_id), adapter_id=adapter_id)
         return Response(status=204)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from rest_framework.request import Request
 
 from inference.errors import BlazrError, PermissionRefused
 from inference.values.principal import Principal
+from models_registry.models import Checkpoint
 
 SCOPE = "admin"
 PERMISSIONS = frozenset(f"models_registry.{name}" for name in ("view_checkpoint", "add_upload", "delete_checkpoint"))
@@ -27,11 +29,27 @@ class KeyUser:
     is_staff: bool = True
 
     def has_perm(self, permission: str) -> bool:
-        """Whether the views that take keys ask for a permission that the key has."""
+        """Whether keys with the scope ``admin`` have a permission."""
         return permission in PERMISSIONS
 
 
-class UploadKeyAuthentication(BaseAuthentication):
+def check_key_model(user: Any, name: str) -> None:
+    """Refuse a caller with an API key that isn't for a model.
+
+    Raises:
+        PermissionRefused: Names the models that it is for.
+    """
+    if isinstance(user, KeyUser):
+        user.principal.check_model(name)
+
+
+def allowed_by_key(user: Any, checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
+    """Return the checkpoints that a caller may know of: with a key that is for some models, those."""
+    allowed = user.principal.models if isinstance(user, KeyUser) else None
+    return [row for row in checkpoints if allowed is None or row.served_model_name in allowed]
+
+
+class AdminKeyAuthentication(BaseAuthentication):
     """Authenticates a request with an API key; ``blazr_site.middleware`` has looked the key up."""
 
     def authenticate(self, request: Request) -> tuple[Any, None] | None:
@@ -58,11 +76,11 @@ class UploadKeyAuthentication(BaseAuthentication):
         return "Bearer"
 
 
-class UploadKeyScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
+class AdminKeyScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
     """Describes the key in the OpenAPI document."""
 
-    target_class = "models_registry.api.keys.UploadKeyAuthentication"
-    name = "UploadKey"
+    target_class = "models_registry.api.keys.AdminKeyAuthentication"
+    name = "AdminKey"
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, str]:
         """Return OpenAPI's security scheme."""

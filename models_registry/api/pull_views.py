@@ -13,7 +13,7 @@ from rest_framework.response import Response
 
 from models_registry import pull_jobs
 from models_registry.api.keys import KeyUser
-from models_registry.api.views import UPLOAD, UploadAccess, valid_values
+from models_registry.api.views import UPLOAD, AdminKeyView, valid_values
 from models_registry.models import MAX_NAME_CHARS, PullJob
 
 MAX_LISTED = 50
@@ -46,7 +46,7 @@ class PullSerializer(serializers.ModelSerializer[PullJob]):
         )  # fmt: skip
 
 
-class PullListView(UploadAccess):
+class PullListView(AdminKeyView):
     """Pulls."""
 
     permissions = {"GET": UPLOAD, "POST": UPLOAD}
@@ -69,7 +69,7 @@ class PullListView(UploadAccess):
         return Response(PullSerializer(row).data, status=202)
 
 
-class PullView(UploadAccess):
+class PullView(AdminKeyView):
     """One pull."""
 
     permissions = {"GET": UPLOAD, "DELETE": UPLOAD}

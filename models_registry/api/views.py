@@ -27,7 +27,7 @@ from inference.models import GenerationJob
 from inference.models.readable_rows import readable_rows
 from models_registry import live, selectors, services, uploads
 from models_registry.api import serializers as shapes
-from models_registry.api.keys import KeyUser, UploadKeyAuthentication
+from models_registry.api.keys import AdminKeyAuthentication, KeyUser, allowed_by_key
 from models_registry.detection.describe import describe
 from models_registry.detection.inspection import Inspection
 from models_registry.models import Checkpoint
@@ -75,10 +75,10 @@ class StaffView(APIView):
         super().permission_denied(request, message, code)
 
 
-class UploadAccess(StaffView):
+class AdminKeyView(StaffView):
     """Base of the views of uploads and adapters, which take API keys with the scope ``admin``, too."""
 
-    authentication_classes = (UploadKeyAuthentication, SessionAuthentication)
+    authentication_classes = (AdminKeyAuthentication, SessionAuthentication)
 
     def permission_denied(self, request: Request, message: str | None = None, code: str | None = None) -> NoReturn:
         """Refuse a caller; one that isn't signed in learns what helps."""
@@ -145,7 +145,7 @@ def overview() -> dict[str, Any]:
     }
 
 
-class CheckpointListView(UploadAccess):
+class CheckpointListView(AdminKeyView):
     """All checkpoints."""
 
     permissions = {"GET": VIEW}
@@ -153,7 +153,8 @@ class CheckpointListView(UploadAccess):
     @_registry_schema(operation_id="checkpoint_list", responses=shapes.CheckpointSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return all checkpoints by name, with their live state."""
-        rows = live.with_live(readable_rows(selectors.checkpoint_list()), live.look())
+        rows = allowed_by_key(request.user, readable_rows(selectors.checkpoint_list()))
+        rows = live.with_live(rows, live.look())
         return Response(shapes.CheckpointSerializer(rows, many=True).data)
 
 
@@ -311,7 +312,7 @@ class UnloadView(StaffView):
         return Response(_with_live(checkpoint), status=202)
 
 
-class UploadListView(UploadAccess):
+class UploadListView(AdminKeyView):
     """Uploads."""
 
     permissions = {"POST": UPLOAD}
@@ -333,7 +334,7 @@ class UploadListView(UploadAccess):
         return Response(shapes.UploadSerializer(upload).data, status=201)
 
 
-class UploadView(UploadAccess):
+class UploadView(AdminKeyView):
     """One upload."""
 
     permissions = {"GET": UPLOAD, "DELETE": UPLOAD}
@@ -349,7 +350,7 @@ class UploadView(UploadAccess):
         return Response(shapes.UploadSerializer(uploads.upload_cancel(upload_id=upload_id)).data)
 
 
-class UploadPieceView(UploadAccess):
+class UploadPieceView(AdminKeyView):
     """The bytes of one file; the body is not parsed."""
 
     permissions = {"PUT": UPLOAD}
@@ -386,7 +387,7 @@ class UploadPreviewView(StaffView):
         return Response(shapes.UploadPreviewSerializer(upload_preview(upload_id=upload_id)).data)
 
 
-class UploadFinishView(UploadAccess):
+class UploadFinishView(AdminKeyView):
     """The end of an upload."""
 
     permissions = {"POST": UPLOAD}

@@ -7,7 +7,7 @@ from asgiref.sync import async_to_sync
 from django.http import HttpResponse
 from django.test import RequestFactory
 
-from blazr_site.middleware import POLICY, content_security_policy, upload_keys
+from blazr_site.middleware import POLICY, admin_keys, content_security_policy
 from inference.access.api_keys import api_key_create
 from inference.errors import NotAuthenticated
 
@@ -40,11 +40,11 @@ def test_pages_have_the_policy(is_async):
 def test_the_key_of_an_upload_is_looked_up_and_no_other(is_async):
     key = {"HTTP_AUTHORIZATION": f"Bearer {api_key_create(name='boss', scopes=['admin'])[1]}"}
     found = {
-        path: serve(upload_keys, RequestFactory().get(path, **key), is_async=is_async)[1]
+        path: serve(admin_keys, RequestFactory().get(path, **key), is_async=is_async)[1]
         for path in ("/registry/uploads", "/registry/checkpoints/x/adapters", "/registry/checkpoints/x/load")
     }
     assert found.pop("/registry/checkpoints/x/load") is None
     assert [caller.kind for caller in found.values()] == ["key", "key"]
-    assert serve(upload_keys, RequestFactory().get("/registry/uploads"), is_async=is_async)[1] is None
+    assert serve(admin_keys, RequestFactory().get("/registry/uploads"), is_async=is_async)[1] is None
     wrong = RequestFactory().get("/registry/uploads", HTTP_X_API_KEY="blazr_wrong_key")
-    assert isinstance(serve(upload_keys, wrong, is_async=is_async)[1], NotAuthenticated)
+    assert isinstance(serve(admin_keys, wrong, is_async=is_async)[1], NotAuthenticated)

@@ -135,6 +135,7 @@ class ModelView(ApiView):
     )
     async def delete(self, request: HttpRequest, model_id: str) -> HttpResponseBase:
         """Delete an alias and its revisions, or take an adapter out of the registry."""
+        self.principal.check_model(model_id)
         await sync_to_async(_delete_name)(model_id)
         return json_response({"id": model_id, "object": "model", "deleted": True})
 

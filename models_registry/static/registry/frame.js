@@ -167,7 +167,7 @@ function connect() {
   const socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/console/live`);
   socket.addEventListener("message", (event) => {
     const { changed, memory, uploads } = JSON.parse(event.data);
-    if (failures) tell(["models", "jobs", "batches", "uploads", "checkpoint-jobs", "usage"]);
+    if (failures) tell(["models", "jobs", "batches", "uploads", "checkpoint-jobs", "usage", "requests", "request-log"]);
     failures = 0;
     setNotice("connection", "");
     drawMemory(memory);

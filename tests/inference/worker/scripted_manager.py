@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from inference.errors import BlazrError, GenerationFailed
+from inference.errors import BlazrError, GenerationCancelled
 from inference.values.states import ResidentModel
 
 
@@ -32,7 +32,7 @@ class ScriptedManager:
 
     def cancel(self, request_id: str) -> bool:
         self.cancelled.append(request_id)
-        self.error(request_id, GenerationFailed("The request was cancelled."))
+        self.error(request_id, GenerationCancelled("The request was cancelled."))
         return True
 
     def describe(self):
