@@ -79,10 +79,9 @@ class AdapterListView(AdminKeyView):
     @_schema(operation_id="adapter_create", request=AdapterCreateSerializer, responses={201: AdapterSerializer})
     def post(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
         """Register an adapter by path, after a check of its files against the checkpoint."""
+        checkpoint = _checkpoint(request, checkpoint_id)
         values = valid_values(AdapterCreateSerializer(data=request.data))
-        row = adapters.adapter_register(
-            checkpoint=_checkpoint(request, checkpoint_id), owner=cast("Any", request.user), **values
-        )
+        row = adapters.adapter_register(checkpoint=checkpoint, owner=cast("Any", request.user), **values)
         return Response(AdapterSerializer(row).data, status=201)
 
 

@@ -46,5 +46,7 @@ def test_the_key_of_an_upload_is_looked_up_and_no_other(is_async):
     assert found.pop("/registry/checkpoints/x/load") is None
     assert [caller.kind for caller in found.values()] == ["key", "key"]
     assert serve(admin_keys, RequestFactory().get("/registry/uploads"), is_async=is_async)[1] is None
+    proxied = RequestFactory().get("/registry/uploads", HTTP_AUTHORIZATION="Basic YTpi")  # meant for a proxy
+    assert serve(admin_keys, proxied, is_async=is_async)[1] is None
     wrong = RequestFactory().get("/registry/uploads", HTTP_X_API_KEY="blazr_wrong_key")
     assert isinstance(serve(admin_keys, wrong, is_async=is_async)[1], NotAuthenticated)

@@ -157,8 +157,8 @@ def test_pages_and_their_api_are_for_staff(http, django_user_model):
     client.force_login(django_user_model.objects.create_user("visitor", password="x"))
     visitor = {"Cookie": f"sessionid={client.cookies['sessionid'].value}"}
     for route in sorted(_routes(of_api=False)):
-        # An admin's key may upload and pull models.
-        takes_keys = "/uploads" in route or "/pulls" in route
+        # An admin's key may upload and pull models, list them, and add adapters to them.
+        takes_keys = re.search("/uploads|/pulls|/adapters|^GET /registry/checkpoints$", route)
         for headers in ({}, visitor) if takes_keys else ({}, key, visitor):
             answer = _send(http, route, headers)
             if "/registry/" in route:

@@ -8,7 +8,8 @@ import pytest
 from django.test import Client
 
 from inference.access.api_keys import api_key_create, api_key_revoke
-from models_registry.models import Upload
+from models_registry.models import Adapter, Upload
+from tests.inference.rows import make_adapter, make_checkpoint
 from tests.models_registry.api.test_views import error_of
 
 BODY = {"label": "tiny", "files": [{"name": "model.safetensors", "size_bytes": 64}]}
@@ -44,3 +45,18 @@ def test_other_callers_learn_what_they_need(data_dir):
     api_key_revoke(prefix=row.prefix)
     assert send(key).status_code == 401
     assert not Upload.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_key_for_some_models_sees_and_changes_no_others(data_dir):
+    mine, other = make_checkpoint("mine"), make_checkpoint("other")
+    kept, gone = make_adapter(other, "sql"), make_adapter(mine, "sql")
+    key = api_key_create(name="part", scopes=["admin"], models=["mine"])[1]
+    listed = send(key, "GET", "/registry/checkpoints").json()
+    assert [row["served_model_name"] for row in listed] == ["mine"]
+    for method, path in (("GET", ""), ("POST", ""), ("DELETE", f"/{kept.pk}")):
+        refused = send(key, method, f"/registry/checkpoints/{other.pk}/adapters{path}")
+        assert refused.status_code == 403, (method, refused.content)
+        assert "may not use the model" in error_of(refused)["message"]
+    assert send(key, "DELETE", f"/registry/checkpoints/{mine.pk}/adapters/{gone.pk}").status_code == 204
+    assert list(Adapter.objects.all()) == [kept]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models_registry.models import Adapter, Checkpoint, ModelAlias
+from models_registry.models import Adapter, Checkpoint
 from tests.inference.api.ollama.test_views import MESSAGES, refused
 from tests.inference.api.openai.test_views import documented_answer
 from tests.inference.api.openai.test_views_openai_client import wait_for
@@ -72,11 +72,7 @@ def test_deleting_an_adapter_leaves_its_base(ollama_as_admin, http_as_admin):
 
 def test_an_adapter_is_no_checkpoint_to_make_others_of(http_as_admin):
     make_adapter(make_checkpoint("base"), "sql")
-    for path, body in (
-        ("/api/copy", {"source": "base:sql", "destination": "new"}),
-        ("/api/create", {"model": "new", "from": "base:sql", "system": "Be brief."}),
-        ("/v1/models/new/promote", {"model": "base:sql"}),
-    ):
-        response = http_as_admin.post(path, json=body)
-        assert (response.status_code, "is a LoRA adapter" in response.text) == (400, True), (path, response.text)
-    assert not ModelAlias.objects.exists()
+    body = {"model": "new", "from": "base:sql", "system": "Be brief."}
+    response = http_as_admin.post("/api/create", json=body)
+    assert (response.status_code, "is a LoRA adapter" in response.text) == (400, True), response.text
+    assert not Checkpoint.objects.filter(served_model_name="new").exists()
