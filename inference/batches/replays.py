@@ -24,6 +24,7 @@ from inference.files.store import FileWriter
 from inference.jobs.services import JobRequest, jobs_submit
 from inference.models import Batch, BatchResult, GenerationJob, UsageRecord
 from inference.models.readable_rows import readable_rows
+from inference.records.request_log import logged_text
 from inference.values.images import IMAGE_PART
 from inference.values.plan import INTERACTIVE_PRIORITY, GenerationPlan
 from inference.values.principal import Principal
@@ -149,7 +150,7 @@ def texts_of_log(row: UsageRecord) -> tuple[str, ...]:
 
 
 def texts_of_response(body: dict[str, Any]) -> tuple[str, ...]:
-    """Return the texts of a response in OpenAI's shape, with thinking and calls of tools."""
+    """Return the texts of a response in OpenAI's shape, as the request log words them."""
     return tuple(_choice_text(choice) for choice in body.get("choices", ()) if isinstance(choice, dict))
 
 
@@ -271,6 +272,6 @@ def _choice_text(choice: dict[str, Any]) -> str:
     message = choice.get("message")
     if not isinstance(message, dict):
         return str(choice.get("text") or "")
-    calls = message.get("tool_calls")
-    parts = [message.get("reasoning_content"), message.get("content"), json.dumps(calls) if calls else ""]
-    return "\n".join(str(part) for part in parts if part)
+    functions = [call.get("function") or {} for call in message.get("tool_calls") or ()]
+    calls = ((str(item.get("name", "")), str(item.get("arguments", ""))) for item in functions)
+    return logged_text(str(message.get("reasoning_content") or ""), str(message.get("content") or ""), calls)

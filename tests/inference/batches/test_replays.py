@@ -22,11 +22,15 @@ from inference.batches.replays import (
     texts_of_response,
     why_not_replayable,
 )
+from inference.dialects.openai.outputs.chat import ChatFormat
 from inference.dialects.openai.requests import plan_from_body
 from inference.errors import Conflict, InvalidRequest, NotFound
 from inference.files.store import open_file
 from inference.jobs import hints
 from inference.models import BatchLine, BatchResult, LineState, StoredFile, UsageRecord
+from inference.records.request_log import logged_contents
+from inference.values.output_builder import OutputBuilder
+from inference.values.output_format import OutputFormat
 from inference.values.principal import LOCAL, SCOPES, Principal
 from tests.inference.rows import make_checkpoint
 
@@ -147,7 +151,17 @@ def test_texts_of_a_log_and_of_a_response() -> None:
     assert texts_of_log(row) == ("Because.",)
     row.output = '["cut…'
     assert texts_of_log(row) == ('["cut…',)
-    calls = [{"function": {"name": "look"}}]
-    assert texts_of_response({"choices": [{"text": "a"}, {"message": {"content": None, "tool_calls": calls}}]}) == (
-        "a", json.dumps(calls),
-    )  # fmt: skip
+    call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
+    message = {"reasoning_content": "Hm.", "content": None, "tool_calls": [call]}
+    assert texts_of_response({"choices": [{"text": "a"}, {"message": message}]}) == ("a", 'Hm.\nlook({"at": 1})')
+
+
+def test_the_same_output_is_the_same_text_in_log_and_response(settings) -> None:
+    settings.BLAZR_REQUEST_LOG_CONTENTS = True
+    output = OutputFormat(tools="hermes", reasoning="think", tool_names=("look",))
+    plan = replace(plan_from_body("chat", CHAT), output=output)
+    builder = OutputBuilder(plan)
+    call = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+    builder.add(0, {"type": "delta", "text": f"<think>Hm.</think>So.{call}{call}", "finish_reason": "stop"})
+    row = logged("a", output=logged_contents(builder)["output"])
+    assert texts_of_log(row) == texts_of_response(ChatFormat(plan, builder, "a", 0, "tiny").whole())
