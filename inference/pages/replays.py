@@ -26,8 +26,9 @@ from inference.models import TERMINAL_BATCH_STATES, GenerationJob, JobState, Usa
 from inference.models.readable_rows import readable_rows
 from inference.pages.replay_targets import PROMOTE, REPLAY, check_both, principal_of
 from inference.pages.requests import logged_request
-from inference.pages.text_differences import compare
+from inference.pages.text_differences import Piece, compare
 from inference.records.job_usage import job_usage_id
+from inference.records.request_log import is_cut
 from inference.serving.served_models import served_model_read
 from inference.values.served_model import ServedModel
 from models_registry.adapters import adapter_get
@@ -81,7 +82,7 @@ class ReplayPage(StaffPage):
             "words": job.state,
             "is_open": not job.is_finished,
             "error": "" if error is None else error.message,
-            "pairs": compared_texts(texts_of_log(row), texts) if texts else [],
+            "pairs": _pairs(row, texts) if texts else [],
             "columns": [_times_of_row(row), _times_of_job(job)],
         }
 
@@ -92,8 +93,17 @@ def compared_texts(left: Sequence[str], right: Sequence[str]) -> list[dict[str, 
     for number in range(max(len(left), len(right))):
         texts = [side[number] if number < len(side) else "" for side in (left, right)]
         found = compare(*texts)
-        pairs.append({"left": found.left, "right": found.right, "percent": round(100 * found.share)})
+        pairs.append({"left": found.left, "right": found.right, "percent": found.percent, "is_same": found.is_same})
     return pairs
+
+
+def _pairs(row: UsageRecord, texts: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the texts of a request and of its replay side by side; an output that the log cut isn't compared."""
+    if is_cut(row.output):
+        sides = (row.output, "\n".join(texts))
+        left, right = ((Piece("unread", text),) if text else () for text in sides)
+        return [{"left": left, "right": right, "is_cut": True}]
+    return compared_texts(texts_of_log(row), texts)
 
 
 def _times_of_row(row: UsageRecord) -> dict[str, Any]:
@@ -143,7 +153,7 @@ class ReplaysPage(StaffPage):
         check_both(self.request.user)
         replay = replay_get(batch_id=kwargs["batch_id"], principal=principal_of(self.request.user))
         rows = [_table_row(item) for item in replayed_requests(replay)]
-        rows.sort(key=lambda item: item["percent"])
+        rows.sort(key=lambda item: (item["is_cut"], item["percent"]))
         batch = replay.batch
         return {
             "replay": replay,
@@ -187,7 +197,7 @@ class ReplayedPage(StaffPage):
             "words": "failed" if found.error else "succeeded",
             "is_open": False,
             "error": found.error,
-            "pairs": compared_texts(texts_of_log(found.row), found.texts) if not found.error else [],
+            "pairs": _pairs(found.row, found.texts) if not found.error else [],
             "columns": [_times_of_row(found.row), times],
         }
 
@@ -226,24 +236,28 @@ class ReplayRollback(StaffAction):
 
 
 def _table_row(item: ReplayedRequest) -> dict[str, Any]:
+    """Return a request with how much of its replay is the same; 0 where nothing can be compared."""
     row = item.row
-    left = "\n".join(texts_of_log(row)) if row is not None else ""
-    percent = 0 if item.error or row is None else round(
-        100 * compare(left, "\n".join(item.texts), max_words=TABLE_WORDS).share
-    )  # fmt: skip
-    return {"item": item, "row": row, "percent": percent, "is_same": not item.error and percent == 100}
+    found: dict[str, Any] = {"item": item, "row": row, "percent": 0, "is_same": False, "is_cut": False}
+    if item.error or row is None:
+        return found
+    if is_cut(row.output):
+        return {**found, "is_cut": True}
+    texts = ("\n".join(texts_of_log(row)), "\n".join(item.texts))
+    comparison = compare(*texts, max_words=TABLE_WORDS)
+    return {**found, "percent": comparison.percent, "is_same": comparison.is_same}
 
 
 def _sums(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return how many texts are the same, and the medians of the times in the engine."""
-    compared = [item for item in rows if item["row"] is not None and not item["item"].error]
+    compared = [item for item in rows if item["row"] is not None and not item["item"].error and not item["is_cut"]]
     if not compared:
         return {}
     return {
         "num": len(compared),
         "num_same": sum(item["is_same"] for item in compared),
         "num_failed": sum(bool(item["item"].error) for item in rows),
-        "percent": round(mean(item["percent"] for item in compared)),
+        "percent": int(mean(item["percent"] for item in compared)),  # 100 only if all are the same
         "before_s": median(item["row"].engine_s for item in compared),
         "after_s": median(item["item"].engine_s for item in compared),
         "before_tokens": median(item["row"].completion_tokens for item in compared),

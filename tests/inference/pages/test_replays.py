@@ -54,11 +54,11 @@ def logged(name: str, **values: Any) -> UsageRecord:
     return UsageRecord.objects.create(request_id=name, **{**fixed, **kept, **values})
 
 
-def made_replay(user: Any, *, error: str = "") -> Replay:
+def made_replay(user: Any, *, error: str = "", text: str = f"one {HOSTILE}") -> Replay:
     """A batch with one result."""
     row = logged("chatcmpl-1")
     replay = replay_batch_create(source="tiny", candidate="other", principal=principal_of(user))
-    body = {"error": {"message": error}} if error else {"choices": [{"message": {"content": f"one {HOSTILE}"}}]}
+    body = {"error": {"message": error}} if error else {"choices": [{"message": {"content": text}}]}
     line = BatchLine.objects.create(
         batch=replay.batch, number=1, custom_id=row.request_id, body="{}", state=LineState.COMPLETED,
         checkpoint_id=Checkpoint.objects.get(served_model_name="other").pk,
@@ -179,4 +179,27 @@ def test_an_account_sees_what_it_may_do(client: Client, models: list[Checkpoint]
 
 def test_missing_choices_are_empty_texts() -> None:
     (first, second) = compared_texts(("a", "b"), ("a",))
-    assert first["percent"] == 100 and second["percent"] == 0 and second["right"] == ()
+    assert first["is_same"] and first["percent"] == 100
+    assert not second["is_same"] and second["percent"] == 0 and second["right"] == ()
+
+
+def test_one_other_word_of_many_is_not_the_same(operator: Client) -> None:
+    words = "w " * 400
+    replay = made_replay(operator.get("/requests/").wsgi_request.user, text=f"{words}other")
+    UsageRecord.objects.update(output=json.dumps([f"{words}one"]))
+    address = f"/replays/{replay.batch.batch_id}/"
+    text = operator.get(address).content.decode()
+    assert "0 of 1" in text and text.count("99 %") == 2
+    assert "99 % the same" in operator.get(f"{address}chatcmpl-1/").content.decode()
+
+
+def test_an_output_that_was_cut_is_not_judged(operator: Client) -> None:
+    replay = made_replay(operator.get("/requests/").wsgi_request.user)
+    UsageRecord.objects.update(output='["one two…')
+    address = f"/replays/{replay.batch.batch_id}/"
+    text = operator.get(address).content.decode()
+    assert 'data-label="Same words">cut</td>' in text and "Same texts" not in text
+    text = operator.get(f"{address}chatcmpl-1/").content.decode()
+    assert "not compared" in text and "one two…" in text and "<mark>" not in text
+    UsageRecord.objects.all().delete()
+    assert 'data-label="Same words">–</td>' in operator.get(address).content.decode()
