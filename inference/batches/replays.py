@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from django.utils import timezone
@@ -24,10 +24,14 @@ from inference.files.store import FileWriter
 from inference.jobs.services import JobRequest, jobs_submit
 from inference.models import Batch, BatchResult, GenerationJob, UsageRecord
 from inference.models.readable_rows import readable_rows
-from inference.records.request_log import logged_text
+from inference.records.request_log import is_cut, logged_text
 from inference.values.images import IMAGE_PART
+from inference.values.messages import PromptMessage
 from inference.values.plan import INTERACTIVE_PRIORITY, GenerationPlan
 from inference.values.principal import Principal
+
+if TYPE_CHECKING:
+    from django.db.models import QuerySet
 
 MAX_REPLAYED = 200
 """Requests of a batch: the newest ones."""
@@ -36,6 +40,12 @@ WINDOW = "24h"
 LABEL = "replay of "
 _OTHER_WORK = ("job", "batch")
 """Endpoints of rows that aren't requests of clients."""
+_OF_ACCOUNT = "user:"
+"""How the tenant of an account's batch begins; only accounts replay, but a key can give its batches any metadata."""
+_INPUT_EXPIRES_S = 2 * 86_400
+"""Seconds after which the copied prompts are deleted; the batch has read them within its window, a day."""
+_DAMAGE = (ValueError, TypeError, KeyError, AttributeError)
+"""What reading a damaged row raises."""
 _SOURCE, _CANDIDATE, _LEFT_OUT = "replay_of", "candidate", "left_out"
 
 
@@ -113,8 +123,10 @@ def why_not_replayable(row: UsageRecord) -> str:
         return "its contents weren't kept; BLAZR_LOG_REQUESTS=contents keeps those of later requests."
     try:
         plan = _plan_of(row)
-    except (ValueError, TypeError, KeyError, BlazrError):
-        return "its prompt is too long for the request log, which keeps 20,000 characters."
+    except (*_DAMAGE, BlazrError):
+        if is_cut(row.prompt):
+            return "its prompt is too long for the request log, which keeps 20,000 characters."
+        return "what the request log kept of it can't be read."
     if plan.endpoint not in PATHS:
         return "it asked for vectors, not for text."
     if plan.state is not None or plan.saves_state is not None:
@@ -178,7 +190,13 @@ def replay_batch_create(*, source: str, candidate: str, principal: Principal) ->
     writer = FileWriter()
     for line in lines:
         writer.write(orjson.dumps(line) + b"\n")
-    file = file_create(writer=writer, filename="replay.jsonl", purpose="batch", tenant=principal.tenant, expires_s=None)
+    file = file_create(
+        writer=writer,
+        filename="replay.jsonl",
+        purpose="batch",
+        tenant=principal.tenant,
+        expires_s=_INPUT_EXPIRES_S,
+    )
     num_left_out = len(found) - len(lines)
     metadata = {_SOURCE: source, _CANDIDATE: candidate, _LEFT_OUT: str(num_left_out)}
     values = {
@@ -191,9 +209,9 @@ def replay_get(*, batch_id: str, principal: Principal) -> Replay:
     """Return a replay by the id of its batch.
 
     Raises:
-        NotFound: There is no such batch of the caller, or it is no replay.
+        NotFound: There is no such batch of an account that the caller may see, or it is no replay.
     """
-    rows = readable_rows(batches_of(principal).filter(batch_id=batch_id[:40]), 1) if "\0" not in batch_id else []
+    rows = readable_rows(_batches(principal).filter(batch_id=batch_id[:40]), 1) if "\0" not in batch_id else []
     found = _replay(rows[0]) if rows else None
     if found is None:
         raise NotFound(f"There is no replay with the id {batch_id[:60]!r}.", param="batch_id")
@@ -202,7 +220,7 @@ def replay_get(*, batch_id: str, principal: Principal) -> Replay:
 
 def replay_list(*, principal: Principal, limit: int) -> list[Replay]:
     """Return the newest replays."""
-    rows = readable_rows(batches_of(principal).filter(metadata__contains=f'"{_SOURCE}"'), limit)
+    rows = readable_rows(_batches(principal).filter(metadata__contains=f'"{_SOURCE}"'), limit)
     return [found for row in rows if (found := _replay(row)) is not None]
 
 
@@ -239,6 +257,10 @@ def _payload_of(result: BatchResult) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def _batches(principal: Principal) -> QuerySet[Batch]:
+    return batches_of(principal).filter(tenant__startswith=_OF_ACCOUNT)
+
+
 def _replay(row: Batch) -> Replay | None:
     metadata = orjson.loads(row.metadata) if row.metadata else {}
     if _SOURCE not in metadata or _CANDIDATE not in metadata:
@@ -252,17 +274,27 @@ def _lines(rows: Sequence[UsageRecord], model: str) -> Iterator[dict[str, Any]]:
         try:
             plan = replay_plan(row, model)
             body = body_of_plan(plan)
-            orjson.dumps(body)  # lone surrogates are no JSON
-        except (BlazrError, orjson.JSONEncodeError):
+            orjson.dumps(body)  # lone surrogates are no JSON: a TypeError
+        except (*_DAMAGE, BlazrError):
             continue
         yield {"custom_id": row.request_id, "method": "POST", "url": PATHS[plan.endpoint], "body": body}
 
 
 def _plan_of(row: UsageRecord) -> GenerationPlan:
-    return GenerationPlan.from_dict({**json.loads(row.plan), "prompts": json.loads(row.prompt)})
+    """Return the plan of a logged request.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError, BlazrError: The row is cut or damaged.
+    """
+    prompts = json.loads(row.prompt)
+    if not (isinstance(prompts, list) and prompts and all(isinstance(item, dict) for item in prompts)):
+        raise ValueError("the prompt is no list of prompts")
+    if not all(isinstance(message, dict) for prompt in prompts for message in prompt.get("messages", ())):
+        raise ValueError("the messages are no list of messages")
+    return GenerationPlan.from_dict({**json.loads(row.plan), "prompts": prompts})
 
 
-def _parts(prompt: Any) -> Iterator[Any]:
+def _parts(prompt: PromptMessage) -> Iterator[Any]:
     for message in prompt.get("messages", ()):
         content = message.get("content")
         yield from content if isinstance(content, list) else ()

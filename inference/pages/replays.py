@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import mean, median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from django.urls import reverse
@@ -20,7 +20,7 @@ from inference.batches.replays import (
     texts_of_log,
     texts_of_response,
 )
-from inference.errors import BlazrError, NotFound
+from inference.errors import BlazrError, Conflict, NotFound
 from inference.jobs.selectors import job_error, job_get, job_result
 from inference.models import TERMINAL_BATCH_STATES, GenerationJob, JobState, UsageRecord
 from inference.models.readable_rows import readable_rows
@@ -32,10 +32,14 @@ from inference.records.request_log import is_cut
 from inference.serving.served_models import served_model_read
 from inference.values.served_model import ServedModel
 from models_registry.adapters import adapter_get
-from models_registry.aliases import alias_names, alias_promote, alias_rollback, aliases_of
+from models_registry.aliases import alias_get, alias_names, alias_promote, alias_rollback, aliases_of
 from models_registry.models import AliasRevision, ModelAlias
+from models_registry.page_numbers import number_of
 from models_registry.selectors import checkpoint_get
 from models_registry.views import StaffAction, StaffPage
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest
 
 TABLE_WORDS = 300
 """Words of each text that the table of a batch compares."""
@@ -55,7 +59,7 @@ class ReplayRequest(StaffAction):
         """Submit the job; returns the address of the comparison."""
         check_both(self.request.user)
         row = logged_request(kwargs["request_id"])
-        model = self.request.POST.get("model", "").strip()[:MAX_NAME]
+        model = _name(self.request, "model")
         job = replay_submit(row=row, model=model, principal=principal_of(self.request.user))
         return reverse("replay", args=[row.request_id, job.job_id])
 
@@ -85,6 +89,11 @@ class ReplayPage(StaffPage):
             "pairs": _pairs(row, texts) if texts else [],
             "columns": [_times_of_row(row), _times_of_job(job)],
         }
+
+
+def _name(request: HttpRequest, field: str) -> str:
+    """Return the name of a model out of a form; no name has U+0000, which PostgreSQL doesn't take."""
+    return request.POST.get(field, "").replace("\0", "").strip()[:MAX_NAME]
 
 
 def compared_texts(left: Sequence[str], right: Sequence[str]) -> list[dict[str, Any]]:
@@ -135,7 +144,7 @@ class ReplayCreate(StaffAction):
     def act(self, **kwargs: Any) -> str:
         """Make the batch; returns the address of its comparison."""
         check_both(self.request.user)
-        source, candidate = (self.request.POST.get(name, "").strip()[:MAX_NAME] for name in ("source", "candidate"))
+        source, candidate = (_name(self.request, field) for field in ("source", "candidate"))
         candidate = served_model_read(candidate).name  # an alias may mean another model before the batch has run
         found = replay_batch_create(source=source, candidate=candidate, principal=principal_of(self.request.user))
         return reverse("replays", args=[found.batch.batch_id])
@@ -223,15 +232,18 @@ class ReplayPromote(StaffAction):
 
 
 class ReplayRollback(StaffAction):
-    """Let an alias mean what it meant before."""
+    """Let an alias that means the candidate mean what it meant before."""
 
     permission_required = PROMOTE
 
     def act(self, **kwargs: Any) -> str:
-        """Make the revision before the current one the current one."""
+        """Make the revision that the button names the current one, unless somebody was faster."""
         check_both(self.request.user)
         replay = replay_get(batch_id=kwargs["batch_id"], principal=principal_of(self.request.user))
-        alias_rollback(name=self.request.POST.get("alias", "").replace("\0", ""))
+        alias = alias_get(self.request.POST.get("alias", ""))
+        if alias.current is None or not _means(alias.current, served_model_read(replay.candidate)):
+            raise Conflict(f"{alias.name!r} no longer means {replay.candidate!r}.", param="alias")
+        alias_rollback(name=alias.name, number=number_of(self.request.POST.get("number"), 0, 1, 1 << 31))
         return reverse("replays", args=[replay.batch.batch_id])
 
 
@@ -278,7 +290,7 @@ def _alias_context(replay: Replay) -> dict[str, Any]:
     return {
         "can_promote": True,
         "promotable": [*(name for name in source if name in others), *(name for name in others if name not in source)],
-        "rollbacks": [(alias.name, earlier) for alias in means_it if (earlier := _earlier(alias))],
+        "rollbacks": [earlier for alias in means_it if (earlier := _earlier(alias)) is not None],
     }
 
 
@@ -292,7 +304,7 @@ def _means(revision: AliasRevision, served: ServedModel) -> bool:
     return (str(revision.checkpoint_id), adapter) == (served.checkpoint_id, served.adapter)
 
 
-def _earlier(alias: ModelAlias) -> str:
-    """Return what the revision before the current one means; empty if there is none that can be served."""
+def _earlier(alias: ModelAlias) -> AliasRevision | None:
+    """Return the revision before the current one; None if there is none that can be served."""
     earlier = alias.revisions.filter(number=_current(alias).number - 1).first()
-    return earlier.meaning if earlier is not None and earlier.is_available else ""
+    return earlier if earlier is not None and earlier.is_available else None

@@ -27,7 +27,7 @@ from inference.dialects.openai.requests import plan_from_body
 from inference.errors import Conflict, InvalidRequest, NotFound
 from inference.files.store import open_file
 from inference.jobs import hints
-from inference.models import BatchLine, BatchResult, LineState, StoredFile, UsageRecord
+from inference.models import Batch, BatchLine, BatchResult, LineState, StoredFile, UsageRecord
 from inference.records.request_log import logged_contents
 from inference.values.output_builder import OutputBuilder
 from inference.values.output_format import OutputFormat
@@ -64,6 +64,12 @@ def test_a_replay_asks_the_same_of_another_model() -> None:
         ({"plan": ""}, "weren't kept"),
         ({"endpoint": "job"}, "the page of jobs runs a job again"),
         ({"prompt": '[{"text": "cut…'}, "too long for the request log"),
+        ({"prompt": "[]"}, "can't be read"),
+        ({"prompt": '["text"]'}, "can't be read"),
+        ({"prompt": '{"text": "a"}'}, "can't be read"),
+        ({"prompt": '[{"messages": ["a"]}]'}, "can't be read"),
+        ({"prompt": '[{"messages": 5}]'}, "can't be read"),
+        ({"plan": '{"params": []}'}, "can't be read"),
         ({"prompt": json.dumps([{"messages": [{"role": "user", "content": [{"type": "image"}]}]}])}, "pictures"),
     ],
 )
@@ -108,6 +114,33 @@ def test_those_of_a_day_are_a_batch_of_one_endpoint() -> None:
             replay_get(batch_id=batch_id, principal=OPERATOR)
     with pytest.raises(NotFound):
         replay_get(batch_id=found.batch.batch_id, principal=LOCAL)
+
+
+def test_a_damaged_row_is_left_out() -> None:
+    make_checkpoint("other")
+    logged("chatcmpl-1")
+    for number, prompt in enumerate(('["text"]', '[{"messages": [{}]}]', '[{"messages": [{"content": [5]}]}]')):
+        logged(f"damaged-{number}", prompt=prompt)
+    assert replay_batch_create(source="tiny", candidate="other", principal=OPERATOR).num_left_out == 3
+
+
+def test_only_an_account_makes_replays() -> None:
+    make_checkpoint("other")
+    logged("chatcmpl-1")
+    batch = replay_batch_create(source="tiny", candidate="other", principal=OPERATOR).batch
+    Batch.objects.update(tenant="key:1")  # whose metadata are a client's
+    assert OPERATOR.sees_everything and replay_list(principal=OPERATOR, limit=5) == []
+    with pytest.raises(NotFound):
+        replay_get(batch_id=batch.batch_id, principal=OPERATOR)
+
+
+def test_copied_prompts_are_deleted_after_two_days(settings) -> None:
+    settings.BLAZR_FILE_EXPIRE_DAYS = 0
+    make_checkpoint("other")
+    logged("chatcmpl-1")
+    replay_batch_create(source="tiny", candidate="other", principal=OPERATOR)
+    file = StoredFile.objects.get()
+    assert file.expires_at is not None and file.expires_at - file.created_at == timedelta(days=2)
 
 
 def test_nothing_to_replay_is_said_and_leaves_nothing_behind() -> None:

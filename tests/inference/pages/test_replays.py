@@ -139,9 +139,41 @@ def test_the_alias_follows_and_goes_back(operator: Client) -> None:
     assert alias_get("prod").current.checkpoint_name == "other"
     assert "Roll back to tiny" in operator.get(address).content.decode()
     assert operator.post(f"{address}promote/", {"alias": "prod"}).status_code == 409
-    assert operator.post(f"{address}rollback/", {"alias": "prod"})["Location"] == address
+    assert '<input type="hidden" name="number" value="1">' in operator.get(address).content.decode()
+    for number in ("", "x", "7"):
+        assert operator.post(f"{address}rollback/", {"alias": "prod", "number": number}).status_code == 404
+    button = {"alias": "prod", "number": "1"}
+    assert operator.post(f"{address}rollback/", button)["Location"] == address
     assert alias_get("prod").current.checkpoint_name == "tiny"
-    assert operator.post(f"{address}rollback/", {"alias": "none"}).status_code == 404
+    for name in ("none", "prod\0"):
+        assert operator.post(f"{address}rollback/", {**button, "alias": name}).status_code == 404
+
+
+def test_a_button_to_roll_back_does_it_once(operator: Client, models: list[Checkpoint]) -> None:
+    replay = made_replay(operator.get("/requests/").wsgi_request.user)
+    address, button = f"/replays/{replay.batch.batch_id}/rollback/", {"alias": "prod", "number": "2"}
+    alias_promote(name="prod", checkpoint=make_checkpoint("third"))
+    alias_promote(name="prod", checkpoint=models[1])
+    assert operator.post(address, button).status_code == 302
+    second = operator.post(address, button)
+    assert second.status_code == 409 and "no longer means" in second.content.decode()
+    assert alias_get("prod").current.meaning == "third"
+    alias_promote(name="staging", checkpoint=models[1])
+    alias_promote(name="staging", checkpoint=models[0])  # by somebody else, while the button was on a page
+    assert operator.post(address, {"alias": "staging", "number": "1"}).status_code == 409
+    assert alias_get("staging").current.meaning == "tiny"
+
+
+def test_a_name_with_nul_is_read_without_it(operator: Client) -> None:
+    logged("chatcmpl-1")
+    assert operator.post("/replays/new/", {"source": "tiny\0", "candidate": "other\0"}).status_code == 302
+    assert operator.post("/requests/chatcmpl-1/replay/", {"model": "other\0"}).status_code == 302
+
+
+def test_a_damaged_row_says_that_it_can_not_be_replayed(operator: Client) -> None:
+    logged("chatcmpl-1", prompt='["text"]')
+    assert "can&#x27;t be read" in operator.get("/requests/chatcmpl-1/").content.decode()
+    assert operator.post("/requests/chatcmpl-1/replay/", {"model": "other"}).status_code == 409
 
 
 def test_a_candidate_is_what_its_name_means_when_the_replay_is_made(operator: Client, models: list[Checkpoint]) -> None:
