@@ -24,6 +24,8 @@ NUM_ROWS = 50
 NUM_RUNNING = 50
 NUM_REPLAYS = 5
 MAX_TEXT = 200
+RUNNING_REGION, ENDED_REGION = "running-region", "ended-region"
+"""Elements that are drawn anew alone (``templates/registry/requests.html``)."""
 CANCEL = "inference.scope_admin"
 
 
@@ -35,7 +37,21 @@ class RequestsPage(StaffPage):
     permission_required = VIEW
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
-        """Return the requests that match the address, and those that have not ended."""
+        """Return the requests that match the address, and those that have not ended.
+
+        A region that is drawn anew, every two seconds while something runs, needs its own part only.
+        """
+        region = self.request.headers.get("HX-Target", "")
+        if region == RUNNING_REGION:
+            return {"drawn": (region,), **running_context()}
+        if region == ENDED_REGION:
+            return {"drawn": (region,), **self._ended()}
+        ended = self._ended()
+        models = sorted({item["row"].model for item in ended["requests"]})
+        return {"drawn": (RUNNING_REGION, ENDED_REGION), **running_context(), **ended, **self._replays(models)}
+
+    def _ended(self) -> dict[str, Any]:
+        """Return the requests of the log that match the address, newest first."""
         query = self.request.GET
         text, outcome = query.get("q", "")[:MAX_TEXT].replace("\0", "").strip(), query.get("outcome", "")
         rows = UsageRecord.objects.defer("prompt", "output", "plan", "phases").order_by("-pk")
@@ -54,9 +70,7 @@ class RequestsPage(StaffPage):
         older = query.copy()
         if len(found) > NUM_ROWS:
             older["before"] = str(shown[-1].pk)
-        sees_replays = self.request.user.has_perm(REPLAY)
         return {
-            **running_context(),
             "q": text,
             "outcome": outcome,
             "before": before,
@@ -65,12 +79,19 @@ class RequestsPage(StaffPage):
                 for row in shown
             ],
             "older": f"?{older.urlencode()}" if len(found) > NUM_ROWS else "",
-            "replays": replay_list(principal=principal_of(self.request.user), limit=NUM_REPLAYS)
-            if sees_replays
-            else [],
-            "sources": sorted({row.model for row in shown}) if sees_replays else [],
-            "targets": replay_targets() if sees_replays else [],
         }
+
+    def _replays(self, models: list[str]) -> dict[str, Any]:
+        """Return the newest replays, and what the form for another one offers.
+
+        Args:
+            models: Names of the models whose requests can be replayed.
+        """
+        user = self.request.user
+        if not user.has_perm(REPLAY):
+            return {}
+        replays = replay_list(principal=principal_of(user), limit=NUM_REPLAYS)
+        return {"sees_replays": True, "replays": replays, "sources": models, "targets": replay_targets()}
 
 
 class RequestPage(StaffPage):

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from inference.errors import Unavailable
@@ -83,6 +85,28 @@ def test_running_and_waiting_requests_are_shown_with_their_place(
     for piece in ("number 3 in the queue, about 4 s", "chatcmpl-1", "tiny", "not yet"):
         assert piece in text, piece
     assert text.count("/cancel/") == 2  # a job's attempt would be tried again
+
+
+def test_a_region_is_drawn_without_what_the_others_need(
+    operator: Client, unended: list[RunningRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record("chatcmpl-ended")
+    unended.append(waiting())
+    whole = operator.get("/requests/", headers={"hx-target": "elsewhere"}).content.decode()
+    assert all(piece in whole for piece in ("chatcmpl-ended", "chatcmpl-9", "Replays", '<option value="demo">'))
+
+    def unread(*args: Any, **values: Any) -> None:
+        raise AssertionError("not needed")
+
+    for name in ("replay_list", "replay_targets"):
+        monkeypatch.setattr(requests, name, unread)
+    with CaptureQueriesContext(connection) as queries:
+        text = operator.get("/requests/", headers={"hx-target": "running-region"}).content.decode()
+    assert "chatcmpl-9" in text and 'id="running-region"' in text and "chatcmpl-ended" not in text
+    assert UsageRecord._meta.db_table not in "".join(query["sql"] for query in queries)
+    monkeypatch.setattr(requests, "unended_requests", unread)
+    text = operator.get("/requests/?q=demo", headers={"hx-target": "ended-region"}).content.decode()
+    assert "chatcmpl-ended" in text and 'id="ended-region"' in text and "chatcmpl-9" not in text
 
 
 def test_without_workers_the_page_says_why(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
