@@ -11,7 +11,7 @@ from inference.transport import keys as redis_keys
 from inference.transport.clients import redis_client_sync, redis_repeatable
 from inference.transport.worker_states import worker_states
 from inference.values.queue_place import HeldModel, QueuePlace, queue_place
-from inference.values.states import WorkerState
+from inference.values.states import ResidentModel, WorkerState
 
 MAX_OPEN = 200
 """Most open requests that are listed."""
@@ -43,7 +43,7 @@ class Queues:
         """Return where a request stands that has not started; None: its worker hasn't said so yet."""
         now = time.time()
         held = [
-            HeldModel(model.status == "ready", model.outlook, max(0.0, now - worker.heartbeat_at))
+            HeldModel(_is_ready(model), model.outlook, max(0.0, now - worker.heartbeat_at))
             for worker in self.workers
             for model in worker.models
             if model.checkpoint_id == checkpoint_id
@@ -105,3 +105,7 @@ def open_request_ids_sync() -> list[bytes]:
     with redis_client_sync() as client:
         found: Any = client.zrange(redis_keys.OPEN_REQUESTS, 0, MAX_OPEN - 1)
     return list(found)
+
+
+def _is_ready(model: ResidentModel) -> bool:
+    return model.status == "ready" and model.stage != "unloading"

@@ -83,7 +83,7 @@ class HeldModel:
     """A model at one worker.
 
     Attributes:
-        is_ready: Whether requests can start there; otherwise it is being loaded.
+        is_ready: Whether requests can start there; otherwise it is being loaded, or unloaded before its next load.
         age_s: Seconds since the worker reported it.
     """
 

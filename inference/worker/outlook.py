@@ -35,7 +35,8 @@ def start_outlook(
         ids = tuple(request.request_id for request in resident.waiting if request.is_interactive)
         requests = list(requests)
         left_s = load_left_s(resident, list(residents), requests, times)
-        return StartOutlook(ids[:MAX_LISTED], load_left_s=left_s, evicts=resident.evicts)
+        evicts = resident.evicts if resident.status == "loading" else ""  # of the load before, while it is unloaded
+        return StartOutlook(ids[:MAX_LISTED], load_left_s=left_s, evicts=evicts)
     max_running = resident.plan.max_num_seqs
     waiting = set(waiting_ids)
     inside = [
@@ -67,7 +68,7 @@ def load_left_s(
 ) -> float | None:
     """Return the expected seconds until a model that isn't ready is loaded; None: nothing is known."""
     own, now = times.get(resident.checkpoint_id) or ServiceTimes(), time.monotonic()
-    if resident.reserved_at:
+    if resident.status == "loading" and resident.reserved_at:
         return own.load_left_s(elapsed_s=now - resident.reserved_at, progress=resident.progress)
     if not own.load_s:
         return None

@@ -31,6 +31,16 @@ async def test_queues_are_read_in_the_order_of_taking_with_what_the_workers_expe
     assert after.num_taken == {"a": 16} and after.place_of("r15", "a").position == 16 - 1 + 1
 
 
+async def test_a_request_of_a_model_that_is_being_unloaded_waits_for_its_next_load(client):
+    outlook = StartOutlook(("w1",), load_left_s=9.0)
+    model = ResidentModel("a", "ready", progress=1.0, stage="unloading", outlook=outlook)
+    worker = WorkerState("w", heartbeat_at=time.time(), models=(model,))
+    client.zadd(redis_keys.WORKERS, {"w": time.time()})
+    client.set(redis_keys.worker("w"), worker.to_json())
+    place = (await read_queues(["a"])).place_of("w1", "a")
+    assert place.waits_for == "load" and 8.5 < place.load_left_s <= 9.0
+
+
 async def test_without_a_worker_a_request_waits_for_one(client):
     enqueue(client, message("r1"))
     assert (await read_queues(["a"])).place_of("r1", "a").waits_for == "worker"

@@ -51,6 +51,17 @@ def test_a_load_counts_from_its_reserved_memory_and_a_swap_from_the_end_of_the_o
     assert start_outlook(model("b", status="loading"), [], [], [], times).load_left_s is None
 
 
+def test_a_model_that_is_unloaded_first_is_loaded_after_the_end_of_its_requests() -> None:
+    times = {"a": ServiceTimes()}
+    times["a"].load_s = 10.0
+    leaving = model(status="unloading", progress=1.0, reserved_at=time.monotonic() - 60.0, evicts="b")
+    waits = ActiveRequest(message("r1"), lambda events: None, leaving)
+    leaving.waiting.append(waits)
+    found = start_outlook(leaving, [leaving], [running(leaving, "r2"), waits], [], times)
+    assert (found.waiting_ids, found.evicts) == (("r1",), "")
+    assert found.load_left_s == pytest.approx(5.0 + 10.0, abs=0.1)
+
+
 def test_the_end_of_a_request_is_recorded_with_its_waits() -> None:
     resident = model(evicts="b", reserved_at=time.monotonic() + 1.0)
     request = running(resident, "r1")
