@@ -20,7 +20,8 @@ SEED = 0
 NUM_MODELS = 3
 _COLUMNS = (
     "request_id", "tenant", "endpoint", "model", "outcome", "prompt_tokens", "completion_tokens", "cached_tokens",
-    "ttft_s", "itl_s", "duration_s", "queue_s", "engine_s", "prompt", "output", "created_at", "cache_outcome",
+    "ttft_s", "itl_s", "duration_s", "queue_s", "engine_s", "prompt", "output", "created_at", "cache_outcome", "plan",
+    "phases",
 )  # fmt: skip
 
 
@@ -33,8 +34,17 @@ def rows(number: int, now: datetime) -> Iterator[tuple[Any, ...]]:
         yield (
             f"r{index}", f"key:{index % 7}", "chat", f"m{index % NUM_MODELS}",
             "completed" if index % 50 else "generation_failed", 200, 100, 100, ttft_s, itl_s, ttft_s + 100 * itl_s,
-            0.01, 4.0, "", "", at.strftime("%Y-%m-%d %H:%M:%S.%f"), draw.choice(("hit", "cold", "diverged")),
+            0.01, 4.0, "", "", at.strftime("%Y-%m-%d %H:%M:%S.%f"), draw.choice(("hit", "cold", "diverged")), "", "",
         )  # fmt: skip
+
+
+def insert(number: int, now: datetime) -> None:
+    """Store the records of ``rows``."""
+    from django.db import connection
+
+    names, marks = ", ".join(_COLUMNS), ", ".join("%s" for _ in _COLUMNS)
+    with connection.cursor() as cursor:
+        cursor.executemany(f"insert into inference_usagerecord ({names}) values ({marks})", rows(number, now))
 
 
 def timed(name: str, work: Callable[[], object]) -> None:
@@ -48,7 +58,6 @@ def timed(name: str, work: Callable[[], object]) -> None:
 
 def measure(number: int) -> None:
     """Fill the database and measure."""
-    from django.db import connection
     from django.http import QueryDict
     from django.utils import timezone
 
@@ -58,12 +67,7 @@ def measure(number: int) -> None:
     from inference.records.usage_spans import PERIODS, last_begin, missing_begins
 
     now = timezone.now()
-    with connection.cursor() as cursor:
-        names, marks = ", ".join(_COLUMNS), ", ".join("%s" for _ in _COLUMNS)
-        cursor.executemany(
-            f"insert into inference_usagerecord ({names}) values ({marks})",
-            rows(number, now),
-        )
+    insert(number, now)
     sys.stdout.write(f"{number:,} records of one day, {NUM_MODELS} models\n")
     for length_s in sorted(PERIODS):
         span = {"begin": last_begin(now, length_s), "length_s": length_s}

@@ -28,6 +28,7 @@ _COLUMNS = (
     "itl_s",
 )
 _MAX_S = 1e9
+_MAX_TOKENS = 1 << 40
 
 
 @dataclass(slots=True)
@@ -47,7 +48,9 @@ class _Requests:
         """Count one record; what a damaged row has instead of a number counts as nothing."""
         self.requests += 1
         self.failures += outcome not in UNFAILED
-        prompt, cached, completion = (value if isinstance(value, int) else 0 for value in tokens)
+        prompt, cached, completion = (
+            value if isinstance(value, int) and 0 <= value <= _MAX_TOKENS else 0 for value in tokens
+        )
         self.prompt_tokens += prompt
         self.cached_tokens += cached
         self.completion_tokens += completion
@@ -115,8 +118,9 @@ def span_rows(*, begin: datetime, length_s: int, loads: Mapping[str, Load] | Non
     counted = _count(begin, length_s)
     reported = _mean_loads(begin, length_s) if length_s == QUARTER else loads
     active = {name for name, load in (reported or {}).items() if load.tokens_per_s or load.waiting}
-    models = sorted(counted.keys() | active)
-    if not models:
+    # Batches of deleted models have no name; they count in the sum only.
+    models = sorted((counted.keys() | active) - {ALL_MODELS})
+    if not counted and not models:
         return []
     total = _Requests()
     for item in counted.values():
@@ -140,9 +144,10 @@ def _count(begin: datetime, length_s: int) -> dict[str, _Requests]:
     found: dict[str, _Requests] = {}
     for row in records.order_by().values_list(*_COLUMNS).iterator(chunk_size=CHUNK_ROWS):
         model, outcome, cache_outcome, *tokens, ttft_s, itl_s = row
-        item = found.get(model)
+        name = str(model)[:128]
+        item = found.get(name)
         if item is None:
-            item = found[str(model)[:128]] = _Requests()
+            item = found[name] = _Requests()
         item.add(outcome, cache_outcome, tuple(tokens), ttft_s, itl_s)
     return found
 

@@ -143,6 +143,38 @@ def test_damaged_records_count_as_far_as_they_can_be_read() -> None:
     assert spans_write(begin=NOON, length_s=MINUTE) == 3
 
 
+@pytest.mark.django_db
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="other databases refuse such values")
+def test_numbers_of_damaged_records_that_have_no_room_in_a_sum_count_as_nothing() -> None:
+    for number in range(2):
+        record(number, prompt_tokens=5).save()
+    with connection.cursor() as cursor:
+        cursor.execute(f"update inference_usagerecord set prompt_tokens = {2**63 - 1} where request_id = 'r1'")
+    assert spans_write(begin=NOON, length_s=MINUTE) == 2
+    assert set(UsageSpan.objects.values_list("requests", "prompt_tokens")) == {(2, 5)}
+
+
+@pytest.mark.django_db
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="other databases refuse such values")
+@pytest.mark.parametrize("damaged", ["x'00'", f"'{'m' * 200}'"])
+def test_all_records_of_a_damaged_name_count(damaged: str) -> None:
+    for number in range(3):
+        record(number).save()
+    with connection.cursor() as cursor:
+        cursor.execute(f"update inference_usagerecord set model = {damaged}")
+    assert [row.requests for row in span_rows(begin=NOON, length_s=MINUTE)] == [3, 3]
+
+
+@pytest.mark.django_db
+def test_records_without_a_name_count_in_the_sum_only() -> None:
+    record(1, model="", prompt_tokens=7).save()
+    rows = span_rows(begin=NOON, length_s=MINUTE)
+    assert [(row.model, row.requests, row.prompt_tokens) for row in rows] == [("", 1, 7)]
+    record(2, prompt_tokens=5).save()
+    rows = span_rows(begin=NOON, length_s=MINUTE)
+    assert [(row.model, row.requests, row.prompt_tokens) for row in rows] == [("", 2, 12), ("tiny", 1, 5)]
+
+
 def test_a_million_values_are_ordered_in_part_only() -> None:
     values = array("d", (float(n * 7919 % 100_003) for n in range(100_003)))
     assert percentiles(values) == (float(math.ceil(100_003 * 0.5) - 1), float(math.ceil(100_003 * 0.95) - 1))
