@@ -18,11 +18,11 @@ template and tokens. ``slot``: for a place in the steps. ``prefill``, ``decode``
 _SHORTEST_S = 1e-6
 
 
-def phases_of(prompts: Sequence[PromptState], *, queue_s: float, delivery_s: float) -> dict[str, float]:
+def phases_of(prompts: Sequence[PromptState], *, duration_s: float, delivery_s: float) -> dict[str, float]:
     """Return the seconds of each phase that was measured; empty for several prompts, whose phases overlap.
 
     Args:
-        queue_s: Seconds until the engine had accepted the prompt, as the web process saw it.
+        duration_s: Seconds of the whole request, as the web process saw it.
         delivery_s: Seconds from the last event until the client had it.
     """
     usage = prompts[0].usage if len(prompts) == 1 else None
@@ -30,10 +30,10 @@ def phases_of(prompts: Sequence[PromptState], *, queue_s: float, delivery_s: flo
         return {}
     waits = usage["waits"]
     before = {name: waits.get(name, 0.0) for name in ("swap", "load", "turn", "prepare")}
-    in_worker = before["swap"] + before["load"] + before["turn"] + usage["queue_s"]
+    in_worker = before["swap"] + before["load"] + before["turn"] + usage["duration_s"]
     slot_s = usage.get("slot_s", 0.0)
     found = {
-        "queue": queue_s - in_worker,
+        "queue": duration_s - delivery_s - in_worker,
         **before,
         "slot": usage["queue_s"] - before["prepare"] + slot_s,
         "prefill": usage["ttft_s"] - usage["queue_s"] - slot_s,
@@ -43,9 +43,9 @@ def phases_of(prompts: Sequence[PromptState], *, queue_s: float, delivery_s: flo
     return {name: round(found[name], 6) for name in PHASES if found[name] >= _SHORTEST_S}
 
 
-def phases_text(prompts: Sequence[PromptState], *, queue_s: float, delivery_s: float) -> str:
+def phases_text(prompts: Sequence[PromptState], *, duration_s: float, delivery_s: float) -> str:
     """Return ``phases_of`` as a row stores it, with the model that was evicted; empty if nothing was measured."""
-    found = phases_of(prompts, queue_s=queue_s, delivery_s=delivery_s)
+    found = phases_of(prompts, duration_s=duration_s, delivery_s=delivery_s)
     if not found:
         return ""
     usage = prompts[0].usage

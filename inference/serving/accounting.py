@@ -129,7 +129,7 @@ class Accounting:
             itl_s=self._between_tokens_s / self._num_between if self._num_between else None,
             cache_outcome=builder.cache_outcome,
             requests=1 if prompt_tokens or completion_tokens else 0,
-            phases=phases_text(builder.prompts, queue_s=queue_s, delivery_s=self._delivery_s()),
+            phases=phases_text(builder.prompts, duration_s=duration_s, delivery_s=self._delivery_s()),
             **logged_contents(builder, self._original),
         )
         if settings.BLAZR_LOG_REQUESTS:

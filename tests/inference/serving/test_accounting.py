@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 
 import pytest
@@ -86,6 +87,20 @@ def test_the_mean_time_between_tokens_is_that_of_each_choice(accounting, usages,
         accounting.count_tokens(0, num_tokens, choice)
     accounting.finish("completed", builder(4))
     assert usages.records[0].itl_s == (None if mean_s is None else pytest.approx(mean_s))
+
+
+def test_phases_add_up_to_the_request_if_its_start_is_told_behind_the_prompt(accounting, usages, monkeypatch):
+    output = builder(4)
+    times = {"queue_s": 0.5, "slot_s": 0.5, "ttft_s": 3.0, "duration_s": 4.0, "waits": {"prepare": 0.5}}
+    output.prompts[0].usage = {**output.prompts[0].usage, **times}
+    received_at = accounting._arrived + 0.25
+    for call, after_s in ((accounting.start, 3.0), (accounting.end, 4.0)):  # log-probabilities of the prompt
+        monkeypatch.setattr("inference.serving.accounting.time.monotonic", lambda at=received_at + after_s: at)
+        call()
+    accounting.finish("completed", output)
+    seconds = json.loads(usages.records[0].phases)["seconds"]
+    assert seconds == pytest.approx({"queue": 0.25, "prepare": 0.5, "slot": 0.5, "prefill": 2.0, "decode": 1.0})
+    assert sum(seconds.values()) == pytest.approx(usages.records[0].duration_s)
 
 
 @pytest.mark.parametrize(
