@@ -6,7 +6,6 @@ waiting request starts when the k-th place is free; a place that is taken again 
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
@@ -148,13 +147,31 @@ def start_in_s(num_before: int, models: Sequence[HeldModel]) -> float | None:
         places += [request_s] * num_free  # those before it take the free ones
     if not places:
         return None
-    heapq.heapify(places)
-    begins = 0.0
-    for number in range(num_before - num_free + 1):
-        if number >= len(places) and not request_s:
-            return None
-        begins = heapq.heapreplace(places, places[0] + request_s)
-    return begins
+    return _next_free_s(sorted(places), num_before - num_free, request_s)
+
+
+def _next_free_s(places: Sequence[float], num_before: int, request_s: float) -> float | None:
+    """Return when a place is free for the request behind ``num_before`` others; the work grows with the places only.
+
+    Args:
+        places: Seconds until each place is free, ascending.
+        request_s: Seconds for which each request takes its place; 0: unknown.
+    """
+    if not request_s:
+        return places[num_before] if num_before < len(places) else None
+    # Cut the time into rounds of ``request_s``: each place is taken once in each round, from its first one on.
+    first_rounds = [int((place - places[0]) // request_s) for place in places]
+    num_places = 1
+    while num_places < len(places):
+        num_starts = num_places * (first_rounds[num_places] - first_rounds[num_places - 1])
+        if num_before < num_starts:
+            break
+        num_before -= num_starts
+        num_places += 1
+    rounds, number = divmod(num_before, num_places)
+    current = first_rounds[num_places - 1] + rounds
+    taken = zip(places[:num_places], first_rounds, strict=False)
+    return sorted(place + (current - first) * request_s for place, first in taken)[number]
 
 
 def _load_left_s(model: HeldModel) -> float:

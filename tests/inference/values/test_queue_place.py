@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
 import json
+import time
 from dataclasses import asdict
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from inference.values.queue_place import HeldModel, StartOutlook, queue_place, start_in_s
 
@@ -44,6 +48,31 @@ def test_a_request_that_a_worker_has_just_taken_has_no_place_before_the_next_hea
 def test_a_free_place_is_taken_at_once_and_again_after_a_mean_request() -> None:
     held = [ready(num_free=2, request_s=3.0)]
     assert [start_in_s(number, held) for number in range(4)] == [0.0, 0.0, 3.0, 3.0]
+
+
+@given(
+    places=st.lists(st.integers(0, 400), min_size=1, max_size=12),
+    num_before=st.integers(0, 200),
+    quarters=st.integers(1, 60),
+)
+def test_starts_are_those_of_a_simulation_of_all_requests(places: list[int], num_before: int, quarters: int) -> None:
+    free_in_s = sorted(place / 4 for place in places)
+    simulated = list(free_in_s)
+    for _ in range(num_before):
+        heapq.heapreplace(simulated, simulated[0] + quarters / 4)
+    assert start_in_s(num_before, [ready(*free_in_s, request_s=quarters / 4)]) == simulated[0]
+
+
+def test_an_estimate_takes_no_longer_behind_many_requests() -> None:
+    held = [ready(*(float(number) for number in range(64)), request_s=0.5)]
+    begin = time.thread_time()
+    assert start_in_s(10_000_000, held) == pytest.approx(10_000_000 / 64 / 2 + 31.5, abs=1.0)
+    assert time.thread_time() - begin < 0.1
+
+
+def test_places_are_free_one_after_the_other_while_no_request_has_ended() -> None:
+    held = [ready(2.0, 5.0, request_s=0.0)]
+    assert [start_in_s(number, held) for number in range(3)] == [2.0, 5.0, None]
 
 
 @pytest.mark.parametrize(("age_s", "expected"), [(0.5, 1.5), (100.0, 0.0)])
