@@ -54,7 +54,7 @@ class Queues:
 
 
 async def read_queues(checkpoint_ids: Iterable[str]) -> Queues:
-    """Return the queues of models; two calls of Redis, whatever the number of requests.
+    """Return the queues of models; three calls of Redis, whatever the number of requests.
 
     Raises:
         Unavailable: Redis can't be reached.

@@ -125,10 +125,10 @@ def queue_place(
     if ready:
         return QueuePlace(position, "capacity", start_in_s(num_before, ready))
     loads = [model for model in models if model.outlook.load_left_s is not None]
-    first = min(loads, key=_load_left_s, default=models[0] if models else None)
+    first = min(loads, key=_load_left_now_s, default=models[0] if models else None)
     if first is None:
         return QueuePlace(position, "load")
-    left_s = _load_left_s(first) if loads else None
+    left_s = _load_left_now_s(first) if loads else None
     evicts = first.outlook.evicts
     return QueuePlace(position, "swap" if evicts else "load", left_s, left_s, evicts)
 
@@ -174,5 +174,5 @@ def _next_free_s(places: Sequence[float], num_before: int, request_s: float) -> 
     return sorted(place + (current - first) * request_s for place, first in taken)[number]
 
 
-def _load_left_s(model: HeldModel) -> float:
+def _load_left_now_s(model: HeldModel) -> float:
     return max(0.0, (model.outlook.load_left_s or 0.0) - min(model.age_s, MAX_AGE_S))

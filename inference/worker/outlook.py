@@ -34,8 +34,8 @@ def start_outlook(
     if resident.status != "ready" or resident.plan is None:
         ids = tuple(request.request_id for request in resident.waiting if request.is_interactive)
         requests = list(requests)
-        left_s = load_left_s(resident, list(residents), requests, times)
-        evicts = resident.evicts if resident.status == "loading" else ""  # of the load before, while it is unloaded
+        left_s = _expected_load_s(resident, list(residents), requests, times)
+        evicts = resident.evicts if resident.status == "loading" else ""  # an unloading one's is of its last load
         return StartOutlook(ids[:MAX_LISTED], load_left_s=left_s, evicts=evicts)
     max_running = resident.plan.max_num_seqs
     waiting = set(waiting_ids)
@@ -48,8 +48,8 @@ def start_outlook(
     num_inside = sum(request.num_choices for request in inside)
     inside.sort(key=lambda request: not request.num_tokens)  # those without a token may wait in the engine
     running = list(chain.from_iterable([request] * request.num_choices for request in inside))[:max_running]
-    lefts = [(request, _left_s(request, own)) for request in running]
-    known = [(request, left) for request, left in lefts if left is not None]
+    remaining = [(request, _remaining_s(request, own)) for request in running]
+    known = [(request, left) for request, left in remaining if left is not None]
     request_s = own.request_s([_running_s(request) + left for request, left in known])
     return StartOutlook(
         waiting_ids=tuple(waiting_ids[:MAX_LISTED]),
@@ -60,7 +60,7 @@ def start_outlook(
     )
 
 
-def load_left_s(
+def _expected_load_s(
     resident: Resident,
     residents: Sequence[Resident],
     requests: Sequence[ActiveRequest],
@@ -69,17 +69,17 @@ def load_left_s(
     """Return the expected seconds until a model that isn't ready is loaded; None: nothing is known."""
     own, now = times.get(resident.checkpoint_id) or ServiceTimes(), time.monotonic()
     if resident.status == "loading" and resident.reserved_at:
-        return own.load_left_s(elapsed_s=now - resident.reserved_at, progress=resident.progress)
+        return own.remaining_load_s(elapsed_s=now - resident.reserved_at, progress=resident.progress)
     if not own.load_s:
         return None
     leaving_s = max(0.0, resident.evictable_at - now)
     for other in residents:
         if other.status == "unloading":
-            ends = [_left_s(request, times.get(other.checkpoint_id) or ServiceTimes()) for request in requests
+            ends = [_remaining_s(request, times.get(other.checkpoint_id) or ServiceTimes()) for request in requests
                     if request.resident is other and request.in_engine]  # fmt: skip
             leaving_s = max([leaving_s, *(left for left in ends if left is not None)])
         elif other is not resident and other.status == "loading" and other.reserved_at:
-            leaving_s += load_left_s(other, [], [], times) or 0.0
+            leaving_s += _expected_load_s(other, [], [], times) or 0.0
     return leaving_s + own.load_s
 
 
@@ -93,8 +93,8 @@ def record_end(request: ActiveRequest, event: GenerationEvent, times: MutableMap
         times[request.message["model"]].record(usage, params.get("max_tokens"), request.num_choices)
 
 
-def _left_s(request: ActiveRequest, times: ServiceTimes) -> float | None:
-    return times.left_s(
+def _remaining_s(request: ActiveRequest, times: ServiceTimes) -> float | None:
+    return times.remaining_s(
         max_tokens=request.message["params"].get("max_tokens"),
         num_tokens=request.num_tokens / request.num_choices,
         running_s=_running_s(request),

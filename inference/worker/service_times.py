@@ -24,36 +24,36 @@ class ServiceTimes:
 
     def __init__(self) -> None:
         self.load_s = 0.0
-        self._requests: deque[tuple[float, float, int]] = deque(maxlen=MAX_RECORDED)  # first, others, tokens
-        self._shares: deque[float] = deque(maxlen=MAX_RECORDED)  # tokens of those that were allowed
+        self._requests: deque[tuple[float, float, int]] = deque(maxlen=MAX_RECORDED)  # prefill_s, decode_s, tokens
+        self._length_ratios: deque[float] = deque(maxlen=MAX_RECORDED)  # tokens of those that were allowed
 
     def record(self, usage: UsageEvent, max_tokens: int | None, num_choices: int) -> None:
         """Record a request that has ended."""
-        begun_s = usage["queue_s"] + usage.get("slot_s", 0.0)
-        first_s = max(0.0, usage["ttft_s"] - begun_s)
+        before_start_s = usage["queue_s"] + usage.get("slot_s", 0.0)
+        prefill_s = max(0.0, usage["ttft_s"] - before_start_s)
         tokens = max(1, usage["completion_tokens"] // max(1, num_choices))
-        self._requests.append((first_s, max(0.0, usage["duration_s"] - begun_s - first_s), tokens))
+        self._requests.append((prefill_s, max(0.0, usage["duration_s"] - before_start_s - prefill_s), tokens))
         if max_tokens:
-            self._shares.append(min(1.0, tokens / max_tokens))
+            self._length_ratios.append(min(1.0, tokens / max_tokens))
 
     def expected_tokens(self, max_tokens: int | None) -> float:
         """Return the expected tokens of a choice; 0: nothing is known."""
         if max_tokens:
-            return max_tokens * (sum(self._shares) / len(self._shares) if self._shares else 1.0)
+            return max_tokens * (sum(self._length_ratios) / len(self._length_ratios) if self._length_ratios else 1.0)
         return sum(tokens for *_, tokens in self._requests) / len(self._requests) if self._requests else 0.0
 
     @property
     def first_token_s(self) -> float:
         """Mean seconds from the first step to the first token."""
-        return sum(first for first, *_ in self._requests) / len(self._requests) if self._requests else 0.0
+        return sum(prefill_s for prefill_s, *_ in self._requests) / len(self._requests) if self._requests else 0.0
 
     @property
     def token_s(self) -> float:
         """Mean seconds of a token after the first; 0: nothing is known."""
         number = sum(tokens - 1 for *_, tokens in self._requests)
-        return sum(further for _, further, _ in self._requests) / number if number else 0.0
+        return sum(decode_s for _, decode_s, _ in self._requests) / number if number else 0.0
 
-    def left_s(self, *, max_tokens: int | None, num_tokens: float, running_s: float) -> float | None:
+    def remaining_s(self, *, max_tokens: int | None, num_tokens: float, running_s: float) -> float | None:
         """Return the expected seconds until a running request ends; None: nothing is known.
 
         Args:
@@ -65,8 +65,8 @@ class ServiceTimes:
         token_s = running_s / (num_tokens - 1) if num_tokens > MIN_TOKENS else self.token_s
         if not expected or not token_s:
             return None
-        begin_s = 0.0 if num_tokens else self.first_token_s
-        return begin_s + max(1.0, expected - num_tokens) * token_s
+        prefill_s = 0.0 if num_tokens else self.first_token_s
+        return prefill_s + max(1.0, expected - num_tokens) * token_s
 
     def request_s(self, running: Sequence[float]) -> float:
         """Return the mean seconds of a request; 0: nothing is known.
@@ -74,10 +74,10 @@ class ServiceTimes:
         Args:
             running: Expected seconds in all of the running requests, which count while no request has ended.
         """
-        found = [first + further for first, further, _ in self._requests] or list(running)
+        found = [prefill_s + decode_s for prefill_s, decode_s, _ in self._requests] or list(running)
         return sum(found) / len(found) if found else 0.0
 
-    def load_left_s(self, *, elapsed_s: float, progress: float) -> float | None:
+    def remaining_load_s(self, *, elapsed_s: float, progress: float) -> float | None:
         """Return the expected seconds of a load that still runs; None: nothing is known.
 
         Args:
