@@ -84,8 +84,8 @@ def _experts(view: CheckpointView, base: str) -> ChannelMixer:
     width = matrix_shape(view.tensors, f"{matrices}w1")[0] // count
     check_experts(view, matrices, count, width, ("ffn_config.moe_num_experts",), "ffn_config.ffn_hidden_size")
     # null means that the chosen scores stay as they are.
-    stated = view.config.values.get("ffn_config") or {}
-    normalises = stated.get("moe_normalize_expert_weights", 1) is not None
+    stated = view.config.get("ffn_config")
+    normalises = not isinstance(stated, Mapping) or stated.get("moe_normalize_expert_weights", 1) is not None
     top_k = integer_with_evidence(view, "moe.top_k", ("ffn_config.moe_top_k",), 1)
     spec = check_routing(MoESpec(count, top_k, width, normalise_top_k=normalises))
     rows = tuple(Piece(matrices + name, parts=count, index=-1) for name in ("w1", "v1"))

@@ -68,3 +68,9 @@ def test_what_is_not_served_is_named(change: dict[str, Any]) -> None:
     part = next(iter(change))
     with pytest.raises(UnsupportedArchitecture, match=f"{part}.{next(iter(change[part]))}"):
         check_config_keys(view_of(shapes(), CONFIG | change), "dbrx", CONFIG_KEYS["dbrx"])
+
+
+@pytest.mark.parametrize("value", [True, "experts", [1], None])
+def test_a_part_that_is_no_object_is_no_crash(value: Any) -> None:
+    spec = build_spec(view_of(shapes(), CONFIG | {"ffn_config": value}))
+    assert (spec.layers[0].channel_mixer.top_k, spec.layers[0].channel_mixer.normalise_top_k) == (1, True)
