@@ -123,6 +123,8 @@ def partial_directory(target: Path) -> Iterator[Path]:
             param="output",
         ) from None
     finally:
+        with suppress(OSError):
+            _remove_moved(partial, target)
         shutil.rmtree(partial, ignore_errors=True)
         for directory in created:
             with suppress(OSError):
@@ -132,7 +134,8 @@ def partial_directory(target: Path) -> Iterator[Path]:
 def publish(partial: Path, target: Path, names: Sequence[str]) -> None:
     """Move finished files into the target, the config last: it makes a checkpoint of them.
 
-    A process that is killed on the way leaves their names, so that the next one removes what was moved.
+    What was moved is removed again if that fails: by ``partial_directory``, or, where the process was killed, by the
+    next one, for which it leaves the names.
     """
     (partial / _MOVED_FILE).write_text(json.dumps(list(names)), encoding="utf-8")
     for name in sorted(names, key=lambda name: name == CONFIG_FILE):
@@ -142,35 +145,44 @@ def publish(partial: Path, target: Path, names: Sequence[str]) -> None:
 def _remove_stale_partial_directories(target: Path) -> None:
     """Remove what killed processes left: the target would count as not empty. Pids are those of this machine."""
     for left in target.glob(".partial-*"):
-        try:
-            os.kill(int(left.name.removeprefix(".partial-")), 0)
-        except ProcessLookupError:
+        if _is_stale(left.name.removeprefix(".partial-")):
             _remove_moved(left, target)
             shutil.rmtree(left, ignore_errors=True)
-        except (ValueError, OverflowError, PermissionError):
-            continue  # not ours, or another account's process writes here
+
+
+def _is_stale(pid: str) -> bool:
+    """Whether no process writes to the partial directory of ``pid``; this one doesn't yet."""
+    if pid == str(os.getpid()):
+        return True  # in a container every process may have the number of the one that was killed
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (ValueError, OverflowError, PermissionError):
+        pass  # not ours, or another account's process writes here
+    return False
 
 
 def _remove_moved(partial: Path, target: Path) -> None:
     """Remove the files that were moved out of a partial directory, unless all of them were."""
     try:
-        names = json.loads((partial / _MOVED_FILE).read_bytes())
+        names = set(json.loads((partial / _MOVED_FILE).read_bytes()))
     except (OSError, ValueError):
         return
-    waiting = {path.name for path in partial.iterdir()} - {_MOVED_FILE}
+    waiting = names & {path.name for path in partial.iterdir()}
     if waiting:
-        for name in set(names) - waiting:
+        for name in names - waiting:
             (target / Path(name).name).unlink(missing_ok=True)
+
+
+def json_content(values: Mapping[str, Any]) -> bytes:
+    """Return what a JSON file of these members holds."""
+    return (json.dumps(values, indent=1) + "\n").encode()
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """Return the bytes of a tensor on the CPU."""
     return memoryview(cast("Any", tensor.contiguous().view(torch.uint8).flatten().numpy()))
-
-
-def tensor_entry(name: str, tensor: torch.Tensor) -> Entry:
-    """Return the entry of a tensor that is there."""
-    return computed_entry(name, tensor.dtype, tensor.shape, lambda: tensor)
 
 
 def computed_entry(name: str, dtype: torch.dtype, shape: Sequence[int], compute: Callable[[], torch.Tensor]) -> Entry:
@@ -222,7 +234,7 @@ def write_weights(directory: Path, entries: Sequence[Entry], shard_bytes: int = 
         "metadata": {"total_size": sum(entry.size for entry in entries)},
         "weight_map": {entry.name: name for name, shard in zip(names, shards, strict=True) for entry in shard},
     }
-    (directory / INDEX_FILE).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+    (directory / INDEX_FILE).write_bytes(json_content(index))
     return [*names, INDEX_FILE], size
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -15,16 +16,21 @@ from safetensors.torch import load_file, save_file
 from inference.errors import CorruptCheckpoint, InvalidRequest
 from inference.llm import checkpoint_writing
 from inference.llm.checkpoint_writing import (
+    Entry,
     check_target,
+    computed_entry,
     num_shards,
     partial_directory,
     publish,
     stored_entry,
-    tensor_entry,
     write_tensors,
     write_weights,
 )
 from models_registry.detection.safetensors_header import read_header
+
+
+def tensor_entry(name: str, tensor: torch.Tensor) -> Entry:
+    return computed_entry(name, tensor.dtype, tensor.shape, lambda: tensor)
 
 
 def test_stored_and_new_tensors_lie_in_one_file(tmp_path: Path) -> None:
@@ -77,6 +83,59 @@ def test_what_a_killed_process_moved_is_removed(tmp_path: Path) -> None:
     (partial / "moved.json").write_text('["config.json", "moved.safetensors", "../other"]')
     check_target(tmp_path, 1)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_process_of_the_same_number_left_is_removed(tmp_path: Path) -> None:
+    """In a container every process may have the number of the one that was killed."""
+    partial = tmp_path / f".partial-{os.getpid()}"
+    partial.mkdir()
+    (partial / "config.json").touch()
+    (tmp_path / "moved.safetensors").touch()
+    (partial / "moved.json").write_text('["config.json", "moved.safetensors"]')
+    check_target(tmp_path, 1)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("error", [PermissionError, None], ids=["another account's", "running"])
+def test_what_another_process_writes_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[OSError] | None
+) -> None:
+    (tmp_path / ".partial-1").mkdir()
+
+    def kill(pid: int, signal: int) -> None:
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(os, "kill", kill)
+    with pytest.raises(InvalidRequest, match="isn't an empty directory"):
+        check_target(tmp_path, 1)
+    assert (tmp_path / ".partial-1").is_dir()
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
+def test_what_was_moved_is_removed_if_the_rest_cant_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    rename, names = Path.rename, ["config.json", "model.safetensors"]
+
+    def fail_at_config(path: Path, to: Path) -> Path:
+        if path.name == "config.json":
+            raise error
+        return rename(path, to)
+
+    target = tmp_path / "new"
+    monkeypatch.setattr(Path, "rename", fail_at_config)
+    with pytest.raises((InvalidRequest, KeyboardInterrupt)), partial_directory(target) as partial:
+        for name in names:
+            (partial / name).touch()
+        publish(partial, target, names)
+    assert not target.exists()
+    monkeypatch.undo()
+    with partial_directory(target) as partial:
+        for name in (*names, "other"):
+            (partial / name).touch()
+        publish(partial, target, names)
+    assert sorted(path.name for path in target.iterdir()) == names
 
 
 def test_a_file_that_ends_early_is_said(tmp_path: Path) -> None:
