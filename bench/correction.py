@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -20,18 +19,13 @@ from inference.llm.quality import WindowRunner
 from inference.llm.quantising.correcting import CORRECTED_FORMS, Correction
 from inference.llm.quantising.measuring import Measurement
 from inference.llm.quantising.parts import Part, find_parts
+from inference.llm.quantising.quantise import windows_of
 from inference.llm.quantising.side_files import side_files
 from inference.llm.quantising.source import SourceTensors
 from inference.modelling.backends.backend import choose_backend
 from inference.modelling.quantisation import FormName
 from inference.modelling.weights.loader import load_network
 from models_registry.detection.inspection import inspect_checkpoint
-
-
-def windows(tokens: Sequence[int]) -> list[Sequence[int]]:
-    """Cut a text into windows of at least two tokens."""
-    found = [tokens[at : at + QUANTISE_WINDOW] for at in range(0, len(tokens), QUANTISE_WINDOW)]
-    return [one for one in found if len(one) > 1]
 
 
 def main() -> None:
@@ -50,11 +44,12 @@ def main() -> None:
     runner = WindowRunner(network, QUANTISE_WINDOW, "float32", "cpu")
     stored = SourceTensors(found.spec, found.weight_paths, side_files(found))
     parts = find_parts(found.spec, stored.tensors)
+    measured, corrected = (windows_of(ids, QUANTISE_WINDOW) for ids in (both[: given.tokens], other))
     print("| form | corrected over | KL (nats) | same first choice | s |\n|---|---|---|---|---|", flush=True)
     with torch.inference_mode():
-        measurement = Measurement(runner, choose_backend("cpu", torch.float32), windows(both[: given.tokens]))
+        measurement = Measurement(runner, choose_backend("cpu", torch.float32), measured)
         for form in given.forms:
-            for correction in (None, Correction(runner, windows(other))):
+            for correction in (None, Correction(runner, corrected)):
                 forms: dict[str, FormName] = {}
                 plain: dict[Part, FormName] = {}
                 for part in parts:

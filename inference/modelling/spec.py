@@ -362,13 +362,17 @@ class ModelSpec:
 
     def first_needed(self, first: int) -> int:
         """The layer to begin with so that those from ``first`` on read what is computed in the same run."""
-        mixers = [layer.token_mixer for layer in self.layers]
-        choices = (mixer.choice_source if isinstance(mixer, MLASpec) else None for mixer in mixers)
-        pairs = zip(self.state_numbers(), choices, strict=True)
-        numbers = [state if choice is None else min(state, choice) for state, choice in pairs]
+        numbers = self.source_numbers()
         while (earliest := min((first, *numbers[first:]))) < first:
             first = earliest
         return first
+
+    def source_numbers(self) -> tuple[int, ...]:
+        """For each layer the number of the earliest one that it reads a state or a choice of keys of; its own: none."""
+        mixers = [layer.token_mixer for layer in self.layers]
+        choices = (mixer.choice_source if isinstance(mixer, MLASpec) else None for mixer in mixers)
+        pairs = zip(self.state_numbers(), choices, strict=True)
+        return tuple(state if choice is None else min(state, choice) for state, choice in pairs)
 
     def num_parameters(self) -> int:
         """Number of weights, a tied head counted once."""

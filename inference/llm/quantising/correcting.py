@@ -8,6 +8,7 @@ rounded layers before it give. Source: Frantar et al. 2022, https://arxiv.org/ab
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import cast
@@ -21,6 +22,7 @@ from inference.modelling.layers.coded import Codes, quantise_to_codes
 from inference.modelling.layers.linear import Linear
 from inference.modelling.quantisation import OWN_FORMS, Form, FormName, is_quantisable
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.parts import Shape
 
 DAMPINGS = (0.1, 1.0)
 """Shares of H's mean diagonal that are added to its diagonal, so that few inputs don't make it singular; the first that
@@ -32,20 +34,33 @@ CORRECTED_FORMS: tuple[FormName, ...] = ("int2", "int3", "int4", "int5", "int6")
 
 
 def correcting_bytes(spec: ModelSpec, num_tokens: int, dtype: torch.dtype) -> int:
-    """Return the bytes that a correction takes besides the network: H of a layer's matrices, and the residual stream.
+    """Return the bytes that a correction takes besides the network: H of a layer's matrices, codes, residual stream.
 
     Args:
         spec: Specification of the network.
         num_tokens: Tokens of the text.
         dtype: dtype of the network.
     """
-    squares: dict[str, list[int]] = {}
+    matrices: dict[str, list[Shape]] = {}
     for name, shape in spec.parameter_shapes().items():
         if name.startswith("layers.") and len(shape) == 2 and is_quantisable(name, shape):
-            squares.setdefault(name.split(".")[1], []).append(shape[1] ** 2)
-    # Three more of the largest: the damped one, its inverse and the factor.
-    most = max((sum(layer) + 3 * max(layer) for layer in squares.values()), default=0)
-    return 4 * most + 3 * spec.hidden_size * num_tokens * dtype.itemsize
+            matrices.setdefault(name.split(".")[1], []).append(shape)
+    most = max(
+        (4 * sum(shape[1] ** 2 for shape in layer) + max(map(rounding_bytes, layer)) for layer in matrices.values()),
+        default=0,
+    )
+    # A byte for each code, of the chosen plan and of the one that is measured.
+    codes = 2 * sum(math.prod(shape) for layer in matrices.values() for shape in layer)
+    return most + codes + 3 * spec.hidden_size * num_tokens * dtype.itemsize
+
+
+def rounding_bytes(shape: Shape) -> int:
+    """Return the bytes that the rounding of a matrix takes at once, besides what was recorded."""
+    outputs, inputs = shape
+    square, whole = inputs**2, outputs * inputs
+    # At first H as a mean, in order, damped, its root, its inverse, that one's root, and what checks it; then the mean,
+    # the last root, and what is left of W with its scales and their inverses.
+    return 4 * max(7 * square + whole, 2 * square + 5 * whole)
 
 
 class _Recorder:
@@ -110,7 +125,7 @@ class Correction:
             forms: Of parameters that can be corrected.
         """
         network = self._network
-        states = network.states_by_layer(self._runner.states)
+        states, sources = network.states_by_layer(self._runner.states), network.spec.source_numbers()
         batches = [self._runner.batch(window) for window in self._windows]
         streams = [network.embed(batch) for batch in batches]
         before: dict[Linear, torch.Tensor] = {}
@@ -122,7 +137,7 @@ class Correction:
                     for name in forms
                     if name.startswith(f"layers.{number}.")
                 }
-                if network.spec.first_needed(number) != number:
+                if sources[number] != number:
                     streams = []
                 with _recording(linears.values()) as recorders:
                     for stream, batch in zip(streams, batches, strict=False):

@@ -156,7 +156,7 @@ def quantise_checkpoint(
     tensors = SourceTensors(spec, weight_files, source)
     fixed = fixed_bytes(parts := find_parts(spec, tensors.tensors), tensors.tensors)
     _check_smallest(parts, fixed, limit, target)
-    windows = _windows(token_ids, window)
+    windows = windows_of(token_ids, window)
     _check_memory(spec, len(token_ids), len(calibration), dtype, device)
     progress(0.0, "loading")
     with on_device(torch.device(device)), torch.inference_mode():
@@ -164,7 +164,7 @@ def quantise_checkpoint(
         runner = WindowRunner(network, window, dtype, device)
         measurement = Measurement(runner, choose_backend(device, TORCH_DTYPES[dtype]), windows)
         measured = _measure_parts(measurement, parts, progress)
-        correction = Correction(runner, _windows(calibration, window)) if calibration else None
+        correction = Correction(runner, windows_of(calibration, window)) if calibration else None
         trials = _Trials(Planner(_choices(measured), fixed), measurement, parts, limit, correction, progress)
         found, codes = trials.result(spec.num_parameters())
         progress(_PLANNED, "writing")
@@ -188,7 +188,12 @@ def split_text(token_ids: Sequence[int], num_measured: int) -> tuple[Sequence[in
     return token_ids[:measured], token_ids[measured:] if len(token_ids) - measured > 1 else ()
 
 
-def _windows(token_ids: Sequence[int], window: int) -> list[Sequence[int]]:
+def windows_of(token_ids: Sequence[int], window: int) -> list[Sequence[int]]:
+    """Cut a text into windows of at least two tokens.
+
+    Raises:
+        InvalidRequest: The text has fewer.
+    """
     windows = [token_ids[at : at + window] for at in range(0, len(token_ids), window)]
     windows = [one for one in windows if len(one) > 1]
     if not windows:

@@ -7,12 +7,11 @@ that another checkpoint lends, or that a person chose, is copied, so that the re
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from inference.errors import CorruptCheckpoint
-from inference.llm.checkpoint_writing import CONFIG_FILE, SourceFiles
+from inference.llm.checkpoint_writing import CONFIG_FILE, SourceFiles, json_content
 from inference.modelling.encodings.quantisation_config import SIDE_FILES
 from inference.modelling.families.config import Confidence
 from inference.modelling.gguf.architectures import read_checkpoint
@@ -51,7 +50,7 @@ def side_files(inspection: Inspection) -> SourceFiles:
             made.setdefault(Path(file.path).name, _read(Path(file.path)))
         if lender is not None or _is_chosen(inspection):  # the files that are left out may have named some
             ends = {"eos_token_id": list(tokenizer.eos_token_ids)}
-            made[_GENERATION_FILE] = _json(_object(inspection, _GENERATION_FILE) | ends)
+            made[_GENERATION_FILE] = json_content(_object(inspection, _GENERATION_FILE) | ends)
         if tokenizer.kind == "builtin":
             config = (_object(inspection, CONFIG_FILE) if config is None else config) | {
                 "tokenizer_vocab": tokenizer.name
@@ -59,7 +58,7 @@ def side_files(inspection: Inspection) -> SourceFiles:
     if tokenizer.chat_template and (made or config is not None or _is_own_template(tokenizer)):
         made[TEMPLATE_FILE] = tokenizer.chat_template.encode()
     if config is not None:
-        made[CONFIG_FILE] = _json(config)
+        made[CONFIG_FILE] = json_content(config)
     return SourceFiles(inspection.directory, inspection.tensors, [name for name in copied if name not in made], made)
 
 
@@ -128,10 +127,6 @@ def _object(inspection: Inspection, name: str) -> dict[str, Any]:
         return {}
     found = json.loads(_read(inspection.directory / name))
     return found if isinstance(found, dict) else {}
-
-
-def _json(values: Mapping[str, Any]) -> bytes:
-    return (json.dumps(values, indent=1) + "\n").encode()
 
 
 def _read(path: Path) -> bytes:

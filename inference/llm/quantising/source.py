@@ -1,7 +1,8 @@
 """Read the tensors of a checkpoint that is quantised, whether its files hold numbers or codes.
 
 Tensors in codes are those of GGUF files and of other programs' safetensors. A weight that isn't rounded anew keeps its
-codes, if products take them (``stored_form``): the values stay exactly what they were. All other codes become floats.
+codes, if products take them (``stored_form``); their scales are rounded to float16 or bfloat16, as a load of the source
+rounds them. All other codes become floats.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
@@ -17,6 +16,7 @@ from inference.llm.checkpoint_writing import (
     Entry,
     SourceFiles,
     computed_entry,
+    json_content,
     partial_directory,
     publish,
     write_weights,
@@ -75,8 +75,8 @@ def write_checkpoint(
     with partial_directory(target) as unfinished:
         content = {
             **source.made,
-            CONFIG_FILE: _json(_config(source, spec, forms, kept, measured)),
-            PLAN_FILE: _json(plan),
+            CONFIG_FILE: json_content(_config(source, spec, forms, kept, measured)),
+            PLAN_FILE: json_content(plan),
         }
         copied = [name for name in source.others if name not in content]
         for name in copied:
@@ -88,10 +88,6 @@ def write_checkpoint(
             written, size = write_weights(unfinished, entries, shard_bytes)
         publish(unfinished, target, [*copied, *content, *written])
     return size
-
-
-def _json(values: Mapping[str, Any]) -> bytes:
-    return (json.dumps(values, indent=1) + "\n").encode()
 
 
 def _config(

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from inference.llm.quality import WindowRunner
 from inference.llm.quantising import correcting
-from inference.llm.quantising.correcting import CORRECTED_FORMS, DAMPINGS, Correction, corrected_codes, correcting_bytes
+from inference.llm.quantising.correcting import (
+    CORRECTED_FORMS,
+    DAMPINGS,
+    Correction,
+    corrected_codes,
+    correcting_bytes,
+    rounding_bytes,
+)
 from inference.llm.quantising.parts import find_parts
 from inference.modelling.layers.code_search import find_codes, nearest_codes
 from inference.modelling.quantisation import OWN_FORMS, FormName
@@ -79,6 +90,45 @@ def test_inputs_that_have_nothing_to_do_with_each_other_change_nothing(width: in
     assert torch.equal(found.scales, scales)
 
 
+def storages(values: Any) -> list[torch.UntypedStorage]:
+    return [one.untyped_storage() for one in tree_leaves(values) if isinstance(one, torch.Tensor)]
+
+
+class LiveBytes(TorchDispatchMode):
+    """Adds up the memory of all tensors that operators make and that are alive; ``most`` at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.most = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {storage.data_ptr() for storage in storages((args, kwargs))}
+        for storage in storages(result):
+            if storage.data_ptr() not in given | self._known:
+                self._known.add(storage.data_ptr())
+                self.live += storage.nbytes()
+                weakref.finalize(storage, self._forget, storage.data_ptr(), storage.nbytes())
+        self.most = max(self.most, self.live)
+        return result
+
+    def _forget(self, address: int, size: int) -> None:
+        self._known.discard(address)
+        self.live -= size
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("outputs", "width"), [(64, 256), (256, 256), (1024, 256)])
+def test_memory_of_the_rounding_is_what_is_counted(outputs: int, width: int, dtype: torch.dtype) -> None:
+    weight, products = weights(outputs, width).to(dtype), inputs(300, width)
+    products = products.T @ products
+    with LiveBytes() as found:
+        corrected_codes(weight, products / 300, OWN_FORMS["int4"])
+    counted = rounding_bytes((outputs, width))
+    assert 0.8 * counted < found.most <= counted
+
+
 def test_inputs_that_are_always_zero() -> None:
     weight, products = weights(8, 64), torch.zeros(64, 64)
     assert corrected_codes(weight, products, OWN_FORMS["int4"]).dense(torch.float32).isfinite().all()
@@ -115,7 +165,10 @@ def test_values_of_the_network_are_those_of_the_codes(found: Inspection) -> None
             assert not torch.equal(codes.codes, find_codes(before[name], OWN_FORMS["int4"])[0]), name
     assert all(torch.equal(network.get_parameter(name).data, value) for name, value in before.items())
     assert all(getattr(module, "packed", None) in (None, {}) for module in network.modules())
-    assert correcting_bytes(found.spec, 48, torch.float32) > 0
+    codes = sum(codes.codes.nbytes for codes in correction.codes.values())
+    streams = 3 * 4 * found.spec.hidden_size * 48
+    squares = max(4 * value.shape[1] ** 2 + rounding_bytes(value.shape) for value in before.values())
+    assert correcting_bytes(found.spec, 48, torch.float32) >= 2 * codes + streams + squares
 
 
 def test_layers_that_read_another_ones_cache_are_rounded_plainly(tmp_path: Path) -> None:
@@ -126,7 +179,8 @@ def test_layers_that_read_another_ones_cache_are_rounded_plainly(tmp_path: Path)
     correction = Correction(WindowRunner(network, 24, "float32", "cpu"), [tokens[:24], tokens[24:]])
     names = [name for part in find_parts(found.spec, tensors_of(found).tensors) for name in part.parameters]
     forms: dict[str, FormName] = {name: "int4" for name in names if correction.can_correct(name, "int4")}
-    first = next(n for n in range(len(network.layers)) if found.spec.first_needed(n) != n)
+    assert found.spec.state_numbers() == (0, 1, 0, 1)
+    first = 2  # layer 1 keeps its own cache, though a later layer reads one that is older
     before = {name: network.get_parameter(name).data.clone() for name in forms}
     with torch.inference_mode(), correction.applied(forms):
         for name, codes in correction.codes.items():
