@@ -269,9 +269,9 @@ class _Builder:
                 return
             raise _unsupported(bias.name, module)
         span = slice(place.first_row, place.first_row + place.num_rows)
-        values = take_rows(place.piece, self._read(bias.name).float()).to(self._device) - ours[span].float()
-        if values.any():
-            self._rows_of(self._deltas[place.owner], "offset", module)[span] = values
+        values = take_rows(place.piece, self._read(bias.name).float()).to(self._device)
+        if not torch.equal(values.to(ours.dtype), ours[span]):  # PEFT saves biases that were not trained, too
+            self._rows_of(self._deltas[place.owner], "offset", module)[span] = values - ours[span].float()
 
 
 def check_module(module: nn.Module, name: str) -> None:

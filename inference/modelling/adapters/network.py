@@ -95,7 +95,8 @@ class NetworkAdapters:
                 owner, _, leaf = name.rpartition(".")
                 expansions[owner][leaf] = delta
             else:
-                self._table(module, len(delta.terms), is_head=name.endswith(HEAD_ROLE)).put(slot, delta)
+                num_terms = 0 if delta.is_scaled else len(delta.terms)  # PyTorch adds what is scaled
+                self._table(module, num_terms, is_head=name.endswith(HEAD_ROLE)).put(slot, delta)
         for owner, changed in expansions.items():
             layer = self._network.get_submodule(owner)
             if not isinstance(layer, AdaptedLatentAttention):

@@ -31,9 +31,10 @@ def load_xlora(plan: XLoraPlan, paths: Sequence[Path], network: nn.Module) -> Lo
     deltas: dict[str, ModuleDelta] = defaultdict(ModuleDelta)
     for adapter, path in zip(plan.adapters, paths[1:], strict=True):
         for name, delta in load_adapter(adapter, path, network).deltas.items():
-            if delta.whole is not None:
+            if delta.whole is not None or delta.offset is not None:
+                part = name if delta.whole is not None else f"the bias of {name}"
                 raise UnsupportedFormat(
-                    f"an adapter of the X-LoRA ({path.parent.name}) replaces {name}, which can't be scaled token by "
+                    f"an adapter of the X-LoRA ({path.parent.name}) replaces {part}, which can't be scaled token by "
                     "token; train it without that.",
                     param=name,
                 )

@@ -20,7 +20,8 @@ from inference.modelling.specs.parts import Shape
 
 _EXPANSIONS = ("k_b_proj", "v_b_proj")
 _UNTRAINED = ".base_layer."
-"""In the name of a table of the base that PEFT saves beside an adapter of it; ``load_xlora`` compares it."""
+"""In the name of a table of the base that PEFT saves beside an adapter of it; ``load_xlora`` refuses one that differs
+from the base's."""
 _FLOATS = ("F32", "F16", "BF16", "F64")
 _LINEAR = re.compile(r"(?:.*\.)?(?P<name>layers\.\d{1,3}|inner\.\d{1,3}|last)\.(?P<leaf>weight|bias)")
 _ORDER = ("embed_tokens", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")

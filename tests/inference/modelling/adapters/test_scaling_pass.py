@@ -51,6 +51,18 @@ def test_llama_gives_pefts_logits(tmp_path: Path, options: dict[str, Any]) -> No
     assert_parity(LlamaConfig(**LLAMA, tie_word_embeddings=False), tmp_path, SOME, **options)
 
 
+def test_tables_of_the_native_operator_do_not_grow(tmp_path: Path) -> None:
+    """It adds no adapter of an X-LoRA, and would go through their empty terms for every other row."""
+    base, _ = make_checkpoint(LlamaConfig(**LLAMA, tie_word_embeddings=False), tmp_path / "base")
+    make_xlora(base, tmp_path / "x", SOME)
+    make_adapter(base, tmp_path / "lora", target_modules=["o_proj"], r=4)
+    network = load_adapted(base, {1: tmp_path / "x", 2: tmp_path / "lora"}).network
+    tables = {name: module.deltas for name, module in network.named_modules() if hasattr(module, "deltas")}
+    assert len(tables["layers.0.token_mixer.o_proj"].deltas) == 2
+    assert {table.num_terms for name, table in tables.items() if "o_proj" in name} == {1}
+    assert {table.num_terms for table in tables.values()} == {1}
+
+
 def test_the_embedding_is_scaled(tmp_path: Path) -> None:
     adapters = [{"target_modules": ["embed_tokens", "q_proj"], "r": 4}, {"target_modules": ALL, "r": 2}]
     config = LlamaConfig(**LLAMA, tie_word_embeddings=False)
