@@ -52,7 +52,8 @@ class LLMOptions:
         speculative: How tokens are drafted; None: not at all.
         pooling: How vectors are pooled unless the request says.
         max_adapters: Most LoRA adapters that are resident at once; 0: requests can't name any.
-        adapter_bytes: Memory for resident adapters; None: what ``max_adapters`` of them need.
+        adapter_bytes: Memory for resident adapters; None: what ``max_adapters`` of them need, for which nothing is
+            kept free.
         num_threads: Threads of one operator on a CPU, for the whole process; None: torch's choice.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +13,13 @@ from django.core.exceptions import ValidationError
 from django.db import DatabaseError, close_old_connections
 
 from inference.engine.device import is_memory_error, return_device_memory
-from inference.errors import BlazrError, ModelLoadFailed, UnknownModel
+from inference.errors import BlazrError, ModelLoadFailed, OutOfCacheBlocks, UnknownModel
 from inference.llm.draft_loading import DraftCheckpoint
 from inference.llm.llm import LLM
 from inference.llm.loading import choose_dtype
 from inference.llm.options import LLMOptions
 from inference.llm.sizes import load_sizes, needed_bytes, plan_states
+from inference.modelling.spec import ModelSpec
 from inference.modelling.specs.parts import DTYPE_BYTES
 from inference.values.speculative_options import SpeculativeOptions
 from inference.worker.adapters import AdapterFile
@@ -98,6 +100,7 @@ def with_adapters(options: LLMOptions, checkpoint: Checkpoint, inspection: Inspe
     The X-LoRAs among them have states beside the model's, all of them together as many bytes.
 
     Raises:
+        OutOfCacheBlocks: The memory is too small for the states of one sequence, or for both of them with an X-LoRA.
         ModelLoadFailed: The database can't be reached.
     """
     most = checkpoint.settings.get("max_adapters")
@@ -114,10 +117,19 @@ def with_adapters(options: LLMOptions, checkpoint: Checkpoint, inspection: Inspe
     width = DTYPE_BYTES[choose_dtype(inspection.spec, options)]
     count = DEFAULT_MAX_ADAPTERS if most is None else most
     found = replace(options, max_adapters=count, adapter_bytes=sum(largest) * width)
-    if not has_xlora:
-        return found
-    state_bytes = plan_states(inspection.spec, found).total_bytes
-    return replace(found, adapter_bytes=(found.adapter_bytes or 0) + state_bytes)
+    return _with_second_states(found, inspection.spec) if has_xlora else found
+
+
+def _with_second_states(options: LLMOptions, spec: ModelSpec) -> LLMOptions:
+    """Return ``options`` with room among the adapters for as many states as the model has."""
+    alone_bytes, own_bytes = plan_states(spec, options).total_bytes, options.adapter_bytes or 0
+    beside = replace(options, adapter_bytes=own_bytes + alone_bytes)
+    with suppress(OutOfCacheBlocks):
+        if plan_states(spec, beside).total_bytes >= alone_bytes:
+            return beside
+    # Both share the memory that the model's states would have had alone.
+    halved = replace(options, cache_bytes=alone_bytes // 2)
+    return replace(halved, adapter_bytes=own_bytes + plan_states(spec, halved).total_bytes)
 
 
 def find_adapter(checkpoint_id: str, adapter_id: str) -> AdapterFile:

@@ -8,6 +8,7 @@ from inference.demo.paths import PREBUILT_DIRECTORY
 from inference.errors import UnknownModel
 from inference.llm.options import LLMOptions
 from inference.worker import load_plan
+from models_registry.models import Adapter
 from models_registry.services import checkpoint_register, checkpoint_settings_update
 
 pytestmark = pytest.mark.django_db(transaction=True)  # the plan closes the connection
@@ -48,6 +49,32 @@ def test_a_models_own_settings_come_first(row, options, settings):
     assert {name: getattr(found, name) for name in own} == own
     assert found.speculative is not None
     assert (found.speculative.method, plan.keep_alive_s, plan.pinned) == ("ngram", 0, True)
+
+
+def test_states_of_an_xlora_share_the_memory_of_the_models(row, settings):
+    settings.BLAZR_LLM_OPTIONS = {**settings.BLAZR_LLM_OPTIONS, "max_num_seqs": 1 << 16}
+    memory_bytes = 64 << 20
+    plain = load_plan.plan_load(str(row.pk), device="cuda:0", memory_bytes=memory_bytes)
+    adapter = Adapter.objects.create(
+        base=row, name="x", path="/x", digest="d", rank=4, num_values=1000, size_bytes=1, kind=Adapter.Kind.XLORA
+    )
+    shared = load_plan.plan_load(str(row.pk), device="cuda:0", memory_bytes=memory_bytes)
+    states = shared.sizes["states_bytes"]
+    assert 0.9 * plain.sizes["states_bytes"] < 2 * states <= plain.sizes["states_bytes"]
+    assert states < shared.adapter_bytes < states + 8 * adapter.num_values
+    assert shared.needed_bytes <= memory_bytes
+
+
+def test_states_of_an_xlora_take_what_is_left(row, options, settings):
+    settings.BLAZR_LLM_OPTIONS = {**settings.BLAZR_LLM_OPTIONS, "max_num_seqs": 2}
+    plain = load_plan.plan_load(str(row.pk), device="cuda:0", memory_bytes=1 << 30)
+    Adapter.objects.create(
+        base=row, name="x", path="/x", digest="d", rank=4, num_values=1, size_bytes=1, kind=Adapter.Kind.XLORA
+    )
+    found = load_plan.plan_load(str(row.pk), device="cuda:0", memory_bytes=1 << 30)
+    assert found.sizes == plain.sizes
+    assert found.adapter_bytes - found.sizes["states_bytes"] in (2, 4), "one value of the base's dtype"
+    assert options[1].cache_bytes is None
 
 
 def test_a_model_that_is_gone_is_named():

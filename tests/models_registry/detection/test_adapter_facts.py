@@ -6,12 +6,18 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from inference.errors import CorruptCheckpoint, UnsupportedFormat
+from inference.llm.merging import stored_shapes
+from inference.modelling.adapters.network import NetworkAdapters
+from inference.modelling.lora.modules import BaseModules
+from inference.modelling.weights.loader import load_network
 from models_registry.detection.adapter_facts import InspectedAdapter, base_facts, inspect_adapter
 from models_registry.detection.child import inspect_adapter_in_child
 from models_registry.detection.inspection import Inspection, inspect_checkpoint
-from tests.inference.llm.adapter_writing import factors, write_adapter
+from models_registry.detection.xlora_files import read_files
+from tests.inference.llm.adapter_writing import factors, write_adapter, write_xlora
 from tests.inference.llm.harness import Checkpoint
 
 
@@ -28,6 +34,16 @@ def test_a_child_finds_what_this_process_finds(base: Inspection, tmp_path: Path)
     assert found == inspect_adapter(path, json.loads(json.dumps(base_facts(base))))
     assert found == InspectedAdapter.from_dict(found.to_dict())
     assert (found.rank, found.num_values) == (4, sum(tensor.numel() for tensor in factors(1).values()))
+
+
+def test_values_of_an_xlora_take_what_it_will_take_in_any_dtype(base: Inspection, tmp_path: Path) -> None:
+    """The classifier is in float32 whatever the base's dtype is; a row's values are counted in that one."""
+    path = write_xlora(tmp_path / "x", 1)
+    found, files = inspect_adapter(path, base_facts(base)), read_files(path)
+    for dtype in (torch.float32, torch.bfloat16):
+        network = load_network(base.spec, base.weight_paths, dtype=dtype)
+        plan = files.plan(BaseModules(base.spec, stored_shapes(base.spec, base.weight_paths).__getitem__))
+        assert NetworkAdapters(network, 1).size_of(plan) <= found.num_values * dtype.itemsize
 
 
 def test_the_digest_is_that_of_the_content(base: Inspection, tmp_path: Path) -> None:
