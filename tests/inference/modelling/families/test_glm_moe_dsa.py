@@ -49,3 +49,4 @@ def test_what_is_missing_is_named() -> None:
 def test_a_run_begins_with_the_layer_whose_choice_is_read() -> None:
     spec = build((0, 3), indexer_types=["full", "shared", "shared", "full", "shared"])
     assert [spec.first_needed(number) for number in range(5)] == [0, 0, 0, 3, 3]
+    assert spec.source_numbers() == (0, 0, 0, 3, 3)
