@@ -36,7 +36,7 @@ def test_upload_load_try_unload_delete(page: Page, site: LiveServer, tmp_path: P
     expect(page.locator("#model")).to_have_value("sent-demo")
     page.fill("#prompt", "What is a module?")
     page.keyboard.press("Enter")
-    expect(page.locator("#readout")).to_contain_text("ended by")
+    expect(page.locator(".turn.assistant .figures")).to_contain_text("ended by")
     page.goto(f"/models/{site.checkpoint_id('sent-demo')}/?tab=settings")
     expect(page.locator("#load")).to_have_text("Unload")
     page.click("#load")
