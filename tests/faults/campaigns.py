@@ -87,14 +87,20 @@ def add_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--record", nargs="?", type=Path, const=RECORDS, help=f"append to this file; {where}")
 
 
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def record(
     path: Path | None, campaign: str, *, seed: int, size: int, failures: int, seconds: float, figures: Mapping[str, Any]
 ) -> None:
     """Append a run to the file of the argument ``--record``, if that was given."""
     if path is None:
         return
-    describe = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    commit = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    commit = _git("rev-parse", "--short=12", "HEAD")
+    # The records themselves change with each run.
+    if _git("status", "--porcelain", "--untracked-files=no", "--", ".", f":!{RECORDS.relative_to(ROOT)}"):
+        commit += "-dirty"
     date = datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ")
     run = Run(campaign, commit, date, seed, size, failures, round(seconds, 1), dict(figures))
     with path.open("a") as file:
