@@ -60,7 +60,8 @@ async def test_strangers_are_closed_with_a_code_that_browsers_see():
 
 
 async def test_a_change_is_told_once_to_who_may_see_it(monkeypatch, tmp_path):
-    monkeypatch.setattr(pages_live, "TOPICS", {"models": pages_live.TOPICS["models"]})  # open requests change by themselves
+    # Open requests of earlier tests would change by themselves.
+    monkeypatch.setattr(pages_live, "TOPICS", {"models": pages_live.TOPICS["models"]})
     viewer = await connected(await sync_to_async(account)("vera", "viewer"))
     nobody = await connected(await sync_to_async(account)("nobody"))
     first = await told(viewer)
