@@ -139,7 +139,7 @@ def alias_delete(*, name: str) -> bool:
 
 def alias_checkpoint_id(name: str) -> uuid.UUID | None:
     """Return the checkpoint of ``NAME`` or ``NAME@N``; None: there is no such alias, or it means something else."""
-    revision = _revision(name)
+    revision = alias_revision(name)
     return None if revision is None or revision.adapter_name else revision.checkpoint_id
 
 
@@ -149,7 +149,7 @@ def alias_adapter_key(name: str) -> tuple[uuid.UUID, uuid.UUID] | None:
     Raises:
         UnknownModel: It means an adapter that was removed.
     """
-    revision = _revision(name)
+    revision = alias_revision(name)
     if revision is None or not revision.adapter_name:
         return None
     if revision.checkpoint_id is None or revision.adapter_id is None:
@@ -161,13 +161,8 @@ def alias_adapter_key(name: str) -> tuple[uuid.UUID, uuid.UUID] | None:
     return revision.checkpoint_id, revision.adapter_id
 
 
-def alias_means(name: str, adapter: Adapter) -> bool:
-    """Whether there is an alias ``name`` that means an adapter."""
-    revision = _revision(name)
-    return revision is not None and revision.adapter_id == adapter.pk
-
-
-def _revision(name: str) -> AliasRevision | None:
+def alias_revision(name: str) -> AliasRevision | None:
+    """Return the revision that ``NAME`` or ``NAME@N`` means; None: there is none."""
     if "\0" in name:
         return None
     exact = _EXACT.fullmatch(name)

@@ -59,17 +59,18 @@ class StaffView(View):
 
     Attributes:
         section: The active entry of the navigation.
-        permission_required: The permission that the account needs.
+        permission_required: The permission that the account needs, or all of several.
     """
 
     section = ""
-    permission_required = ""
+    permission_required: str | tuple[str, ...] = ""
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         """Ask for a sign-in, or refuse accounts without the permission, or serve."""
         if not is_staff(request.user):
             return redirect_to_login(request.get_full_path() if request.method in ("GET", "HEAD") else "/")
-        if not request.user.has_perm(self.permission_required):
+        needed = self.permission_required
+        if not request.user.has_perms((needed,) if isinstance(needed, str) else needed):
             raise PermissionDenied
         return super().dispatch(request, *args, **kwargs)
 

@@ -224,9 +224,11 @@ def replay_list(*, principal: Principal, limit: int) -> list[Replay]:
     return [found for row in rows if (found := _replay(row)) is not None]
 
 
-def replayed_requests(replay: Replay) -> list[ReplayedRequest]:
-    """Return the requests of a replay that have a result so far, in the order of the file."""
+def replayed_requests(replay: Replay, *, request_id: str = "") -> list[ReplayedRequest]:
+    """Return the requests of a replay that have a result so far, in the order of the file, or only one of them."""
     results = BatchResult.objects.filter(batch=replay.batch).select_related("line").order_by("line_id")
+    if request_id:
+        results = results.filter(line__custom_id=request_id.replace("\0", ""))
     found = readable_rows(results, MAX_REPLAYED)
     ids = [item.line.custom_id for item in found]
     known = {row.request_id: row for row in readable_rows(UsageRecord.objects.filter(request_id__in=ids))}

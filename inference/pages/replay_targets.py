@@ -1,10 +1,8 @@
-"""Who replays, and what requests can be replayed on."""
+"""The permissions of replays, and what requests can be replayed on."""
 
 from __future__ import annotations
 
 from typing import Any
-
-from django.core.exceptions import PermissionDenied
 
 from inference.access.accounts import principal_of_user
 from inference.values.principal import Principal
@@ -24,16 +22,6 @@ def principal_of(user: Any) -> Principal:
     found = principal_of_user(user)
     assert found is not None
     return found
-
-
-def check_both(user: Any) -> None:
-    """Check that an account may read the request log, and submit work.
-
-    Raises:
-        PermissionDenied: It may not.
-    """
-    if not (user.has_perm(VIEW) and user.has_perm(REPLAY)):
-        raise PermissionDenied
 
 
 def replay_targets() -> list[str]:

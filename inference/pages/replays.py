@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from django.urls import reverse
 
@@ -24,18 +23,16 @@ from inference.errors import BlazrError, Conflict, NotFound
 from inference.jobs.selectors import job_error, job_get, job_result
 from inference.models import TERMINAL_BATCH_STATES, GenerationJob, JobState, UsageRecord
 from inference.models.readable_rows import readable_rows
-from inference.pages.replay_targets import PROMOTE, REPLAY, check_both, principal_of
+from inference.pages.replay_targets import PROMOTE, REPLAY, VIEW, principal_of
 from inference.pages.requests import logged_request
 from inference.pages.text_differences import Piece, compare
 from inference.records.job_usage import job_usage_id
 from inference.records.request_log import is_cut
+from inference.serving.promotion import revision_means, served_promote
 from inference.serving.served_models import served_model_read
-from inference.values.served_model import ServedModel
-from models_registry.adapters import adapter_get
-from models_registry.aliases import alias_get, alias_names, alias_promote, alias_rollback, aliases_of
+from models_registry.aliases import alias_get, alias_names, alias_rollback, aliases_of
 from models_registry.models import AliasRevision, ModelAlias
 from models_registry.page_numbers import number_of
-from models_registry.selectors import checkpoint_get
 from models_registry.views import StaffAction, StaffPage
 
 if TYPE_CHECKING:
@@ -53,11 +50,10 @@ _MARKS = {"completed": "succeeded", "failed": "failed", "expired": "failed", "ca
 class ReplayRequest(StaffAction):
     """Queue a request again on another model."""
 
-    permission_required = REPLAY
+    permission_required = (VIEW, REPLAY)
 
     def act(self, **kwargs: Any) -> str:
         """Submit the job; returns the address of the comparison."""
-        check_both(self.request.user)
         row = logged_request(kwargs["request_id"])
         model = _name(self.request, "model")
         job = replay_submit(row=row, model=model, principal=principal_of(self.request.user))
@@ -69,11 +65,10 @@ class ReplayPage(StaffPage):
 
     template_name = "registry/replay.html"
     section = "requests"
-    permission_required = REPLAY
+    permission_required = (VIEW, REPLAY)
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
         """Return both texts with their differences, and both times."""
-        check_both(self.request.user)
         row = logged_request(kwargs["request_id"])
         job = job_get(job_id=kwargs["job_id"], principal=principal_of(self.request.user))
         error = job_error(job)
@@ -89,6 +84,10 @@ class ReplayPage(StaffPage):
             "pairs": _pairs(row, texts) if texts else [],
             "columns": [_times_of_row(row), _times_of_job(job)],
         }
+
+
+def _replay_of(request: HttpRequest, batch_id: str) -> Replay:
+    return replay_get(batch_id=batch_id, principal=principal_of(request.user))
 
 
 def _name(request: HttpRequest, field: str) -> str:
@@ -116,14 +115,13 @@ def _pairs(row: UsageRecord, texts: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _times_of_row(row: UsageRecord) -> dict[str, Any]:
-    return {
-        "title": row.model,
-        "what": "as it was answered",
-        "queue_s": row.queue_s,
-        "engine_s": row.engine_s,
-        "tokens": row.completion_tokens,
-        "rate": row.completion_tokens / row.engine_s if row.engine_s else None,
-    }
+    times = _times(row.model, "as it was answered", row.completion_tokens, row.engine_s)
+    return {**times, "queue_s": row.queue_s}
+
+
+def _times(title: str, what: str, tokens: int, engine_s: float) -> dict[str, Any]:
+    rate = tokens / engine_s if engine_s else None
+    return {"title": title, "what": what, "tokens": tokens, "engine_s": engine_s, "rate": rate}
 
 
 def _times_of_job(job: GenerationJob) -> dict[str, Any]:
@@ -139,11 +137,10 @@ def _times_of_job(job: GenerationJob) -> dict[str, Any]:
 class ReplayCreate(StaffAction):
     """Replay a model's requests of the last day on a candidate, as a batch."""
 
-    permission_required = REPLAY
+    permission_required = (VIEW, REPLAY)
 
     def act(self, **kwargs: Any) -> str:
         """Make the batch; returns the address of its comparison."""
-        check_both(self.request.user)
         source, candidate = (_name(self.request, field) for field in ("source", "candidate"))
         candidate = served_model_read(candidate).name  # an alias may mean another model before the batch has run
         found = replay_batch_create(source=source, candidate=candidate, principal=principal_of(self.request.user))
@@ -155,12 +152,11 @@ class ReplaysPage(StaffPage):
 
     template_name = "registry/replays.html"
     section = "requests"
-    permission_required = REPLAY
+    permission_required = (VIEW, REPLAY)
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
         """Return a row per request, the most different first, sums, and the aliases that can follow."""
-        check_both(self.request.user)
-        replay = replay_get(batch_id=kwargs["batch_id"], principal=principal_of(self.request.user))
+        replay = _replay_of(self.request, kwargs["batch_id"])
         rows = [_table_row(item) for item in replayed_requests(replay)]
         rows.sort(key=lambda item: (item["is_cut"], item["percent"]))
         batch = replay.batch
@@ -182,22 +178,14 @@ class ReplayedPage(StaffPage):
 
     template_name = "registry/replay.html"
     section = "requests"
-    permission_required = REPLAY
+    permission_required = (VIEW, REPLAY)
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
         """Return both texts with their differences, and both times."""
-        check_both(self.request.user)
-        replay = replay_get(batch_id=kwargs["batch_id"], principal=principal_of(self.request.user))
-        found = next((item for item in replayed_requests(replay) if item.request_id == kwargs["request_id"]), None)
+        replay = _replay_of(self.request, kwargs["batch_id"])
+        found = next(iter(replayed_requests(replay, request_id=kwargs["request_id"])), None)
         if found is None or found.row is None:
             raise NotFound("This request has no result yet, or is no longer in the log.", param="request_id")
-        times = {
-            "title": replay.candidate,
-            "what": "replayed",
-            "engine_s": found.engine_s,
-            "tokens": found.completion_tokens,
-            "rate": found.completion_tokens / found.engine_s if found.engine_s else None,
-        }
         return {
             "row": found.row,
             "replay": replay,
@@ -207,25 +195,24 @@ class ReplayedPage(StaffPage):
             "is_open": False,
             "error": found.error,
             "pairs": _pairs(found.row, found.texts) if not found.error else [],
-            "columns": [_times_of_row(found.row), times],
+            "columns": [
+                _times_of_row(found.row),
+                _times(replay.candidate, "replayed", found.completion_tokens, found.engine_s),
+            ],
         }
 
 
 class ReplayPromote(StaffAction):
     """Let an alias mean the candidate."""
 
-    permission_required = PROMOTE
+    permission_required = (VIEW, REPLAY, PROMOTE)
 
     def act(self, **kwargs: Any) -> str:
         """Store a new revision of the alias."""
-        check_both(self.request.user)
-        replay = replay_get(batch_id=kwargs["batch_id"], principal=principal_of(self.request.user))
-        served = served_model_read(replay.candidate)
-        checkpoint = checkpoint_get(served.checkpoint_id)
-        alias_promote(
+        replay = _replay_of(self.request, kwargs["batch_id"])
+        served_promote(
             name=self.request.POST.get("alias", "").strip(),
-            checkpoint=checkpoint,
-            adapter=adapter_get(checkpoint=checkpoint, adapter_id=UUID(served.adapter)) if served.adapter else None,
+            served=served_model_read(replay.candidate),
             author_name=self.request.user.get_username(),
         )
         return reverse("replays", args=[replay.batch.batch_id])
@@ -234,14 +221,13 @@ class ReplayPromote(StaffAction):
 class ReplayRollback(StaffAction):
     """Let an alias that means the candidate mean what it meant before."""
 
-    permission_required = PROMOTE
+    permission_required = (VIEW, REPLAY, PROMOTE)
 
     def act(self, **kwargs: Any) -> str:
         """Make the revision that the button names the current one, unless somebody was faster."""
-        check_both(self.request.user)
-        replay = replay_get(batch_id=kwargs["batch_id"], principal=principal_of(self.request.user))
+        replay = _replay_of(self.request, kwargs["batch_id"])
         alias = alias_get(self.request.POST.get("alias", ""))
-        if alias.current is None or not _means(alias.current, served_model_read(replay.candidate)):
+        if not revision_means(alias.current, served_model_read(replay.candidate)):
             raise Conflict(f"{alias.name!r} no longer means {replay.candidate!r}.", param="alias")
         alias_rollback(name=alias.name, number=number_of(self.request.POST.get("number"), 0, 1, 1 << 31))
         return reverse("replays", args=[replay.batch.batch_id])
@@ -284,7 +270,7 @@ def _alias_context(replay: Replay) -> dict[str, Any]:
     except BlazrError as error:
         return {"alias_notice": error.message}
     found = aliases_of()
-    means_it = [alias for alias in found if _means(_current(alias), candidate)]
+    means_it = [alias for alias in found if revision_means(alias.current, candidate)]
     source = [alias.name for alias in found if _current(alias).meaning == replay.source]
     others = [name for name in alias_names() if name not in {alias.name for alias in means_it}]
     return {
@@ -297,11 +283,6 @@ def _alias_context(replay: Replay) -> dict[str, Any]:
 def _current(alias: ModelAlias) -> AliasRevision:
     assert alias.current is not None  # ``aliases_of`` leaves out the others
     return alias.current
-
-
-def _means(revision: AliasRevision, served: ServedModel) -> bool:
-    adapter = "" if revision.adapter_id is None else str(revision.adapter_id)
-    return (str(revision.checkpoint_id), adapter) == (served.checkpoint_id, served.adapter)
 
 
 def _earlier(alias: ModelAlias) -> AliasRevision | None:

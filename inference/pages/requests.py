@@ -15,8 +15,10 @@ from inference.pages.keys import tenant_name
 from inference.pages.replay_targets import REPLAY, VIEW, principal_of, replay_targets
 from inference.pages.request_phases import slow_words, waterfall
 from inference.records.usage_report import key_names
+from inference.records.usage_spans import UNFAILED
 from inference.serving.running_requests import RunningRequest, request_cancel, unended_requests
 from inference.values.queue_place import QueuePlace
+from models_registry.page_numbers import number_of
 from models_registry.selectors import checkpoint_list
 from models_registry.views import StaffAction, StaffPage
 
@@ -58,12 +60,12 @@ class RequestsPage(StaffPage):
         if text:
             rows = rows.filter(request_id=text) | rows.filter(model=text)
         if outcome == "failed":
-            rows = rows.exclude(outcome__in=("completed", "cancelled"))
+            rows = rows.exclude(outcome__in=UNFAILED)
         elif outcome:
             rows = rows.filter(outcome=outcome[:32])
-        before = query.get("before", "")
-        if before.isascii() and before.isdecimal() and len(before) < 17:
-            rows = rows.filter(pk__lt=int(before))
+        before = number_of(query.get("before"), 0, 0, 1 << 62)
+        if before:
+            rows = rows.filter(pk__lt=before)
         found = readable_rows(rows, NUM_ROWS + 1)
         shown = found[:NUM_ROWS]
         names = key_names({row.tenant for row in shown})
@@ -194,7 +196,9 @@ def logged_request(request_id: str) -> UsageRecord:
 
 def mark_of(row: UsageRecord) -> str:
     """Return the name of the dot before a request's outcome."""
-    return {"completed": "succeeded", "cancelled": "cancelled"}.get(row.outcome, "failed")
+    if row.outcome == "completed":
+        return "succeeded"
+    return "cancelled" if row.outcome in UNFAILED else "failed"
 
 
 def _rate(row: UsageRecord) -> float | None:

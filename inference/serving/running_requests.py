@@ -11,7 +11,7 @@ from inference.errors import BlazrError, Conflict, GenerationCancelled
 from inference.transport.control import cancel_generation
 from inference.transport.questions import running_requests
 from inference.transport.queue import fail_queued
-from inference.transport.queue_places import MAX_OPEN, open_requests, read_queues
+from inference.transport.queue_places import open_requests, read_queues
 from inference.values.queue_place import QueuePlace
 
 _PART = re.compile(r"-\d{1,4}\Z")
@@ -72,7 +72,7 @@ def merged_requests(parts: Iterable[Mapping[str, Any]]) -> dict[str, RunningRequ
 
 
 async def unended_requests() -> list[RunningRequest]:
-    """Return what runs and what waits, oldest first; the first ``MAX_OPEN`` of those that workers have not taken.
+    """Return what runs, and what waits as far as ``open_requests`` lists it, oldest first.
 
     Raises:
         Unavailable: Redis can't be reached.
@@ -84,7 +84,7 @@ async def unended_requests() -> list[RunningRequest]:
         held = {}
     queues = await read_queues({item.checkpoint_id for item in waiting})
     parts_held = {part for request in held.values() for part in request.parts}
-    for item in waiting[:MAX_OPEN]:
+    for item in waiting:
         request_id = _PART.sub("", item.request_id)
         known = held.get(request_id) or RunningRequest(request_id, item.checkpoint_id, item.caller, "waiting")
         if item.request_id not in parts_held:

@@ -14,9 +14,9 @@ from models_registry.aliases import (
     alias_delete,
     alias_demand,
     alias_get,
-    alias_means,
     alias_names,
     alias_promote,
+    alias_revision,
     alias_rollback,
     aliases_of,
     check_adapter_not_current,
@@ -164,7 +164,7 @@ def test_an_alias_may_mean_an_adapter(checkpoints):
     revision = alias_promote(name="chat", checkpoint=one, adapter=sql)
     assert (revision.meaning, revision.is_available) == ("one:sql", True)
     assert alias_checkpoint_id("chat") is None and alias_adapter_key("chat") == (one.pk, sql.pk)
-    assert alias_means("chat", sql) and not alias_means("chat", prose) and not alias_means("nobody", sql)
+    assert alias_revision("chat").adapter_id == sql.pk != prose.pk and alias_revision("nobody") is None
     with pytest.raises(Conflict, match="means 'one:sql' already"):
         alias_promote(name="chat", checkpoint=one, adapter=sql)
     assert alias_promote(name="chat", checkpoint=one).meaning == "one"  # the base is another meaning

@@ -15,11 +15,12 @@ from inference.api.ollama.base import LATEST, OllamaView, served_by_ollama_name
 from inference.api.platform.probe_views import VERSION
 from inference.dialects.ollama.serializers import OllamaCopyRequestSerializer, OllamaModelNameSerializer
 from inference.errors import Unavailable
+from inference.serving.promotion import revision_means, served_promote
 from inference.transport.control import request_unload
 from inference.transport.worker_states import worker_states
 from inference.values.served_model import ServedModel
-from models_registry.adapters import adapter_get, adapter_remove
-from models_registry.aliases import alias_checkpoint_id, alias_delete, alias_means, alias_promote
+from models_registry.adapters import adapter_remove
+from models_registry.aliases import alias_delete, alias_revision
 from models_registry.selectors import checkpoint_get
 from models_registry.services import checkpoint_check_unused, checkpoint_delete
 
@@ -134,13 +135,8 @@ class VersionView(OllamaView):
 
 
 def _copy(name: str, served: ServedModel, author_name: str) -> None:
-    checkpoint = checkpoint_get(served.checkpoint_id)
-    if served.adapter:
-        adapter = adapter_get(checkpoint=checkpoint, adapter_id=UUID(served.adapter))
-        if not alias_means(name, adapter):
-            alias_promote(name=name, checkpoint=checkpoint, adapter=adapter, author_name=author_name)
-    elif alias_checkpoint_id(name) != checkpoint.pk:  # copying twice is no error
-        alias_promote(name=name, checkpoint=checkpoint, author_name=author_name)
+    if not revision_means(alias_revision(name), served):  # copying twice is no error
+        served_promote(name=name, served=served, author_name=author_name)
 
 
 def _delete_alias(name: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from asgiref.sync import sync_to_async
 from django.http import HttpRequest
@@ -14,11 +13,10 @@ from inference.api.base import ApiView, json_body, json_response
 from inference.api.schemas import documented
 from inference.dialects.fields import StrictCharField, StrictIntegerField
 from inference.dialects.strict_serializer import StrictSerializer
+from inference.serving.promotion import served_promote
 from inference.serving.served_models import served_model_get
 from inference.values.served_model import ServedModel
-from models_registry.adapters import adapter_get
-from models_registry.aliases import alias_get, alias_promote, alias_rollback
-from models_registry.selectors import checkpoint_get
+from models_registry.aliases import alias_get, alias_rollback
 
 if TYPE_CHECKING:
     from models_registry.models import ModelAlias
@@ -121,9 +119,7 @@ def _alias(name: str) -> dict[str, Any]:
 
 
 def _promote(name: str, served: ServedModel, author_name: str) -> dict[str, Any]:
-    checkpoint = checkpoint_get(served.checkpoint_id)
-    adapter = None if not served.adapter else adapter_get(checkpoint=checkpoint, adapter_id=UUID(served.adapter))
-    alias_promote(name=name, checkpoint=checkpoint, adapter=adapter, author_name=author_name)
+    served_promote(name=name, served=served, author_name=author_name)
     return _alias(name)
 
 
