@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +19,7 @@ import torch
 
 from inference.engine.model_runner import TORCH_DTYPES
 from inference.errors import BlazrError, InvalidRequest
-from inference.host.signals import exit_on_sigterm
+from inference.host.signals import end_with_stdin, exit_on_sigterm
 from inference.host.units import format_bytes
 from inference.llm.loading import choose_device
 from inference.llm.sizes import free_memory_bytes
@@ -43,7 +41,7 @@ def run(work: Callable[..., Mapping[str, Any]]) -> None:
     _yield_to_others()
     output = _take_stdout()
     request = json.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_stdin()
 
     def write(message: Mapping[str, Any]) -> None:
         output.write(json.dumps(message) + "\n")
@@ -96,10 +94,3 @@ def _take_stdout() -> IO[str]:
     output = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return output
-
-
-def _end_with_parent() -> None:
-    """Wait for the end of the input, then stop this process."""
-    while os.read(sys.stdin.fileno(), 1):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)

@@ -7,16 +7,13 @@ the hub's cache, and the next pull resumes there; an incomplete wheel is removed
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
-import threading
 import time
 from dataclasses import asdict
 from typing import Any
 
 from inference.errors import BlazrError
-from inference.host.signals import exit_on_sigterm
+from inference.host.signals import end_with_stdin, exit_on_sigterm
 from models_registry.hub import PullProgress, hub_pull
 from models_registry.package_index import package_pull, wheel_reference
 
@@ -44,20 +41,13 @@ def _write_line(message: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def _end_with_input() -> None:
-    """End this process when its input is closed: who asked has cancelled, or was killed."""
-    while sys.stdin.buffer.read(1):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
 def main() -> None:
     """Run one pull; the request is the argument, or a line of the input, which then stays open."""
     if len(sys.argv) > 1:
         request = json.loads(sys.argv[1])
     else:
         request = json.loads(sys.stdin.buffer.readline())
-        threading.Thread(target=_end_with_input, daemon=True).start()
+        end_with_stdin()
     try:
         reference = wheel_reference(request["repo_id"])
         if reference is None:

@@ -27,7 +27,7 @@ from models_registry.models import MAX_NAME_CHARS, Checkpoint, Quantisation
 from models_registry.names import check_name
 from models_registry.selectors import checkpoint_inspection, overrides_in_force
 from models_registry.services import checkpoint_register, free_name
-from models_registry.span_measurements import check_text, reads_text
+from models_registry.span_measurements import check_text_for
 from models_registry.uploads import available_bytes
 
 if TYPE_CHECKING:
@@ -134,7 +134,8 @@ def quantisation_create(
             "so that nothing is rounded twice.",
             param="checkpoint",
         )
-    _check_text(checkpoint, inspection, text)
+    if text is not None:
+        check_text_for(checkpoint, inspection, text)
     QUANTISATIONS.sweep()
     _check_disk(checkpoint, max_bytes)
     return QUANTISATIONS.create(
@@ -179,17 +180,6 @@ def _check_limits(checkpoint: Checkpoint, max_bytes: int | None, max_kl: float |
         )
     if max_kl is not None and not 0 < max_kl < MAX_KL:
         raise InvalidRequest(f"max_kl is {max_kl:g}; it must be above 0 and below {MAX_KL:g} nats.", param="max_kl")
-
-
-def _check_text(checkpoint: Checkpoint, inspection: Inspection, text: str | None) -> None:
-    if text is None:
-        return
-    if not reads_text(inspection):
-        raise InvalidRequest(
-            f"{checkpoint.served_model_name} has no known tokenizer and reads random tokens; leave text out.",
-            param="text",
-        )
-    check_text(text)
 
 
 def _not_written(overrides: Mapping[str, Any]) -> dict[str, Any]:

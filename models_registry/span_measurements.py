@@ -139,17 +139,27 @@ def reads_text(inspection: Inspection) -> bool:
 
 
 def _checked_text(checkpoint: Checkpoint, text: str | None) -> str:
-    if not reads_text(checkpoint_inspection(checkpoint)):
-        if text:
-            raise InvalidRequest(
-                f"{checkpoint.served_model_name} has no known tokenizer and reads random tokens; leave text out.",
-                param="text",
-            )
+    inspection = checkpoint_inspection(checkpoint)
+    if not text and not reads_text(inspection):
         return ""
     if text is None:
         return DEFAULT_TEXT
-    check_text(text)
+    check_text_for(checkpoint, inspection, text)
     return text
+
+
+def check_text_for(checkpoint: Checkpoint, inspection: Inspection, text: str) -> None:
+    """Refuse a text that a checkpoint can't read, or that ``check_text`` refuses.
+
+    Raises:
+        InvalidRequest: It is one of these.
+    """
+    if not reads_text(inspection):
+        raise InvalidRequest(
+            f"{checkpoint.served_model_name} has no known tokenizer and reads random tokens; leave text out.",
+            param="text",
+        )
+    check_text(text)
 
 
 def check_text(text: str, name: str = "text") -> None:

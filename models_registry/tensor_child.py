@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import os
 import resource
-import signal
 import sys
-import threading
 import time
 from typing import Any
 
 from inference.errors import BlazrError
+from inference.host.signals import end_with_stdin
 from models_registry.tensor_numbers import StoredTensor, change, statistics
 
 NICENESS = 10
@@ -49,20 +48,13 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 1))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     request = json.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=_end_with_input, daemon=True).start()
+    end_with_stdin()
     try:
         reply = {"result": WORK[request.pop("work")](request)}
     except BlazrError as error:
         reply = {"error": error.to_dict()}
     sys.stdout.write(json.dumps(reply, allow_nan=False) + "\n")
     sys.stdout.flush()
-
-
-def _end_with_input() -> None:
-    """End this process when its input is closed: nobody waits for the reply any more."""
-    while os.read(sys.stdin.fileno(), 1):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":
