@@ -235,10 +235,15 @@ def _weight(parts: Parts, weight: str, form: RowForm, config: QuantisationConfig
     )  # fmt: skip
 
 
+def kept_label(bits: int, *, is_float: bool) -> str:
+    """Return what kept codes are, for people."""
+    return "kept float8" if is_float else f"kept {bits}-bit"
+
+
 def form_label(form: RowForm) -> str:
     """Return the name of a form for people: int2 to int8, or what kept codes are."""
     if form.is_kept:
-        return "kept float8" if form.is_float else f"kept {form.bits}-bit"
+        return kept_label(form.bits, is_float=form.is_float)
     return next(name for name, own in ROW_FORMS.items() if own == form)
 
 

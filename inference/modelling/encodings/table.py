@@ -11,7 +11,7 @@ from inference.errors import MissingTensor, UnsupportedFormat
 from inference.modelling.encoded_tensor import EncodedTensor
 from inference.modelling.encodings.bitnet import find_bitnet
 from inference.modelling.encodings.bitsandbytes import find_bitsandbytes
-from inference.modelling.encodings.blazr import METHOD, described_measurement, find_blazr, stored_dtype
+from inference.modelling.encodings.blazr import METHOD, described_measurement, find_blazr, kept_label, stored_dtype
 from inference.modelling.encodings.compressed import find_packed_integers
 from inference.modelling.encodings.fp4 import find_fp4
 from inference.modelling.encodings.gptq_awq import find_gptq_and_awq
@@ -150,7 +150,7 @@ def _check_left(parts: Parts) -> None:
 
 def _record_own(encoded: tuple[EncodedTensor, ...], num_tensors: int, config: QuantisationConfig, facts: Facts) -> None:
     """Record the forms of a checkpoint of ``blazr quantise``, which is computed in its codes."""
-    kinds = Counter(item.form or ("kept float8" if item.is_float else f"kept {item.bits}-bit") for item in encoded)
+    kinds = Counter(item.form or kept_label(item.bits, is_float=item.is_float) for item in encoded)
     shown = ", ".join(f"{form}: {count}" for form, count in kinds.most_common())
     stated = described_measurement(config)
     facts.add(
