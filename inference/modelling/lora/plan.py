@@ -23,7 +23,8 @@ _KEY = re.compile(
     r"(?:\.default)?(?:\.(?P<leaf>weight|bias))?"
 )
 _NESTED = ".base_layer"
-_FLOATS = ("F32", "F16", "BF16", "F64")
+FLOATS = ("F32", "F16", "BF16", "F64")
+"""dtypes in which an adapter's tensors may be stored."""
 _MATRIX = ("lora_A.weight", "lora_B.weight")
 _TABLE = ("lora_embedding_A", "lora_embedding_B")
 
@@ -158,9 +159,9 @@ def _add(matrices: list[MatrixPlan], matrix: MatrixPlan) -> None:
 def _by_module(tensors: Mapping[str, TensorInfo]) -> _Modules:
     found = _Modules()
     for name, info in tensors.items():
-        if info.dtype not in _FLOATS:
+        if info.dtype not in FLOATS:
             raise UnsupportedFormat(
-                f"{name} of the adapter is stored as {info.dtype}; {', '.join(_FLOATS)} can be read.", param=name
+                f"{name} of the adapter is stored as {info.dtype}; {', '.join(FLOATS)} can be read.", param=name
             )
         match = _KEY.fullmatch(name)
         if match is None:

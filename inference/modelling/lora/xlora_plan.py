@@ -13,7 +13,7 @@ from inference.errors import MissingTensor, TensorShapeMismatch, UnsupportedForm
 from inference.modelling.families.config import TensorInfo
 from inference.modelling.lora.config import LoraConfig
 from inference.modelling.lora.modules import BaseModules
-from inference.modelling.lora.plan import AdapterPlan, plan_adapter
+from inference.modelling.lora.plan import FLOATS, AdapterPlan, plan_adapter
 from inference.modelling.lora.shapes import num_values
 from inference.modelling.lora.xlora_config import Ordering, XLoraConfig
 from inference.modelling.specs.parts import Shape
@@ -22,7 +22,6 @@ _EXPANSIONS = ("k_b_proj", "v_b_proj")
 _UNTRAINED = ".base_layer."
 """In the name of a table of the base that PEFT saves beside an adapter of it; ``load_xlora`` refuses one that differs
 from the base's."""
-_FLOATS = ("F32", "F16", "BF16", "F64")
 _LINEAR = re.compile(r"(?:.*\.)?(?P<name>layers\.\d{1,3}|inner\.\d{1,3}|last)\.(?P<leaf>weight|bias)")
 _ORDER = ("embed_tokens", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
 ORDERED_FAMILIES = frozenset({"cohere", "gemma", "gemma2", "llama", "mistral", "olmo2", "qwen2", "qwen3"})
@@ -168,7 +167,7 @@ def _classifier(config: XLoraConfig, tensors: Mapping[str, TensorInfo], num_outp
     found: dict[str, dict[str, str]] = {}
     for name, info in tensors.items():
         match = _LINEAR.fullmatch(name)
-        if match is None or info.dtype not in _FLOATS:
+        if match is None or info.dtype not in FLOATS:
             raise UnsupportedFormat(
                 f"{name[:200]} ({info.dtype}) is no tensor of an X-LoRA's classifier that is known.", param=name[:200]
             )
