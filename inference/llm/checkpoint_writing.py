@@ -17,6 +17,7 @@ import torch
 from inference.errors import CorruptCheckpoint, InvalidRequest
 from inference.host.units import format_bytes
 from inference.modelling.families.config import TensorInfo
+from inference.modelling.weights.files import DTYPES_BY_SPELLING
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = WEIGHTS_FILE + ".index.json"
@@ -31,10 +32,8 @@ MAX_HEADER_BYTES = 4 << 20
 _MOVED_FILE = "moved.json"
 _COPY_BYTES = 16 << 20
 _LENGTH_BYTES = 8
-SPELLINGS = {
-    torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64",
-    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
+SPELLINGS = {dtype: spelling for spelling, dtype in DTYPES_BY_SPELLING.items()}
+"""torch's dtypes to safetensors' names of them."""
 
 
 @dataclass(frozen=True, slots=True)

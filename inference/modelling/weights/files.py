@@ -48,12 +48,13 @@ SPARE_BYTES = 128 << 20
 
 _ALIGNMENT = 64
 _NOTHING = torch.empty(0, dtype=torch.uint8)
-_DTYPES = {
+DTYPES_BY_SPELLING = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
     "F8_E8M0": torch.float8_e8m0fnu,
 }  # fmt: skip
+"""safetensors' names of dtypes to torch's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,7 +406,7 @@ class TensorFiles:
             entry = header[name]
             begin, end = entry["data_offsets"]
             start, size = 8 + length + begin, end - begin
-            stored = _DTYPES.get(entry["dtype"])
+            stored = DTYPES_BY_SPELLING.get(entry["dtype"])
             shape = tuple(entry["shape"])
             self._places[name] = _PlainPlace(path.name, file.fileno(), stored, shape, start, size)
 
