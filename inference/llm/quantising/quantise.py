@@ -336,7 +336,7 @@ class _Trials:
         Raises:
             InvalidRequest: As ``choose``.
         """
-        plan, _ = self.choose()
+        plan = self.choose()
         codes, plain = self._final_codes(plan)
         found, stored, bits = self.measure(plan), self._measurement.stored(), plan.size_bytes * 8 / num_parameters
         return Quantised(plan, found, plain, stored, self.curve(), plan.size_bytes, bits), codes
@@ -346,9 +346,11 @@ class _Trials:
 
         There are none if plain rounding predicts better; ``measure`` gives its divergence then.
         """
+        if self._correction is None:
+            return {}, self.measure(plan)
         with self._applied(plan, None):
             plain = self._measurement.divergence(-1)
-        if self._correction is None or plain.mean_kl <= self.measure(plan).mean_kl:
+        if plain.mean_kl <= self.measure(plan).mean_kl:
             self._found[tuple(plan.forms.items())] = plan, plain
             return {}, plain
         with self._applied(plan, self._correction):
@@ -367,7 +369,7 @@ class _Trials:
         with self._measurement.rounded(others), nullcontext() if correction is None else correction.applied(fixed):
             yield
 
-    def choose(self) -> tuple[Plan, Divergence]:
+    def choose(self) -> Plan:
         """Return the best plan within the limits.
 
         Raises:
@@ -378,7 +380,7 @@ class _Trials:
         largest = self._planner.within(self._planner.max_bytes if size is None else size)
         assert largest is not None
         if max_kl is None:
-            return largest, self.measure(largest)
+            return largest
         if self.measure(largest).mean_kl > max_kl:
             raise InvalidRequest(
                 f"a KL divergence of {max_kl:g} nats can't be kept within {size or largest.size_bytes} bytes: the best "
@@ -395,7 +397,7 @@ class _Trials:
                 best, high = plan, middle - 1
             else:
                 low = middle + 1
-        return best, self.measure(best)
+        return best
 
     def curve(self) -> list[CurvePoint]:
         """Return measured plans up to the checkpoint's own size, and those with one form for all parts."""
