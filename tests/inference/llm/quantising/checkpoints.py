@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from inference.llm.checkpoint_writing import SourceFiles
+from inference.llm.quantising.parts import Part, find_parts
 from inference.llm.quantising.quantise import Limit, Quantised, quantise_checkpoint
 from inference.llm.quantising.side_files import side_files
 from inference.llm.quantising.source import SourceTensors
@@ -19,6 +20,10 @@ def source_of(found: Inspection) -> SourceFiles:
 
 def tensors_of(found: Inspection) -> SourceTensors:
     return SourceTensors(found.spec, found.weight_paths, source_of(found))
+
+
+def parts_of(found: Inspection) -> list[Part]:
+    return find_parts(found.spec, tensors_of(found).tensors)
 
 
 def random_tokens(vocab_size: int, count: int = 48) -> list[int]:

@@ -21,16 +21,14 @@ from inference.llm.quantising.correcting import (
     correcting_bytes,
     rounding_bytes,
 )
-from inference.llm.quantising.parts import find_parts
 from inference.modelling.layers.code_search import find_codes, nearest_codes
 from inference.modelling.quantisation import OWN_FORMS, FormName
 from inference.modelling.weights.loader import load_network
 from models_registry.detection.inspection import Inspection
-from tests.inference.llm.quantising.checkpoints import inspect, random_tokens, tensors_of
+from tests.inference.llm.quantising.checkpoints import inspect, parts_of, random_tokens
 from tests.inference.modelling.huggingface import make_checkpoint
 from tests.inference.modelling.test_network_dense import tiny_config
 from tests.inference.modelling.test_network_large import CASES as LARGE_CASES
-from tests.inference.modelling.test_quantisation import CONFIGS
 
 
 def inputs(count: int, width: int) -> torch.Tensor:
@@ -142,17 +140,11 @@ def test_inputs_that_are_not_finite_are_of_no_use() -> None:
     assert torch.equal(found.codes, find_codes(weight, form)[0])
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
-def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Inspection:
-    directory, _ = make_checkpoint(CONFIGS[request.param](), tmp_path_factory.mktemp(request.param))
-    return inspect(directory)
-
-
 def test_values_of_the_network_are_those_of_the_codes(found: Inspection) -> None:
     network = load_network(found.spec, found.weight_paths, dtype=torch.float32)
     runner, tokens = WindowRunner(network, 24, "float32", "cpu"), random_tokens(found.spec.vocab_size, 48)
     correction = Correction(runner, [tokens[:24], tokens[24:]])
-    names = [name for part in find_parts(found.spec, tensors_of(found).tensors) for name in part.parameters]
+    names = [name for part in parts_of(found) for name in part.parameters]
     assert not correction.can_correct(names[0], "int8")
     forms: dict[str, FormName] = {name: "int4" for name in names if correction.can_correct(name, "int4")}
     assert forms
@@ -177,7 +169,7 @@ def test_layers_that_read_another_ones_cache_are_rounded_plainly(tmp_path: Path)
     network = load_network(found.spec, found.weight_paths, dtype=torch.float32)
     tokens = random_tokens(found.spec.vocab_size, 48)
     correction = Correction(WindowRunner(network, 24, "float32", "cpu"), [tokens[:24], tokens[24:]])
-    names = [name for part in find_parts(found.spec, tensors_of(found).tensors) for name in part.parameters]
+    names = [name for part in parts_of(found) for name in part.parameters]
     forms: dict[str, FormName] = {name: "int4" for name in names if correction.can_correct(name, "int4")}
     assert found.spec.state_numbers() == (0, 1, 0, 1)
     first = 2  # layer 1 keeps its own cache, though a later layer reads one that is older

@@ -11,24 +11,17 @@ from inference.errors import InvalidRequest
 from inference.llm.quality import WindowRunner
 from inference.llm.quantising import measuring
 from inference.llm.quantising.measuring import Measurement
-from inference.llm.quantising.parts import KINDS, find_parts
+from inference.llm.quantising.parts import KINDS
 from inference.modelling.backends.backend import choose_backend
 from inference.modelling.weights.loader import load_network
 from models_registry.detection.inspection import Inspection
-from tests.inference.llm.quantising.checkpoints import inspect, random_tokens, tensors_of
+from tests.inference.llm.quantising.checkpoints import parts_of, random_tokens
 from tests.inference.modelling.harness import load_directory
 from tests.inference.modelling.huggingface import make_checkpoint
 from tests.inference.modelling.test_network_dense import tiny_config
 from tests.inference.modelling.test_network_large import CASES as LARGE_CASES
 from tests.inference.modelling.test_network_linear import CASES as LINEAR_CASES
 from tests.inference.modelling.test_network_recurrent import make_model
-from tests.inference.modelling.test_quantisation import CONFIGS
-
-
-@pytest.fixture(scope="module", params=CONFIGS)
-def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Inspection:
-    directory, _ = make_checkpoint(CONFIGS[request.param](), tmp_path_factory.mktemp(request.param))
-    return inspect(directory)
 
 
 def runner_of(found: Inspection) -> WindowRunner:
@@ -44,7 +37,7 @@ def test_a_changed_layer_is_computed_from_its_own_on(found: Inspection) -> None:
         measurement = Measurement(exact, backend, windows)
         stored = measurement.stored()
         assert (stored.mean_kl, stored.top1_agreement, stored.num_tokens) == (pytest.approx(0, abs=1e-6), 1, 23)
-        for part in find_parts(found.spec, tensors_of(found).tensors):
+        for part in parts_of(found):
             with measurement.rounded({part: "int4"}):
                 divergence = measurement.divergence(part.layer)
             for name in part.parameters:

@@ -11,7 +11,7 @@ from inference.errors import UnsupportedFormat
 from inference.llm.quantising.parts import find_parts, fixed_bytes
 from inference.llm.quantising.source import SourceTensor
 from inference.modelling.quantisation import OWN_FORMS, coded_bytes
-from tests.inference.llm.quantising.checkpoints import inspect, tensors_of
+from tests.inference.llm.quantising.checkpoints import inspect, parts_of, tensors_of
 from tests.inference.modelling.huggingface import make_checkpoint
 from tests.inference.modelling.test_quantisation import ATTENTION, CONFIGS, SIZES
 
@@ -19,7 +19,7 @@ from tests.inference.modelling.test_quantisation import ATTENTION, CONFIGS, SIZE
 def test_matrices_of_a_layer_and_both_stacks_of_experts(tmp_path: Path) -> None:
     directory, _ = make_checkpoint(CONFIGS["granitemoehybrid"](), tmp_path)
     found = inspect(directory)
-    parts = find_parts(found.spec, tensors_of(found).tensors)
+    parts = parts_of(found)
     names = [part.name for part in parts]
     assert names[0] == "embed_tokens.weight"
     assert [part.layer for part in parts] == sorted(part.layer for part in parts)
@@ -37,7 +37,7 @@ def test_a_matrix_whose_columns_fill_no_bytes_stays(tmp_path: Path) -> None:
     config = transformers.LlamaConfig(**SIZES | ATTENTION | {"intermediate_size": 100})
     directory, _ = make_checkpoint(config, tmp_path)
     found = inspect(directory)
-    names = {name for part in find_parts(found.spec, tensors_of(found).tensors) for name in part.parameters}
+    names = {name for part in parts_of(found) for name in part.parameters}
     assert "layers.0.channel_mixer.gate_up_proj.weight" in names
     assert "layers.0.channel_mixer.down_proj.weight" not in names, "100 codes of 3 bits end within a byte"
 
@@ -45,12 +45,7 @@ def test_a_matrix_whose_columns_fill_no_bytes_stays(tmp_path: Path) -> None:
 def test_experts_whose_rows_fill_no_blocks_stay(tmp_path: Path) -> None:
     directory, _ = make_checkpoint(CONFIGS["deepseek_v2"](), tmp_path)
     found = inspect(directory)
-    experts = [
-        name
-        for part in find_parts(found.spec, tensors_of(found).tensors)
-        for name in part.parameters
-        if "experts." in name
-    ]
+    experts = [name for part in parts_of(found) for name in part.parameters if "experts." in name]
     assert experts == ["layers.1.channel_mixer.experts.down_proj"], "gate and up have 40 rows each"
 
 

@@ -13,11 +13,11 @@ from inference.demo.paths import PREBUILT_DIRECTORY
 from inference.errors import InvalidRequest, UnsupportedFormat
 from inference.llm.options import LLMOptions
 from inference.llm.quality import measure_quality
-from inference.llm.quantising.parts import KINDS, find_parts, fixed_bytes
+from inference.llm.quantising.parts import KINDS, fixed_bytes
 from inference.llm.quantising.quantise import Limit, Quantised, derive_divergences, quantise_checkpoint, split_text
 from inference.llm.quantising.writing import PLAN_FILE
 from models_registry.detection.inspection import Inspection
-from tests.inference.llm.quantising.checkpoints import inspect, quantise, random_tokens, source_of, tensors_of
+from tests.inference.llm.quantising.checkpoints import inspect, parts_of, quantise, random_tokens, source_of, tensors_of
 from tests.inference.modelling.huggingface import make_checkpoint
 from tests.inference.modelling.test_quantisation import CONFIGS
 
@@ -43,7 +43,7 @@ def test_a_size_is_kept_and_used(demo: Inspection, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["int3", "int4", "int5"])
 def test_mixed_forms_beat_one_form_of_the_same_bytes(demo: Inspection, tmp_path: Path, form: str) -> None:
-    parts = find_parts(demo.spec, tensors_of(demo).tensors)
+    parts = parts_of(demo)
     size = fixed_bytes(parts, tensors_of(demo).tensors) + sum(part.sizes[form] for part in parts)  # type: ignore[index]
     found = quantise(demo, tmp_path / "out", Limit(size_bytes=size))
     (uniform,) = [point for point in found.curve if point.form == form]

@@ -17,29 +17,23 @@ from torch import nn
 
 from inference.errors import BlazrError, CorruptCheckpoint, InvalidRequest
 from inference.llm.checkpoint_writing import WEIGHTS_FILE, check_target
-from inference.llm.quantising.parts import KINDS, find_parts, fixed_bytes
+from inference.llm.quantising.parts import KINDS, fixed_bytes
 from inference.llm.quantising.writing import PLAN_FILE, write_checkpoint
 from inference.modelling.backends.native import library
 from inference.modelling.layers.coded import JoinedRows, packed_rows, quantised_rows
 from inference.modelling.quantisation import coded_parameters, kept_kinds, weights_bytes
 from inference.modelling.weights.loader import load_network
 from models_registry.detection.inspection import Inspection
-from tests.inference.llm.quantising.checkpoints import inspect, source_of, tensors_of
+from tests.inference.llm.quantising.checkpoints import inspect, parts_of, source_of, tensors_of
 from tests.inference.modelling.huggingface import make_checkpoint
 from tests.inference.modelling.test_quantisation import CONFIGS
-
-
-@pytest.fixture(scope="module", params=CONFIGS)
-def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Inspection:
-    directory, _ = make_checkpoint(CONFIGS[request.param](), tmp_path_factory.mktemp(request.param))
-    return inspect(directory)
 
 
 def write(found: Inspection, target: Path, first: int = 0) -> tuple[dict[str, torch.Tensor], int]:
     """All parts but one, each in another form, from the form of a number on; returns the values that were written."""
     network = load_network(found.spec, found.weight_paths, dtype=torch.float32)
     parameters = dict(network.named_parameters())
-    parts = find_parts(found.spec, tensors_of(found).tensors)[:-1]
+    *parts, left = parts_of(found)
     form_of = dict(zip(parts, itertools.islice(itertools.cycle(KINDS), first, first + len(parts)), strict=True))
     forms = {name: form for part, form in form_of.items() for name in part.parameters}
     size = write_checkpoint(
@@ -52,9 +46,9 @@ def write(found: Inspection, target: Path, first: int = 0) -> tuple[dict[str, to
         measured={},
         plan={"curve": []},
     )
-    expected = fixed_bytes(find_parts(found.spec, tensors_of(found).tensors), tensors_of(found).tensors)
+    expected = fixed_bytes([*parts, left], tensors_of(found).tensors)
     expected += sum(part.sizes[form] for part, form in form_of.items())
-    assert size <= expected + find_parts(found.spec, tensors_of(found).tensors)[-1].stored_bytes
+    assert size <= expected + left.stored_bytes
     rows = {name: quantised_rows(parameters[name].data, form) for name, form in forms.items()}
     return {
         name: packed_rows(codes, scales, forms[name], parameters[name].shape[-1]).dense(torch.float32)
@@ -122,7 +116,7 @@ def test_nothing_is_left_of_a_write_that_fails(found: Inspection, tmp_path: Path
     def broken(name: str) -> torch.Tensor:
         raise InvalidRequest("no")
 
-    forms = {name: "int8" for part in find_parts(found.spec, tensors_of(found).tensors) for name in part.parameters}
+    forms = {name: "int8" for part in parts_of(found) for name in part.parameters}
     with pytest.raises(InvalidRequest):
         write_checkpoint(
             tmp_path / "out", source_of(found), tensors_of(found), found.spec, forms, broken, measured={}, plan={}
