@@ -95,7 +95,7 @@ class HybridLayer(Layer):
         spec = self.spec
         if self.token_mixer is not None:
             mixed = self.token_mixer(self._enter(stream, batch, state), batch, state)
-            self._leave(stream, mixed, self.token_post_norm)
+            _leave(stream, mixed, self.token_post_norm, spec.residual_multiplier)
         if self.channel_mixer is not None:
             entering = stream.enter(self.channel_norm, replaces=spec.replaces_stream)
             if self.channel_gate is not None:
@@ -107,7 +107,7 @@ class HybridLayer(Layer):
             if ends_here is not None:
                 mixed = mixed + ends_here
             multiplier = spec.residual_multiplier if spec.channel_multiplier is None else spec.channel_multiplier
-            stream.leave(mixed if self.channel_post_norm is None else self.channel_post_norm(mixed), multiplier)
+            _leave(stream, mixed, self.channel_post_norm, multiplier)
         if self.layer_input is not None:
             assert stream.layer_inputs is not None
             stream.leave(self.layer_input(stream.enter(None), stream.layer_inputs[:, self.number]), 1.0)
@@ -123,5 +123,6 @@ class HybridLayer(Layer):
         hidden = stream.enter(None)
         return self.token_norm.normalise(hidden + self.prologue(hidden, stream.embedding, batch, state))
 
-    def _leave(self, stream: ResidualStream, mixed: torch.Tensor, post_norm: Norm | None) -> None:
-        stream.leave(mixed if post_norm is None else post_norm(mixed), self.spec.residual_multiplier)
+
+def _leave(stream: ResidualStream, mixed: torch.Tensor, post_norm: Norm | None, multiplier: float) -> None:
+    stream.leave(mixed if post_norm is None else post_norm(mixed), multiplier)
