@@ -37,18 +37,19 @@ def side_files(inspection: Inspection) -> SourceFiles:
     Raises:
         CheckpointError: A file can't be read any more.
     """
-    own = {file.path: file.role for file in inspection.files if file.path in inspection.other_files}
-    copied = [name for name in own if name not in SIDE_FILES]
+    copied = [name for name in inspection.other_files if name not in SIDE_FILES]
     made: dict[str, bytes] = {}
     config = _config_of_gguf(inspection)
     tokenizer, lender = inspection.tokenizer, _lender(inspection)
-    if lender is not None or _is_chosen(inspection) or config is not None:
+    is_replaced = lender is not None or _is_chosen(inspection)
+    if is_replaced or config is not None:
         roles = _TOKENIZER_ROLES if lender is not None else ("tokenizer",)
-        copied = [name for name in copied if own[name] not in roles]
+        left_out = {file.path for file in inspection.files if file.role in roles}
+        copied = [name for name in copied if name not in left_out]
         made |= _tokenizer_files(tokenizer)
         for file in lender or ():
             made.setdefault(Path(file.path).name, _read(Path(file.path)))
-        if lender is not None or _is_chosen(inspection):  # the files that are left out may have named some
+        if is_replaced:  # the files that are left out may have named some
             ends = {"eos_token_id": list(tokenizer.eos_token_ids)}
             made[_GENERATION_FILE] = json_content(_object(inspection, _GENERATION_FILE) | ends)
         if tokenizer.kind == "builtin":
