@@ -325,7 +325,14 @@ class _Trials:
         key = tuple(plan.forms.items())
         if key not in self._found:
             with self._applied(plan, self._correction):
-                self._found[key] = plan, self._measurement.divergence(-1)
+                return self._measure_applied(plan)
+        return self._found[key][1]
+
+    def _measure_applied(self, plan: Plan) -> Divergence:
+        """``measure`` of a plan whose values the network has already."""
+        key = tuple(plan.forms.items())
+        if key not in self._found:
+            self._found[key] = plan, self._measurement.divergence(-1)
             share = _MEASURED + (_PLANNED - _MEASURED) * min(len(self._found) / (_SEARCH_STEPS + CURVE_POINTS), 1)
             self._report(share, f"measuring a plan of {format_bytes(plan.size_bytes)}")
         return self._found[key][1]
@@ -350,11 +357,12 @@ class _Trials:
             return {}, self.measure(plan)
         with self._applied(plan, None):
             plain = self._measurement.divergence(-1)
-        if plain.mean_kl <= self.measure(plan).mean_kl:
+        with self._applied(plan, self._correction):
+            corrected, codes = self._measure_applied(plan), dict(self._correction.codes)
+        if plain.mean_kl <= corrected.mean_kl:
             self._found[tuple(plan.forms.items())] = plan, plain
             return {}, plain
-        with self._applied(plan, self._correction):
-            return dict(self._correction.codes), plain
+        return codes, plain
 
     @contextmanager
     def _applied(self, plan: Plan, correction: Correction | None) -> Iterator[None]:
