@@ -83,7 +83,10 @@ def device_memory(context: dict[str, Any]) -> dict[str, Any] | None:
 
 @register.simple_tag(takes_context=True)
 def live_region(context: dict[str, Any], region_id: str, topics: str) -> SafeString:
-    """Write the attributes of an element that is drawn anew, from the page's own address, when a topic changes.
+    """Write the attributes of an element whose children are drawn anew, from the page's address, when a topic changes.
+
+    The element itself stays, with what htmx knows of it: a topic that changes while its children are on their way would
+    be lost with it, and a list for other filters with its target. Text directly in it isn't drawn again.
 
     Args:
         region_id: The element's id.
@@ -91,7 +94,7 @@ def live_region(context: dict[str, Any], region_id: str, topics: str) -> SafeStr
     """
     triggers = ", ".join(f"live:{topic} from:body" for topic in topics.split())
     return format_html(
-        'id="{0}" hx-get="{1}" hx-trigger="{2}" hx-select="#{0}" hx-target="this" hx-swap="outerHTML"',
+        'id="{0}" hx-get="{1}" hx-trigger="{2}" hx-select="#{0} > *" hx-target="this" hx-swap="innerHTML"',
         region_id,
         context["request"].get_full_path(),
         triggers,

@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.browser.actions import HOSTILE
-from tests.live.conftest import LiveServer
+from tests.live.conftest import LiveServer, wait_until
 
 pytestmark = pytest.mark.browser
 
@@ -81,6 +81,31 @@ def test_a_job_can_be_cancelled(page: Page) -> None:
     )
     page.locator("#jobs tbody tr").first.get_by_role("button", name="Cancel").click()
     expect(page.locator("#counts")).to_have_text(re.compile(r"^(\d+ succeeded, )?\d+ cancelled$"))
+
+
+def test_the_list_is_the_one_for_the_newest_filters(page: Page) -> None:
+    """What changes while a list is on its way is asked for behind it."""
+    page.goto("/jobs/")
+    asked: list[str] = []
+    held: list[Route] = []
+
+    def hold_first(route: Route) -> None:
+        if route.request.headers.get("hx-target") != "jobs-region":
+            return route.continue_()
+        asked.append(route.request.url.partition("?")[2])
+        return route.continue_() if held else held.append(route)
+
+    page.route("**/jobs/**", hold_first)
+    page.fill("#label", "of before")
+    wait_until(lambda: page.title() and held, 20, "the list for the first filter")
+    page.fill("#label", "newest")
+    expect(page).to_have_url(re.compile("label=newest"))
+    page.evaluate("document.body.dispatchEvent(new CustomEvent('live:jobs'))")
+    assert asked == ["label=of+before"]
+    held[0].continue_()
+    wait_until(lambda: page.title() and len(asked) > 1, 20, "the list behind it")
+    expect(page.locator("#jobs")).to_contain_text("No job matches")
+    assert set(asked[1:]) == {"label=newest"}
 
 
 def test_batches_are_shown_with_their_progress_and_files(page: Page, site: LiveServer) -> None:

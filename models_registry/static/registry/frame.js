@@ -128,7 +128,7 @@ function enhance(root = document) {
   localTimes(root);
 }
 enhance();
-document.body.addEventListener("htmx:load", (event) => enhance(event.detail.elt));
+document.body.addEventListener("htmx:load", (event) => enhance(event.detail.elt.parentElement ?? document));
 setInterval(localTimes, 10000);
 
 document.addEventListener("click", async (event) => {

@@ -4,14 +4,19 @@ import { $, call, submitted, toast } from "./kit.js";
 const filters = $("#filters");
 let timer;
 
-/** Take the list that the server draws for these filters, and keep them in the address. */
-function show() {
+/** Address of the list for the filters as they are. */
+function address() {
   const query = new URLSearchParams([...new FormData(filters)].filter(([, value]) => value.trim()));
-  const address = `${location.pathname}${query.size ? `?${query}` : ""}`;
-  history.replaceState(null, "", address);
-  window.htmx.ajax("GET", address, { target: "#jobs-region", select: "#jobs-region", swap: "outerHTML" });
+  return `${location.pathname}${query.size ? `?${query}` : ""}`;
 }
 
+/** Have the list drawn for these filters, behind one that is on its way, and keep them in the page's address. */
+function show() {
+  history.replaceState(null, "", address());
+  document.body.dispatchEvent(new CustomEvent("live:jobs"));
+}
+
+$("#jobs-region").addEventListener("htmx:configRequest", (event) => (event.detail.path = address()));
 filters.addEventListener("input", () => {
   clearTimeout(timer);
   timer = setTimeout(show, 150);
