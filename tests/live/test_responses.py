@@ -51,11 +51,16 @@ def wait_for_text(server: LiveServer, response_id: str) -> None:
 
 
 def test_a_background_response_is_cancelled_in_the_middle(server, client):
-    # The others slow it down, so that it isn't through before the cancellation.
-    watched, *others = [submit(client) for _ in range(10)]
+    watched, *others = [submit(client) for _ in range(10)]  # the others slow it down
     wait_for_text(server, watched)
-    for response_id in (watched, *others):
-        client.responses.cancel(response_id)
+    worker = server.pid_of(WORKER)
+    os.kill(worker, signal.SIGSTOP)  # so that it isn't through before the cancellation
+    try:
+        assert job_of(server, watched)[0] == "running"
+        for response_id in (watched, *others):
+            client.responses.cancel(response_id)
+    finally:
+        os.kill(worker, signal.SIGCONT)
     ended = wait_until(
         lambda: (found := client.responses.retrieve(watched)).status not in ("queued", "in_progress") and found,
         20,
