@@ -34,7 +34,7 @@ export const $$ = (selector, root = document) => [...root.querySelectorAll(selec
 export const pageData = (id) => JSON.parse(document.getElementById(id).textContent);
 
 /** Replace children without losing the focus: an element with the same data-key gets it back. */
-export function redraw(container, ...children) {
+function redraw(container, ...children) {
   const key = container.contains(document.activeElement) ? document.activeElement.dataset.key : null;
   container.replaceChildren(...children.flat().filter(Boolean));
   if (key) $$("[data-key]", container).find((element) => element.dataset.key === key)?.focus();
@@ -55,7 +55,7 @@ export async function redrawParts(...ids) {
   }
 }
 
-export class ServerError extends Error {
+class ServerError extends Error {
   constructor(message, status, code) {
     super(message);
     this.status = status;
@@ -256,24 +256,6 @@ export function ago(date) {
   if (seconds < 60) return `${Math.round(seconds)} s ago`;
   if (seconds < 86400) return `${duration(seconds)} ago`;
   return new Date(date).toLocaleDateString(undefined, { day: "numeric", month: "short", year: "numeric" });
-}
-
-// --- states ------------------------------------------------------------------------------------
-
-const LIVE = { unloaded: "not loaded", loading: "loading", ready: "ready", failed: "load failed", unknown: "unknown" };
-
-/** State of a checkpoint: its files first, then what the workers say. */
-export function modelState(row) {
-  if (row.state !== "available") return stateMark(row.state, row.state === "missing" ? "files missing" : "refused");
-  const { status, progress, stage } = row.live;
-  const text = status === "loading" ? `loading ${Math.round(progress * 100)} %` : LIVE[status];
-  const mark = stateMark(status, text);
-  if (stage && status === "loading") mark.title = stage;
-  return mark;
-}
-
-export function stateMark(state, text = state) {
-  return h("span.text-nowrap", {}, h(`i.dot.${state}`, { "aria-hidden": "true" }), text);
 }
 
 export const modelUrl = (row) => `/models/${row.id}/`;

@@ -5,7 +5,7 @@ import { iconButton } from "./parts.js";
 const TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
 const MAX_BYTES = 10 << 20; // of a picture, as the server reads it
 const MAX_IMAGES = 32; // of a request
-export const IMAGE_URL = /^data:image\/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]+$/;
+const IMAGE_URL = /^data:image\/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]+$/;
 
 const readAsUrl = (file) =>
   new Promise((resolve, reject) => {

@@ -45,7 +45,7 @@ export class Tree {
   }
 }
 
-export function messageOf({ role, content, images, reasoning, tool_calls: calls, tool_call_id: callId }) {
+function messageOf({ role, content, images, reasoning, tool_calls: calls, tool_call_id: callId }) {
   if (role === "tool") return { role, tool_call_id: callId, content };
   if (role === "assistant") {
     return {
