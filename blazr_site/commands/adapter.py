@@ -38,10 +38,10 @@ def _add(client: ServerClient, model: str, path: str, name: str | None) -> int:
 
 
 def _list(client: ServerClient, model: str | None, *, is_json: bool) -> int:
-    names = sorted(_models(client)) if model is None else [model]
+    bases = [base for _, base in sorted(_bases(client).items())] if model is None else [_base(client, model)]
     rows: list[dict[str, Any]] = []
-    for name in names:
-        rows += client.json("GET", f"{_base(client, name)}/adapters")
+    for base in bases:
+        rows += client.json("GET", f"{base}/adapters")
     if is_json:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
         return 0
@@ -64,15 +64,15 @@ def _remove(client: ServerClient, name: str) -> int:
     return 0
 
 
-def _models(client: ServerClient) -> dict[str, str]:
-    """Ids of all checkpoints of the server by name."""
-    return {row["served_model_name"]: row["id"] for row in client.json("GET", CHECKPOINTS)}
+def _bases(client: ServerClient) -> dict[str, str]:
+    """Paths of the routes of all checkpoints of the server, by name."""
+    return {row["served_model_name"]: f"{CHECKPOINTS}/{row['id']}" for row in client.json("GET", CHECKPOINTS)}
 
 
 def _base(client: ServerClient, model: str) -> str:
     """Path of a checkpoint's routes."""
-    known = _models(client)
+    known = _bases(client)
     if model not in known:
         some = ", ".join(sorted(known)[:5]) or "none"
         raise UnknownModel(f"{client.server.url} has no model {model[:120]!r} (it has {some}).")
-    return f"{CHECKPOINTS}/{known[model]}"
+    return known[model]
