@@ -1,6 +1,7 @@
 // Markdown of models as elements. Raw HTML in it is shown as text; what marked makes of the rest passes DOMPurify, which
 // keeps text elements and links to the web alone. Nothing is fetched: pictures become their alternative text.
 import { Marked } from "../vendor/marked/marked.esm.js";
+import { h } from "./kit.js";
 import { highlight } from "./playground/highlight.js";
 
 const escapeHtml = (text) => text.replace(/[&<>"']/g, (sign) => `&#${sign.charCodeAt(0)};`);
@@ -23,22 +24,13 @@ const ALLOWED = {
   RETURN_DOM_FRAGMENT: true,
 };
 
-function element(tag, className, ...children) {
-  const made = document.createElement(tag);
-  made.className = className;
-  made.append(...children);
-  return made;
-}
-
 /** A block of code with its language and a button that copies it. */
 function frameCode(pre, copy) {
-  const button = element("button", "btn btn-link btn-sm", "Copy");
-  button.type = "button";
-  button.setAttribute("aria-label", "Copy the code");
-  button.addEventListener("click", () => copy(pre.textContent.replace(/\n$/, "")));
-  const frame = element("div", "code-block");
+  const onclick = () => copy(pre.textContent.replace(/\n$/, ""));
+  const button = h("button.btn.btn-link.btn-sm", { type: "button", "aria-label": "Copy the code", onclick }, "Copy");
+  const frame = h("div.code-block");
   pre.replaceWith(frame);
-  frame.append(element("div", "spread flex-nowrap small muted", element("span", "text-truncate", pre.title || "text"), button), pre);
+  frame.append(h("div.spread.flex-nowrap.small.muted", {}, h("span.text-truncate", {}, pre.title || "text"), button), pre);
   highlight(pre.firstChild, pre.title);
   pre.removeAttribute("title");
 }
@@ -53,13 +45,12 @@ export function drawMarkdown(place, text, copy) {
   }
   for (const table of fragment.querySelectorAll("table")) {
     table.className = "table w-auto";
-    const frame = element("div", "table-responsive");
-    frame.tabIndex = 0;
+    const frame = h("div.table-responsive", { tabindex: 0 });
     table.replaceWith(frame);
     frame.append(table);
   }
   for (const link of fragment.querySelectorAll("a")) Object.assign(link, { target: "_blank", rel: "noopener noreferrer nofollow" });
   // Headings of an answer are none of the page's.
-  for (const heading of fragment.querySelectorAll("h1, h2, h3, h4, h5, h6")) heading.replaceWith(element("p", "fw-bold", ...heading.childNodes));
+  for (const heading of fragment.querySelectorAll("h1, h2, h3, h4, h5, h6")) heading.replaceWith(h("p.fw-bold", {}, ...heading.childNodes));
   place.replaceChildren(fragment);
 }

@@ -1,4 +1,5 @@
 // Colours in the code of answers: comments, texts, numbers, and words that a language keeps for itself.
+import { h } from "../kit.js";
 
 const WORDS = {
   python: "and as assert async await break case class continue def del elif else except finally for from global if import in is lambda match nonlocal not or pass raise return try while with yield True False None self",
@@ -28,10 +29,7 @@ export function highlight(element, language) {
     const [whole, comment, string, number, word] = match;
     const kind = comment ? "comment" : string ? "string" : number ? "number" : rule.words.has(name === "sql" ? word.toLowerCase() : word) ? "word" : null;
     if (!kind) continue;
-    const span = document.createElement("span");
-    span.className = `hl-${kind}`;
-    span.textContent = whole;
-    parts.push(text.slice(end, match.index), span);
+    parts.push(text.slice(end, match.index), h(`span.hl-${kind}`, {}, whole));
     end = match.index + whole.length;
   }
   element.replaceChildren(...parts, text.slice(end));
