@@ -24,16 +24,19 @@ export class Tree {
     return (this.leaf = this.turns.length - 1);
   }
 
+  #children(parent) {
+    return this.turns.flatMap((turn, i) => (turn.parent === parent ? [i] : []));
+  }
+
   /** Numbers of the branches that one turn is one of. */
   branches(number) {
-    const { parent } = this.turns[number];
-    return this.turns.flatMap((turn, i) => (turn.parent === parent ? [i] : []));
+    return this.#children(this.turns[number].parent);
   }
 
   /** Show a branch, to its newest end. */
   show(number) {
     for (;;) {
-      const children = this.turns.flatMap((turn, i) => (turn.parent === number ? [i] : []));
+      const children = this.#children(number);
       if (!children.length) return (this.leaf = number);
       number = children.at(-1);
     }

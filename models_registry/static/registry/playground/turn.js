@@ -44,7 +44,7 @@ export class TurnView {
     Object.assign(this, { turn, number, owner });
     this.isLive = false;
     const { role } = turn;
-    this.showsTokens = Boolean(turn.tokens?.length);
+    this.showsTokens = false;
     this.thinking = h("pre.small.thinking.muted", {});
     this.thinkingWords = h("span", {}, "Thoughts");
     this.reasoning = h("details.reasoning", {}, h("summary.muted.small", {}, this.thinkingWords), this.thinking);
@@ -62,23 +62,18 @@ export class TurnView {
       this.figures,
       this.actions,
     );
-    if (turn.tokens) this.#tokenView();
     this.update();
     this.drawActions();
-  }
-
-  #tokenView() {
-    this.tokens = new TokenView();
-    this.tokens.push(this.turn.tokens);
   }
 
   /** Draw what the turn has now. */
   update() {
     const { role, content, reasoning, tool_calls: calls, tokens, problem } = this.turn;
     if (tokens && !this.tokens) {
-      this.#tokenView();
+      this.tokens = new TokenView();
       this.showsTokens = true;
-    } else if (tokens && this.tokens.tokens.length < tokens.length) this.tokens.push(tokens.slice(this.tokens.tokens.length));
+    }
+    if (tokens && this.tokens.tokens.length < tokens.length) this.tokens.push(tokens.slice(this.tokens.tokens.length));
     if (this.showsTokens) this.text.replaceChildren(this.tokens.element);
     else if (role === "assistant" && this.owner.isChat) drawMarkdown(this.text, content, copy);
     else this.#plain(content);
