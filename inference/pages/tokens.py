@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -86,7 +86,7 @@ def search(tokenizer: Tokenizer, query: str, kind: str, *, offset: int, limit: i
     Args:
         kind: One of ``KINDS``.
     """
-    found: Iterable[int]
+    found: Sequence[int]
     if kind == "unused":
         found = sorted(tokenizer.invalid_token_ids)
     elif kind == "control":
@@ -94,14 +94,12 @@ def search(tokenizer: Tokenizer, query: str, kind: str, *, offset: int, limit: i
     else:
         found = range(tokenizer.vocab_size)
     query = query[:MAX_QUERY_CHARS]
-    matching: Sequence[int]
+    matching = found
     if query:
         ids, texts, words = _ids_in(query), _texts(tokenizer), query.lower()
         allowed = found if isinstance(found, range) else frozenset(found)
         named = [token_id for token_id in range(ids.start, min(ids.stop, tokenizer.vocab_size)) if token_id in allowed]
         matching = named + [token_id for token_id in found if words in texts[token_id] and token_id not in ids]
-    else:
-        matching = list(found) if not isinstance(found, range) else found
     return VocabularyPage(
         len(matching), [_token(tokenizer, token_id) for token_id in matching[offset : offset + limit]]
     )
