@@ -160,18 +160,14 @@ def with_tokenizer_sources(rules: list[dict[str, Any]], besides: Checkpoint | No
     Args:
         besides: Leave out this checkpoint.
     """
-    rows = [row for row in with_tokenizers() if row.tokenizer_kind != "none" and row != besides]
+    # The database reads the kinds out of the inspections, which are long.
+    annotated = selectors.checkpoint_list().annotate(tokenizer_kind=F("inspection__tokenizer__kind"))
+    found: list[Any] = readable_rows(annotated)
+    rows = [row for row in found if row.tokenizer_kind != "none" and row != besides]
     for rule in rules:
         if rule["name"] == TOKENIZER_FROM:
             rule["choices"] = [row.served_model_name for row in rows]
     return rules
-
-
-def with_tokenizers() -> list[Any]:
-    """Return all checkpoints with what the database reads out of their inspections, which are long."""
-    names = {"tokenizer_kind": "kind", "chat_template_origin": "chat_template_origin"}
-    parts = {name: F(f"inspection__tokenizer__{part}") for name, part in names.items()}
-    return readable_rows(selectors.checkpoint_list().annotate(**parts))
 
 
 class UploadPage(StaffPage):
