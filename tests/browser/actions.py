@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from playwright.sync_api import Page, expect
@@ -15,6 +17,8 @@ from tests.live.conftest import ROOT, LiveServer, wait_until
 
 DEMO = ROOT / "inference" / "demo" / "checkpoint"
 HOSTILE = "<img src=x onerror=alert(1)>{{7*7}}"
+AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
+RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
 CONTRAST = """
 () => {
   const parse = (text) => {
@@ -48,6 +52,24 @@ CONTRAST = """
 """
 
 
+def axe_findings(page: Page) -> list[tuple[str, str]]:
+    """The rules that axe finds broken, each with an element that breaks it."""
+    page.evaluate(AXE)
+    report = page.evaluate("(rules) => axe.run(document, rules)", RULES)
+    return [(item["id"], item["nodes"][0]["html"][:300]) for item in report["violations"]]
+
+
+def assert_fits_and_can_be_read(page: Page, *, with_axe: bool = False) -> None:
+    """In both schemes nothing is wider than the page or has a poor contrast, nor is found by axe."""
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        expect(page.locator("html")).to_have_attribute("data-theme", scheme)
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, (page.url, scheme)
+        assert page.evaluate(CONTRAST) == [], (page.url, scheme)
+        if with_axe:
+            assert axe_findings(page) == [], (page.url, scheme)
+
+
 def demo_files(tmp_path: Path) -> list[str]:
     """A copy of the demo model's files."""
     place = shutil.copytree(DEMO, tmp_path / "copy")
@@ -75,6 +97,25 @@ def second_revision(site: LiveServer, place: Path) -> str:
         "[aliases.alias_promote(name='best', checkpoint=one, author_name='vera') for one in (demo, row)];"
         "print(row.pk)"
     ).strip()
+
+
+@contextmanager
+def row_like_demo(site: LiveServer, name: str, changes: str = "") -> Iterator[str]:
+    """A checkpoint's row that is a copy of the demo's, without files, until the block ends; yields its id.
+
+    Args:
+        changes: Python statements that change ``row`` before it is saved, each with a semicolon.
+    """
+    made = site.manage(
+        "from models_registry.models import Checkpoint; import uuid;"
+        "row = Checkpoint.objects.get(served_model_name='demo'); row.pk = row.id = uuid.uuid4();"
+        f"row.served_model_name = {name!r}; row.path = f'/nowhere/{{row.pk}}';"
+        f"{changes}row.save(force_insert=True); print(row.pk)"
+    ).strip()
+    try:
+        yield made
+    finally:
+        site.manage(f"from models_registry.models import Checkpoint; Checkpoint.objects.filter(pk={made!r}).delete()")
 
 
 def upload(page: Page, name: str, files: list[str]) -> None:
@@ -131,11 +172,7 @@ def assert_job_card_fits(page: Page, site: LiveServer, *, rows: str, button: str
         expect(page.locator(f"{rows} > li")).to_have_count(4)
         assert page.locator(f"{rows} img").count() == num_images
         for step in ("rows", "dialog"):
-            for scheme in ("light", "dark"):
-                page.emulate_media(color_scheme=scheme)
-                expect(page.locator("html")).to_have_attribute("data-theme", scheme)
-                assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, (step, scheme)
-                assert page.evaluate(CONTRAST) == [], (step, scheme)
+            assert_fits_and_can_be_read(page)
             if step == "rows":
                 page.click(button)
         outside = page.locator(f"{button}-dialog *").evaluate_all(

@@ -6,7 +6,8 @@ tests of other packages would stumble over it. What a test makes, it removes: th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
@@ -85,6 +86,24 @@ def context(chromium: Browser, site: LiveServer, session_state: dict) -> Iterato
     context.set_default_timeout(TIMEOUT_MS)
     yield context
     context.close()
+
+
+@pytest.fixture
+def open_page(chromium: Browser, site: LiveServer, session_state: dict) -> Iterator[Callable[..., Page]]:
+    """Open signed-in pages in windows of a size, where colours change at once and axe may run."""
+    contexts: list[BrowserContext] = []
+
+    def open_page(width: int, height: int = 844, *, bypass_csp: bool = True, **options: Any) -> Page:
+        context = chromium.new_context(
+            base_url=site.url, storage_state=session_state, reduced_motion="reduce", bypass_csp=bypass_csp,
+            viewport={"width": width, "height": height}, **options,
+        )  # fmt: skip
+        contexts.append(context)
+        return context.new_page()
+
+    yield open_page
+    for context in contexts:
+        context.close()
 
 
 @pytest.fixture

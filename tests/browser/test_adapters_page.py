@@ -28,9 +28,7 @@ REMOVAL = "from models_registry.models import *; ModelAlias.objects.all().delete
 def adapters(site: LiveServer) -> Iterator[None]:
     site.manage(ROWS)
     yield
-    site.manage(
-        "from models_registry.models import *; ModelAlias.objects.all().delete(); Adapter.objects.all().delete()"
-    )
+    site.manage(REMOVAL)
 
 
 @pytest.mark.usefixtures("adapters")

@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from tests.browser.actions import axe_findings, row_like_demo
 from tests.browser.conftest import Complaints
 from tests.browser.test_pages import paths
 from tests.live.conftest import LiveServer, wait_until
 
 pytestmark = pytest.mark.browser
 
-AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
-RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
 MAX_SCRIPT_BYTES = 100_000
 MAX_PAINT_MS = 300
 PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
@@ -25,21 +24,14 @@ PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1440])
-def test_axe_finds_nothing(chromium: Browser, site: LiveServer, session_state: dict, width: int, scheme: str) -> None:
-    context = chromium.new_context(
-        base_url=site.url, storage_state=session_state, color_scheme=scheme, reduced_motion="reduce", bypass_csp=True,
-        viewport={"width": width, "height": 844},
-    )  # fmt: skip
-    page = context.new_page()
+def test_axe_finds_nothing(open_page: Callable[..., Page], site: LiveServer, width: int, scheme: str) -> None:
+    page = open_page(width, color_scheme=scheme)
     found = {}
     for path in paths(site):
         page.goto(path)
         expect(page.locator("html")).to_have_attribute("data-theme", scheme)
-        page.evaluate(AXE)
-        report = page.evaluate("(rules) => axe.run(document, rules)", RULES)
-        if report["violations"]:
-            found[path] = [(item["id"], item["nodes"][0]["html"][:200]) for item in report["violations"]]
-    context.close()
+        if findings := axe_findings(page):
+            found[path] = findings
     assert found == {}
 
 
@@ -189,16 +181,12 @@ def test_errors_keep_the_navigation(page: Page, complaints: Complaints) -> None:
 
 def test_tensors_are_filtered_at_once(page: Page, site: LiveServer) -> None:
     """5,700 tensors; from the key to the drawn rows."""
-    made = site.manage(
-        "from models_registry.models import Checkpoint; import uuid;"
-        "row = Checkpoint.objects.get(served_model_name='demo'); row.pk = row.id = uuid.uuid4();"
-        "row.served_model_name = 'many-tensors'; row.path = '/nowhere/many';"
+    changes = (
         "first = row.inspection['tensors'][0];"
         "row.inspection['tensors'] += [[f'model.layers.{n // 57}.experts.{n % 57}.weight', *first[1:]]"
         " for n in range(5700)];"
-        "row.save(force_insert=True); print(row.pk)"
-    ).strip()
-    try:
+    )
+    with row_like_demo(site, "many-tensors", changes) as made:
         page.goto(f"/models/{made}/?tab=tensors")
         expect(page.locator("#tensor-count")).to_contain_text("of 5,7")
         script = """async (query) => {
@@ -214,8 +202,6 @@ def test_tensors_are_filtered_at_once(page: Page, site: LiveServer) -> None:
         times = [page.evaluate(script, f"layers.{number}. experts") for number in range(3, 14)]
         expect(page.locator("#tensor-count")).to_contain_text("1 to 50 of 57")
         assert statistics.median(times) <= 100, times
-    finally:
-        site.manage(f"from models_registry.models import Checkpoint; Checkpoint.objects.filter(pk={made!r}).delete()")
 
 
 def test_a_key_is_made_shown_once_tried_and_revoked(page: Page, site: LiveServer, complaints: Complaints) -> None:

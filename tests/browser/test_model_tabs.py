@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
-from tests.browser.actions import CONTRAST, HOSTILE, second_revision
-from tests.browser.test_frame import AXE, RULES
+from tests.browser.actions import HOSTILE, assert_fits_and_can_be_read, second_revision
 from tests.live.conftest import LiveServer
 
 pytestmark = pytest.mark.browser
@@ -121,14 +120,10 @@ def test_what_changed_between_revisions(page: Page, other: str) -> None:
 
 @pytest.mark.parametrize("width", [360, 1440])
 def test_the_tabs_fit_and_axe_finds_nothing_when_they_are_full(
-    chromium: Browser, site: LiveServer, session_state: dict, other: str, width: int
+    open_page: Callable[..., Page], site: LiveServer, other: str, width: int
 ) -> None:
     demo = site.checkpoint_id("demo")
-    context = chromium.new_context(
-        base_url=site.url, storage_state=session_state, reduced_motion="reduce", bypass_csp=True,
-        viewport={"width": width, "height": 844},
-    )  # fmt: skip
-    page = context.new_page()
+    page = open_page(width)
     tensor = "?tab=tensors&q=router&figures=1&tensor="
     page.goto(f"/models/{demo}/?tab=tensors&q=router")
     tensor += page.locator("#tensors a").first.inner_text()
@@ -143,13 +138,4 @@ def test_the_tabs_fit_and_axe_finds_nothing_when_they_are_full(
         "/models/",
     ):
         page.goto(path)
-        page.evaluate(AXE)
-        for scheme in ("light", "dark"):
-            page.emulate_media(color_scheme=scheme)
-            expect(page.locator("html")).to_have_attribute("data-theme", scheme)
-            assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, (path, scheme)
-            assert page.evaluate(CONTRAST) == [], (path, scheme)
-            report = page.evaluate("(rules) => axe.run(document, rules)", RULES)
-            found = [(item["id"], item["nodes"][0]["html"][:300]) for item in report["violations"]]
-            assert found == [], (path, scheme)
-    context.close()
+        assert_fits_and_can_be_read(page, with_axe=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.test_frame import AXE, RULES
+from tests.browser.actions import axe_findings
 from tests.live.conftest import LiveServer
 
 pytestmark = pytest.mark.browser
@@ -88,21 +88,12 @@ def test_a_new_span_is_drawn_without_a_reload(page: Page, site: LiveServer) -> N
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1440])
-def test_it_is_clean_and_fits(
-    chromium: Browser, site: LiveServer, session_state: dict, width: int, scheme: str
-) -> None:
-    context = chromium.new_context(
-        base_url=site.url, storage_state=session_state, color_scheme=scheme, reduced_motion="reduce", bypass_csp=True,
-        viewport={"width": width, "height": 900},
-    )  # fmt: skip
-    page = context.new_page()
+def test_it_is_clean_and_fits(open_page: Callable[..., Page], width: int, scheme: str) -> None:
+    page = open_page(width, 900, color_scheme=scheme)
     for path in ("/", "/?span=day&model=demo", "/keys/"):
         page.goto(path)
-        page.evaluate(AXE)
-        found = page.evaluate("(rules) => axe.run(document, rules)", RULES)["violations"]
-        assert [(item["id"], item["nodes"][0]["html"][:200]) for item in found] == [], path
+        assert axe_findings(page) == [], path
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, path
-    context.close()
 
 
 def test_it_can_be_read_without_scripts(chromium: Browser, site: LiveServer, session_state: dict) -> None:

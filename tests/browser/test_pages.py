@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.actions import CONTRAST, HOSTILE
+from tests.browser.actions import HOSTILE, assert_fits_and_can_be_read
 from tests.browser.conftest import Complaints
 from tests.live.conftest import LiveServer
 
@@ -72,21 +73,13 @@ def paths(site: LiveServer) -> list[str]:
 
 @pytest.mark.parametrize("width", [360, 1440])
 def test_pages_fit_and_can_be_read(
-    chromium: Browser, site: LiveServer, session_state: dict, complaints: Complaints, width: int
+    open_page: Callable[..., Page], site: LiveServer, complaints: Complaints, width: int
 ) -> None:
-    context = chromium.new_context(
-        base_url=site.url, storage_state=session_state, reduced_motion="reduce",  # colours change at once
-        viewport={"width": width, "height": 844},
-    )  # fmt: skip
-    page = context.new_page()
+    page = open_page(width, bypass_csp=False)
     complaints.watch(page)
     for path in paths(site):
         page.goto(path)
-        for scheme in ("light", "dark"):
-            page.emulate_media(color_scheme=scheme)
-            expect(page.locator("html")).to_have_attribute("data-theme", scheme)
-            assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, (path, scheme)
-            assert page.evaluate(CONTRAST) == [], (path, scheme)
+        assert_fits_and_can_be_read(page)
         unnamed = page.locator("button, a, input:not([hidden]):not([type=hidden]), select, textarea").evaluate_all(
             "(all) => all.filter((e) => e.checkVisibility() && !(e.innerText || e.getAttribute('aria-label') || e.title"
             " || e.labels?.length)).map((e) => e.outerHTML)"
@@ -94,7 +87,6 @@ def test_pages_fit_and_can_be_read(
         assert unnamed == [], path
     complaints[:] = [text for text in complaints if "404" not in text]  # of the page that isn't there
     assert complaints == []
-    context.close()
 
 
 def test_the_theme_follows_the_system_until_chosen(page: Page) -> None:

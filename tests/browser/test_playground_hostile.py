@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.actions import HOSTILE
+from tests.browser.actions import HOSTILE, row_like_demo
 from tests.browser.playground import answer_with, delta, forget_chat, kept
 from tests.live.conftest import LiveServer
 
@@ -52,12 +52,6 @@ def test_markdown_is_drawn_and_hostile_text_stays_text(page: Page) -> None:
 
 
 def test_hostile_tokens_thoughts_calls_and_names_stay_text(page: Page, site: LiveServer) -> None:
-    made = site.manage(
-        "from models_registry.models import Checkpoint; import uuid;"
-        "row = Checkpoint.objects.get(served_model_name='demo'); row.pk = row.id = uuid.uuid4();"
-        f"row.served_model_name = {HOSTILE!r}; row.path = '/nowhere/hostile';"
-        "row.save(force_insert=True); print(row.pk)"
-    ).strip()
     other = {"token": f"{HOSTILE}2", "logprob": -2.0, "bytes": []}
     entry = {"token": HOSTILE, "logprob": -0.1, "bytes": [], "top_logprobs": [other]}
     call = {"index": 0, "id": HOSTILE, "function": {"name": HOSTILE, "arguments": HOSTILE}}
@@ -69,7 +63,7 @@ def test_hostile_tokens_thoughts_calls_and_names_stay_text(page: Page, site: Liv
             delta({"delta": {"tool_calls": [call]}, "finish_reason": HOSTILE}),
         ],
     )
-    try:
+    with row_like_demo(site, HOSTILE):
         page.goto("/playground/")
         page.select_option("#model", HOSTILE)
         page.click("text=Compare")
@@ -95,5 +89,3 @@ def test_hostile_tokens_thoughts_calls_and_names_stay_text(page: Page, site: Liv
         expect(page.locator(".turn.assistant .text")).to_contain_text(HOSTILE)
         assert page.locator("main img").count() == 0
         forget_chat(page, HOSTILE)
-    finally:
-        site.manage(f"from models_registry.models import Checkpoint; Checkpoint.objects.filter(pk={made!r}).delete()")

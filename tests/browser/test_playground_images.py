@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Page, expect
 
-from tests.browser.actions import delete
+from tests.browser.actions import delete, row_like_demo
 from tests.browser.playground import answer_with, ask, code_of, forget_chat, says
 from tests.inference.llm.vision import Phi3V
 from tests.inference.text.images.pictures import encoded
@@ -27,15 +27,8 @@ PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgG
 @pytest.fixture
 def seeing(site: LiveServer) -> Iterator[str]:
     """The name of a model that the page takes for one that sees; nothing loads it."""
-    made = site.manage(
-        "from models_registry.models import Checkpoint; import uuid;"
-        "row = Checkpoint.objects.get(served_model_name='demo'); row.pk = row.id = uuid.uuid4();"
-        "row.served_model_name = 'seeing'; row.path = '/nowhere/seeing';"
-        "row.inspection['spec']['vision'] = {'kind': 'any'};"
-        "row.save(force_insert=True); print(row.pk)"
-    ).strip()
-    yield "seeing"
-    site.manage(f"from models_registry.models import Checkpoint; Checkpoint.objects.filter(pk={made!r}).delete()")
+    with row_like_demo(site, "seeing", "row.inspection['spec']['vision'] = {'kind': 'any'};"):
+        yield "seeing"
 
 
 def test_pictures_are_attached_pasted_removed_and_sent(page: Page, seeing: str) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-from playwright.sync_api import Browser, Page, expect
+from collections.abc import Callable
 
-from tests.browser.actions import CONTRAST
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.actions import CONTRAST, axe_findings
 from tests.browser.conftest import TIMEOUT_MS
 from tests.browser.playground import answer_with, delta, forget_chat, kept
-from tests.browser.test_frame import AXE, RULES
-from tests.live.conftest import LiveServer
 
 pytestmark = pytest.mark.browser
 
@@ -60,15 +60,9 @@ def fill(page: Page) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1440])
-def test_a_full_page_is_clean(
-    chromium: Browser, site: LiveServer, session_state: dict, width: int, scheme: str
-) -> None:
-    context = chromium.new_context(
-        base_url=site.url, storage_state=session_state, color_scheme=scheme, reduced_motion="reduce", bypass_csp=True,
-        viewport={"width": width, "height": 844},
-    )  # fmt: skip
-    context.set_default_timeout(TIMEOUT_MS)
-    page = context.new_page()
+def test_a_full_page_is_clean(open_page: Callable[..., Page], width: int, scheme: str) -> None:
+    page = open_page(width, color_scheme=scheme)
+    page.set_default_timeout(TIMEOUT_MS)
     fill(page)
     found = {}
     for state in ("conversation", "settings", "code", "chats", "two columns"):
@@ -82,11 +76,7 @@ def test_a_full_page_is_clean(
         if state == "two columns":
             page.keyboard.press("Escape")
             page.get_by_role("button", name="Compare").click()
-        page.evaluate(AXE)
-        report = page.evaluate("(rules) => axe.run(document, rules)", RULES)
-        found[state] = [(item["id"], item["nodes"][0]["html"][:200]) for item in report["violations"]]
-        found[state] += page.evaluate(CONTRAST)
+        found[state] = axe_findings(page) + page.evaluate(CONTRAST)
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, state
     assert {state: problems for state, problems in found.items() if problems} == {}
     forget_chat(page, "Explain")
-    context.close()

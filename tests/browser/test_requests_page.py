@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from inference.dialects.openai.requests import plan_from_body
-from tests.browser.actions import CONTRAST, HOSTILE
+from tests.browser.actions import HOSTILE, assert_fits_and_can_be_read
 from tests.browser.conftest import Complaints
-from tests.browser.test_frame import AXE, RULES
 from tests.live.conftest import LiveServer
 
 pytestmark = pytest.mark.browser
@@ -52,57 +51,36 @@ def logged(site: LiveServer) -> Iterator[None]:
     )
 
 
-def check_looks(page: Page) -> None:
-    """Nothing is wider than the page, can't be read, or is found by axe."""
-    page.evaluate(AXE)
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
-        expect(page.locator("html")).to_have_attribute("data-theme", scheme)
-        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, page.url
-        assert page.evaluate(CONTRAST) == [], page.url
-        report = page.evaluate("(rules) => axe.run(document, rules)", RULES)
-        assert report["violations"] == [], (page.url, [item["id"] for item in report["violations"]])
-
-
 @pytest.mark.parametrize("width", [360, 1440])
 def test_a_request_is_read_replayed_and_compared(
-    chromium: Browser, session_state: dict, site: LiveServer, logged: None, complaints: Complaints, width: int
+    open_page: Callable[..., Page], logged: None, complaints: Complaints, width: int
 ) -> None:
-    context = chromium.new_context(
-        base_url=site.url, storage_state=session_state, reduced_motion="reduce", bypass_csp=True,
-        viewport={"width": width, "height": 844},
-    )  # fmt: skip
-    page = context.new_page()
+    page = open_page(width)
     complaints.watch(page)
     page.goto(f"/requests/?q={NAMES[0]}")
-    check_looks(page)
+    assert_fits_and_can_be_read(page, with_axe=True)
     page.locator(f"#request-{NAMES[0]}").focus()
     page.keyboard.press("Enter")
     expect(page.locator(".note.warn")).to_contain_text("other had to be unloaded first")
     expect(page.locator("main tbody tr")).to_have_count(len(PHASES))
-    check_looks(page)
+    assert_fits_and_can_be_read(page, with_axe=True)
     page.locator("#replay-model").focus()
     page.keyboard.type("demo")
     page.keyboard.press("Enter")
     expect(page.locator("#replay")).to_contain_text("succeeded")
     expect(page.locator("mark").first).to_be_visible()
     expect(page.locator("#replay pre").first).to_contain_text(HOSTILE)
-    check_looks(page)
+    assert_fits_and_can_be_read(page, with_axe=True)
     page.goto(f"/requests/{NAMES[1]}/")
     expect(page.locator("main")).to_contain_text("weren't kept")
     assert complaints == []
-    context.close()
 
 
 @pytest.mark.parametrize("width", [360, 1440])
 def test_the_requests_of_a_day_are_replayed_and_an_alias_follows(
-    chromium: Browser, session_state: dict, site: LiveServer, logged: None, complaints: Complaints, width: int
+    open_page: Callable[..., Page], site: LiveServer, logged: None, complaints: Complaints, width: int
 ) -> None:
-    context = chromium.new_context(
-        base_url=site.url, storage_state=session_state, reduced_motion="reduce", bypass_csp=True,
-        viewport={"width": width, "height": 844},
-    )  # fmt: skip
-    page = context.new_page()
+    page = open_page(width)
     complaints.watch(page)
     page.goto("/requests/")
     page.locator("#new-replay summary").focus()
@@ -114,7 +92,7 @@ def test_the_requests_of_a_day_are_replayed_and_an_alias_follows(
     expect(page.locator("main")).to_contain_text("1 left out")
     expect(page.locator("#replays tbody a")).to_have_count(1)
     expect(page.locator("#replays .page-head")).to_contain_text("completed")
-    check_looks(page)
+    assert_fits_and_can_be_read(page, with_axe=True)
     page.fill("#alias", "prod")
     page.locator("#promote").focus()
     page.keyboard.press("Enter")
@@ -122,10 +100,9 @@ def test_the_requests_of_a_day_are_replayed_and_an_alias_follows(
     page.locator("#replays tbody a").click()
     expect(page.locator("mark").first).to_be_visible()
     expect(page.locator("h1")).to_have_text("earlier and demo")
-    check_looks(page)
+    assert_fits_and_can_be_read(page, with_axe=True)
     site.manage("from models_registry.aliases import alias_delete; assert alias_delete(name='prod')")
     assert complaints == []
-    context.close()
 
 
 def test_a_running_request_is_followed_and_cancelled(page: Page, site: LiveServer) -> None:

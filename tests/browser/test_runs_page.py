@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.actions import CONTRAST, HOSTILE, children_of, held_child
+from tests.browser.actions import HOSTILE, assert_fits_and_can_be_read, children_of, held_child
 from tests.browser.conftest import Complaints
 from tests.live.conftest import LiveServer, wait_until
 from tests.models_registry.runs.trainers import oxidizr_run, oxidizr_step
@@ -166,12 +166,7 @@ def test_pages_and_dialogs_fit_and_can_be_read(page: Page, site: LiveServer, row
         ):
             page.goto(path, wait_until="load")
             for step in ("page", "dialog"):
-                for scheme in ("light", "dark"):
-                    page.emulate_media(color_scheme=scheme)
-                    expect(page.locator("html")).to_have_attribute("data-theme", scheme)
-                    overflow = page.evaluate("document.documentElement.scrollWidth - innerWidth")
-                    assert overflow <= 0, (path, width, step, scheme)
-                    assert page.evaluate(CONTRAST) == [], (path, step, scheme)
+                assert_fits_and_can_be_read(page)
                 if step == "page":
                     page.click(opener)
             outside = page.locator("dialog[open] *").evaluate_all(
