@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, WebSocketRoute, expect
 
-from tests.browser.actions import DEMO, delete
-from tests.browser.playground import Chunks, answer_with, ask, code_of, delta, forget_chat, kept, says
+from tests.browser.actions import DEMO, HOSTILE, delete
+from tests.browser.playground import USAGE, Chunks, answer_with, ask, code_of, delta, forget_chat, kept, says
 from tests.live.conftest import LiveServer, wait_until
 
 pytestmark = pytest.mark.browser
@@ -294,6 +294,39 @@ def test_stopping_frees_the_slot(page: Page, site: LiveServer) -> None:
     finally:
         os.kill(worker, signal.SIGCONT)
     wait_until(lambda: site.model().num_running == 0, 5, "the end of the request, of some seven seconds otherwise,")
+
+
+def test_a_waiting_request_says_where_it_stands(page: Page) -> None:
+    place = {"position": 3, "waits_for": "capacity", "estimated_s": 4.2, "load_left_s": None, "evicts": None}
+    swap = {**place, "waits_for": "swap", "estimated_s": None, "evicts": HOSTILE}
+    sockets: list[tuple[WebSocketRoute, str]] = []
+
+    def serve(socket: WebSocketRoute) -> None:
+        socket.on_message(lambda message: sockets.append((socket, json.loads(message)["id"])))
+
+    page.route_web_socket(re.compile("/v1/stream$"), serve)
+    page.goto("/playground/")
+    page.fill("#prompt", "Where am I?")
+    page.keyboard.press("Enter")
+    figures = page.locator(".turn.assistant .figures")
+    expect(figures).to_have_text("waiting for the model …")
+    wait_until(lambda: page.title() and sockets, 20, "the request")
+    (socket, request_id) = sockets[0]
+
+    def tell(kind: str, **members: object) -> None:
+        socket.send(json.dumps({"type": kind, "id": request_id, **members}))
+
+    tell("accepted")
+    tell("queue", queue=swap)
+    expect(figures).to_have_text(f"waits until {HOSTILE} is unloaded")
+    tell("queue", queue=place)
+    expect(figures).to_have_text("number 3 in the queue, about 4 s")
+    expect(figures).to_have_text("reading the prompt …")  # nothing was said for three seconds
+    with kept(page):
+        tell("chunk", chunk=delta({"delta": {"content": "Here."}, "finish_reason": "stop"}))
+        tell("done", usage=USAGE, ttft_s=0.1, duration_s=0.2)
+    expect(figures).to_contain_text("ended by")
+    forget_chat(page, "Where am I?")
 
 
 def test_a_refused_request_is_explained(page: Page) -> None:

@@ -173,7 +173,8 @@ export class Column {
     if (frame.type === "accepted") {
       turn.accepted = true;
       this.run.view.drawFigures();
-    } else if (frame.type === "chunk") this.#onChunk(frame.chunk);
+    } else if (frame.type === "queue") this.run.view.waitAt(frame.queue);
+    else if (frame.type === "chunk") this.#onChunk(frame.chunk);
     else if (frame.type === "done") {
       const { usage, ttft_s: ttft, duration_s: total } = frame;
       const { prompt_tokens_details: details, completion_tokens: tokens } = usage;

@@ -31,9 +31,13 @@ function onFrame(frame) {
   listener?.(frame);
 }
 
-/** Start a generation; ``listen`` gets its frames, of which done, cancelled or error is the last. Returns its end. */
-export function start(kind, request, listen) {
+/**
+ * Start a generation; ``listen`` gets its frames, also of where it waits, of which done, cancelled or error is the last.
+ * Returns its end.
+ */
+export function start(kind, body, listen) {
   const id = `play-${nextId++}`;
+  const request = { ...body, stream_options: { include_queue: true } };
   listeners.set(id, listen);
   connected().then(
     (open) => listeners.has(id) && open.send(JSON.stringify({ type: kind, id, request })),

@@ -5,6 +5,7 @@ import { thumbnail } from "./images.js";
 import { copy, icon, iconButton } from "./parts.js";
 import { TokenView } from "./tokens.js";
 
+const PLACE_LASTS_MS = 3000; // the server says it once a second
 const WHO = { user: "You", tool: "Result" };
 const MISSES = {
   evicted: "it was evicted from the cache",
@@ -28,6 +29,15 @@ function figureParts({ figures = {}, reason, miss }) {
   return parts;
 }
 
+/** Where a request waits, as the server's page of requests says it. */
+function placeWords({ position, waits_for: waitsFor, estimated_s: seconds, evicts }) {
+  const about = seconds === null ? "" : `, about ${Math.max(1, Math.round(seconds))} s`;
+  if (waitsFor === "worker") return "waits for a worker";
+  if (waitsFor === "swap") return `waits until ${evicts} is unloaded${about}`;
+  if (waitsFor === "load") return `waits for the load of its model${about}`;
+  return `number ${position} in the queue${about}`;
+}
+
 function callElement({ name, arguments: given }) {
   let text = given;
   try {
@@ -43,6 +53,7 @@ export class TurnView {
   constructor(turn, number, owner) {
     Object.assign(this, { turn, number, owner });
     this.isLive = false;
+    this.place = null;
     const { role } = turn;
     this.showsTokens = false;
     this.thinking = h("pre.small.thinking.muted", {});
@@ -101,10 +112,23 @@ export class TurnView {
     else this.text.replaceChildren(content);
   }
 
+  /** Say where the request stands in the queue; it has left it when nothing more is heard of that. */
+  waitAt(place) {
+    this.place = place;
+    clearTimeout(this.placeTimer);
+    if (place) this.placeTimer = setTimeout(() => this.waitAt(null), PLACE_LASTS_MS);
+    this.drawFigures();
+  }
+
+  #waitWords() {
+    if (this.place) return placeWords(this.place);
+    return this.turn.accepted ? "reading the prompt …" : "waiting for the model …";
+  }
+
   drawFigures() {
     if (!this.figures) return;
     const waits = this.isLive && this.turn.figures?.ttft === undefined;
-    const parts = waits ? [h("span.pulse", {}, this.turn.accepted ? "reading the prompt …" : "waiting for the model …")] : figureParts(this.turn);
+    const parts = waits ? [h("span.pulse", {}, this.#waitWords())] : figureParts(this.turn);
     this.figures.replaceChildren(...parts);
     this.figures.hidden = !parts.length;
   }
