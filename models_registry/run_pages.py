@@ -20,6 +20,14 @@ from models_registry.views import StaffPage
 MAX_SHOWN_SAMPLES = 60
 """Checkpoints whose samples stand side by side: of more, as many evenly, with the first and the last."""
 
+LIMITS = {
+    "prompts": services.MAX_PROMPTS,
+    "max_tokens": services.MAX_SAMPLE_TOKENS,
+    "loss_tokens": MAX_TOKENS,
+    "max_seconds": MAX_SECONDS,
+}
+"""The most that the options of a run may say."""
+
 
 class RunsPage(StaffPage):
     """All training runs."""
@@ -46,12 +54,7 @@ class RunsPage(StaffPage):
             "rows": rows,
             "allowed": [str(place) for place in allowed_directories()],
             "defaults": services.DEFAULTS,
-            "limits": {
-                "prompts": services.MAX_PROMPTS,
-                "max_tokens": services.MAX_SAMPLE_TOKENS,
-                "loss_tokens": MAX_TOKENS,
-                "max_seconds": MAX_SECONDS,
-            },
+            "limits": LIMITS,
         }
 
 
@@ -77,6 +80,7 @@ class RunPage(StaffPage):
             "num_measured": sum(step.measured_at is not None for step in steps),
             "prompts": samples_by_prompt(run, steps),
             "alias_names": alias_names(),
+            "limits": LIMITS,
         }
 
 

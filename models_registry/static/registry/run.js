@@ -1,6 +1,8 @@
 // A training run: follow it, stop it, forget it, promote a checkpoint. The server draws curve, table and samples.
 import { $, act, call, pageData, poll, redrawParts, submitted } from "./kit.js";
 import { promotions } from "./promote.js";
+import { reloadWith, showSaid } from "./reload.js";
+import { changedOptions } from "./run_options.js";
 
 const detail = pageData("detail");
 const base = `/registry/runs/${detail.id}`;
@@ -12,6 +14,7 @@ function shown({ looked_at, progress, steps, ...rest }) {
 }
 
 let drawn = shown(detail);
+showSaid();
 
 async function refresh() {
   const fresh = await call("GET", base);
@@ -29,6 +32,7 @@ document.addEventListener("click", (event) => {
   const button = event.target.closest("button");
   const action = button?.dataset.act;
   if (action === "forget") $("#forget-dialog").showModal();
+  else if (action === "measure") $("#measure-dialog").showModal();
   else if (action) {
     act(button, async () => {
       await call("POST", `${base}/${action}`);
@@ -38,6 +42,18 @@ document.addEventListener("click", (event) => {
 });
 
 promotions(() => redrawParts(...PARTS));
+
+// --- how it is measured ------------------------------------------------------------------------
+
+$("#measure-close")?.addEventListener("click", () => $("#measure-dialog").close());
+$("#measure-form")?.addEventListener("submit", (event) =>
+  submitted(event, $("#measure-error"), async () => {
+    const changes = changedOptions(event.target);
+    if (!Object.keys(changes).length) return $("#measure-dialog").close();
+    await call("PATCH", base, changes);
+    reloadWith("Checkpoints are measured so from now on.");
+  }),
+);
 
 // --- forget ------------------------------------------------------------------------------------
 
