@@ -4,8 +4,10 @@ The server sends JSON text frames and reads none:
 
     {"changed": ["models", "jobs"], "memory": {"used": …, "budget": …}, "uploads": [{name, received, size, state}]}
 
-``changed`` names topics (``TOPICS``); a page draws the regions that depend on them again, from its own address. One
-task per web process compares the states while at least one page is open.
+``changed`` names topics (``TOPICS``); a page draws the regions that depend on them again, from its own address. The
+first frame of a page also has ``ages``: the seconds since each topic may have changed last, because a topic that has
+changed between the drawing of the page and its connection is told to nobody else. One task per web process compares
+the states while at least one page is open, and for some seconds longer.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ PERIOD_S = 1.0
 RECHECK_S = 10.0
 """Seconds after which the account of an open page is looked up again: a role or a session may have ended."""
 CLOSE_NOT_AUTHENTICATED = 4401
+LINGER_S = 10.0
+"""Seconds for which the states are compared without an open page: the next one knows then what it has missed."""
 _NUM_ROWS = 50
 _RUNNING_PERIOD_S = 2.0
 """Seconds after which a page of running requests is drawn anew."""
@@ -46,18 +50,22 @@ class ConsoleConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
     _open: ClassVar[set[ConsoleConsumer]] = set()
     _watch: ClassVar[asyncio.Task[None] | None] = None
     _last: ClassVar[tuple[dict[str, int], list[dict[str, Any]]] | None] = None
+    _changed_at: ClassVar[dict[str, float]] = {}
+    is_told = False
+    """Whether the page has got a frame."""
 
     async def connect(self) -> None:
         """Admit active staff; what an account may not see isn't sent to it."""
         await self.accept()
         if not await self.check():
             return
-        is_watched = ConsoleConsumer._watch is not None and not ConsoleConsumer._watch.done()
-        if is_watched and ConsoleConsumer._last is not None:
-            await self.report([], *ConsoleConsumer._last)
+        # First of all: what changes during an await below is reported to this page too, and the watch doesn't end.
         ConsoleConsumer._open.add(self)
-        if not is_watched:
+        if ConsoleConsumer._watch is None or ConsoleConsumer._watch.done():
+            ConsoleConsumer._last, ConsoleConsumer._changed_at = None, {}
             ConsoleConsumer._watch = run_in_background(_watch())
+        elif ConsoleConsumer._last is not None:
+            await self.report([], *ConsoleConsumer._last)
 
     async def check(self) -> bool:
         """Look up what the account may see now; close the connection, and return False, if it may see nothing."""
@@ -75,8 +83,12 @@ class ConsoleConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         ConsoleConsumer._open.discard(self)
 
     async def report(self, changed: list[str], memory: dict[str, int], uploads: list[dict[str, Any]]) -> None:
-        """Send what has changed."""
+        """Send what has changed; to a page that connects, also since when."""
         frame: dict[str, Any] = {"changed": changed}
+        if not self.is_told:
+            self.is_told = True
+            now = time.monotonic()
+            frame["ages"] = {topic: now - changed_at for topic, changed_at in ConsoleConsumer._changed_at.items()}
         if self.sees_models:
             frame["memory"] = memory
         if self.sees_uploads:
@@ -92,10 +104,12 @@ def _permissions(scope: Mapping[str, Any]) -> tuple[bool, bool] | None:
 
 
 async def _watch() -> None:
-    """Compare the states of all topics while pages are open."""
+    """Compare the states of all topics while pages are open, and ``LINGER_S`` longer."""
     before: dict[str, Any] | None = None
-    ConsoleConsumer._last = None
-    while ConsoleConsumer._open:
+    open_at = time.monotonic()
+    while ConsoleConsumer._open or time.monotonic() < open_at + LINGER_S:
+        if ConsoleConsumer._open:
+            open_at = time.monotonic()
         try:
             oldest = time.monotonic() - RECHECK_S
             old = [page for page in ConsoleConsumer._open if page.checked_at < oldest]
@@ -104,8 +118,10 @@ async def _watch() -> None:
         except DatabaseError:  # the pages say so themselves when they are asked for
             await asyncio.sleep(PERIOD_S)
             continue
-        ConsoleConsumer._last = (memory, uploads)
         changed = [topic for topic in now if before is not None and now[topic] != before.get(topic)]
+        # Before the first reading, everything may have changed.
+        ConsoleConsumer._changed_at |= dict.fromkeys(now if before is None else changed, time.monotonic())
+        ConsoleConsumer._last = (memory, uploads)
         if changed or before is None:
             pages = list(ConsoleConsumer._open)
             await asyncio.gather(*(page.report(changed, memory, uploads) for page in pages), return_exceptions=True)

@@ -51,6 +51,7 @@ async def told(page: ApplicationCommunicator) -> dict:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(pages_live, "PERIOD_S", 0.05)
+    monkeypatch.setattr(pages_live, "LINGER_S", 0.0)
 
 
 async def test_strangers_are_closed_with_a_code_that_browsers_see():
@@ -74,6 +75,27 @@ async def test_a_change_is_told_once_to_who_may_see_it(monkeypatch, tmp_path):
     for page in (viewer, nobody):
         await page.send_input({"type": "websocket.disconnect", "code": 1000})
         await page.wait()
+
+
+async def test_a_page_learns_what_changed_before_its_connection(monkeypatch, tmp_path):
+    """Its HTML is older than its connection: a change between the two was told to other pages only, or to none."""
+    monkeypatch.setattr(pages_live, "TOPICS", {"models": pages_live.TOPICS["models"], "still": lambda seen: 0})
+    monkeypatch.setattr(pages_live, "LINGER_S", 60.0)
+    user = await sync_to_async(account)("vera", "viewer")
+    first = await connected(user)
+    assert set((await told(first))["ages"]) == {"models", "still", "uploads"}
+    await sync_to_async(checkpoint_register)(path=write_checkpoint(tmp_path / "tiny", *small_hybrid()))
+    frame = await told(first)
+    assert frame["changed"] == ["models"] and "ages" not in frame
+    second = await connected(user)
+    ages = (await told(second))["ages"]
+    assert 0 <= ages["models"] < ages["still"]
+    for page in (first, second):
+        await page.send_input({"type": "websocket.disconnect", "code": 1000})
+        await page.wait()
+    third = await connected(user)  # the states were compared meanwhile
+    later = (await told(third))["ages"]
+    assert later["models"] > ages["models"] and later["still"] > ages["still"]
 
 
 async def test_an_open_page_sees_no_more_than_its_account_may_see_now(monkeypatch, tmp_path):
