@@ -40,15 +40,31 @@ function redraw(container, ...children) {
   if (key) $$("[data-key]", container).find((element) => element.dataset.key === key)?.focus();
 }
 
-/** Replace elements by those of the same ids on the page as the server draws it now; focus and places in lists stay. */
-export async function redrawParts(...ids) {
+let numPages = 0; // pages that were asked for
+const shownPage = new Map(); // by an element's id: the number of the page that it is from
+
+/** Elements of the page as the server draws it now, by their ids; not those that are here from a page that was asked for later. */
+export async function drawnParts(...ids) {
+  const number = ++numPages;
   const response = await fetch(location.pathname + location.search, { credentials: "same-origin" });
   const text = await response.text();
   if (!response.ok) throw errorOf(response.status, text);
   const fresh = new DOMParser().parseFromString(text, "text/html");
+  const parts = new Map();
   for (const id of ids) {
-    const [old, drawn] = [document.getElementById(id), fresh.getElementById(id)];
-    if (!old || !drawn || old.innerHTML === drawn.innerHTML) continue;
+    const drawn = fresh.getElementById(id);
+    if (!drawn || (shownPage.get(id) ?? 0) > number) continue;
+    shownPage.set(id, number);
+    parts.set(id, drawn);
+  }
+  return parts;
+}
+
+/** Replace elements by those of the same ids on the page as the server draws it now; focus and places in lists stay. */
+export async function redrawParts(...ids) {
+  for (const [id, drawn] of await drawnParts(...ids)) {
+    const old = document.getElementById(id);
+    if (!old || old.innerHTML === drawn.innerHTML) continue;
     const places = new Map($$("[data-scroll]", old).map((element) => [element.dataset.scroll, element.scrollLeft]));
     redraw(old, [...drawn.childNodes]);
     for (const element of $$("[data-scroll]", old)) element.scrollLeft = places.get(element.dataset.scroll) ?? 0;
@@ -126,12 +142,16 @@ export function onLive(topics, task) {
   return run;
 }
 
-/** Run a task now and then while the page can be seen; failures slow it down and show once. */
+/** Run a task now and then while the page can be seen, once at a time; failures slow it down and show once. Returns a function that runs it now. */
 export function poll(task, everyMs) {
   let failures = 0;
   let timer = null;
+  let isRunning = false;
+  let again = false;
   const run = async () => {
-    timer = null;
+    clearTimeout(timer);
+    if (isRunning) return (again = true);
+    isRunning = true;
     if (!document.hidden) {
       try {
         await task();
@@ -142,19 +162,13 @@ export function poll(task, everyMs) {
         setNotice("connection", error.message);
       }
     }
-    timer = setTimeout(run, Math.min(everyMs * 2 ** failures, 30000));
+    isRunning = false;
+    timer = setTimeout(run, again ? 0 : Math.min(everyMs * 2 ** failures, 30000));
+    again = false;
   };
-  document.addEventListener("visibilitychange", () => {
-    if (!document.hidden && timer) {
-      clearTimeout(timer);
-      run();
-    }
-  });
+  document.addEventListener("visibilitychange", () => document.hidden || run());
   timer = setTimeout(run, everyMs);
-  return () => {
-    clearTimeout(timer);
-    run();
-  };
+  return run;
 }
 
 /** A line at the top of the page that stays until it is cleared. */

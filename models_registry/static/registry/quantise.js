@@ -7,10 +7,11 @@ const base = `/registry/checkpoints/${detail.id}/quantisations`;
 
 const states = () => new Map($$("[data-quantisation]").map((item) => [item.dataset.quantisation, item.dataset]));
 let before = states();
+const started = new Set(); // from here: one may end before the list has it
 document.body.addEventListener("htmx:afterSettle", () => {
   const now = states();
   for (const [id, { state, name, reason }] of now) {
-    if (before.get(id)?.state !== "running" || state === "running") continue;
+    if (state === "running" || !(started.delete(id) || before.get(id)?.state === "running")) continue;
     if (state === "done") toast(`${name} is registered.`);
     else toast(`${name}: ${reason}`, state === "failed" ? "bad" : "good");
   }
@@ -57,6 +58,7 @@ $("#quantise-form")?.addEventListener("submit", (event) =>
       max_kl: kl === "" ? null : Number(kl),
       ...(await chosenText()),
     });
+    started.add(row.id);
     dialog.close();
     document.body.dispatchEvent(new CustomEvent("live:checkpoint-jobs"));
     toast(`${row.served_model_name} is being made.`);

@@ -1,5 +1,5 @@
 // Measurements of a model's memory: start one with the dialog, follow it, cancel it, delete it. The server draws the list.
-import { $, $$, act, call, confirmDialog, errorOf, onLive, pageData, submitted, toast } from "./kit.js";
+import { $, $$, act, call, confirmDialog, drawnParts, onLive, pageData, submitted, toast } from "./kit.js";
 
 const base = `/registry/checkpoints/${pageData("detail").id}/span-measurements`;
 const list = () => $("#spans");
@@ -8,11 +8,8 @@ const itemOf = (id) => $$("[data-measurement]", list()).find((item) => item.data
 
 /** Take the list of a page that the server draws now: what people have typed elsewhere on this one stays. */
 async function redrawList() {
-  const response = await fetch(location.pathname + location.search, { credentials: "same-origin" });
-  const text = await response.text();
-  if (!response.ok) throw errorOf(response.status, text);
-  const fresh = new DOMParser().parseFromString(text, "text/html").getElementById("spans");
-  if (!fresh) throw errorOf(response.status, "");
+  const fresh = (await drawnParts("spans")).get("spans");
+  if (!fresh) return;
   const old = list();
   const known = new Map($$("[data-measurement]", old).map((item) => [item.dataset.measurement, item]));
   for (const item of $$("[data-measurement]", fresh)) {
@@ -25,16 +22,21 @@ async function redrawList() {
   if (focused && !old.contains(document.activeElement)) ($("#inspect") ?? $("summary", old))?.focus();
 }
 
+let followed; // the measurement whose end is told, even where it comes before the list has it
+
 async function follow() {
-  const item = running();
-  if (!item) return;
-  const row = await call("GET", `/registry/span-measurements/${item.dataset.measurement}`);
+  followed ??= running()?.dataset.measurement;
+  if (!followed) return;
+  const row = await call("GET", `/registry/span-measurements/${followed}`);
   if (row.state === "running") {
+    const item = running();
+    if (!item) return;
     $("[data-stage]", item).textContent = row.stage;
     $("[data-percent]", item).textContent = `${Math.round(row.progress * 100)} %`;
     $("progress", item).value = row.progress;
     return;
   }
+  followed = undefined;
   await redrawList();
   if (row.state === "done") toast("The text was read.");
   else toast(row.reason, row.state === "failed" ? "bad" : "good");
@@ -77,11 +79,12 @@ $("#inspect-close")?.addEventListener("click", () => dialog.close());
 
 $("#inspect-form")?.addEventListener("submit", (event) =>
   submitted(event, $("#inspect-error"), async () => {
-    await call("POST", base, {
+    const row = await call("POST", base, {
       ...(field ? { text: field.value } : {}),
       max_tokens: Number($("#span-tokens").value),
       max_seconds: Number($("#span-seconds").value),
     });
+    followed = row.id;
     dialog.close();
     await redrawList();
     list().scrollIntoView({ block: "nearest" });
