@@ -6,7 +6,8 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -134,6 +135,24 @@ def delete(page: Page, site: LiveServer, name: str) -> None:
     page.click("#delete")
     page.click("dialog >> text=Delete it")
     page.wait_for_url("**/models/")
+
+
+def await_loaded(site: LiveServer) -> None:
+    """Load the demo model where an earlier test has left it unloaded, and wait until its worker says so."""
+    assert site.complete(max_tokens=1).status_code == 200
+    wait_until(lambda: site.model().status == "ready", 120, "the load of the model")
+
+
+def show_texts(page: Page, path: str, texts: Collection[str]) -> None:
+    """Open a page without scripts, again until it has the texts: what workers and records say may come later."""
+    deadline = time.monotonic() + 60
+    while True:
+        page.goto(path)
+        seen = page.locator("body").inner_text()
+        missing = [text for text in texts if text not in seen]
+        if not missing:
+            return
+        assert time.monotonic() < deadline, (path, missing)
 
 
 def children_of(site: LiveServer, module: str) -> list[int]:

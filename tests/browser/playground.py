@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from playwright.sync_api import Page, WebSocketRoute, expect
+from playwright.sync_api import Page, Request, WebSocketRoute, expect
 
 USAGE = {
     "prompt_tokens": 20,
@@ -49,9 +50,26 @@ def says(text: str) -> Callable[[dict[str, Any]], Chunks]:
     return lambda request: [delta({"delta": {"content": text}}), delta({"delta": {}, "finish_reason": "stop"})]
 
 
-def kept(page: Page) -> Any:
-    """Wait, at the end of the block, until the page has kept its chat."""
-    return page.expect_response(lambda response: response.request.method == "PUT" and "/chats/" in response.url)
+@contextmanager
+def kept(page: Page) -> Iterator[None]:
+    """Wait, at the end of the block, until the page has kept its chat: as it is now, not as it was before the block."""
+    sent: list[Request] = []
+    page.on("request", sent.append)
+    try:
+        with page.expect_response(lambda found: found.request in sent and is_keeping(found.request)):
+            yield
+    finally:
+        page.remove_listener("request", sent.append)
+
+
+def is_keeping(request: Request) -> bool:
+    return request.method == "PUT" and "/chats/" in request.url
+
+
+def await_end(page: Page) -> None:
+    """Wait until nothing is being written: its last words may be shown before it has ended."""
+    expect(page.locator(".turn.live")).to_have_count(0)
+    expect(page.locator("#send")).to_be_visible()
 
 
 def ask(page: Page, text: str, *, turns: int) -> None:

@@ -21,6 +21,8 @@ class SlowLine:
         self._port = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._lock = threading.Lock()
+        """Of ``_pairs`` and ``_is_cut``: no connection is made while they are cut."""
         self._is_cut = False
         self.bytes_per_s: float | None = None
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -28,10 +30,11 @@ class SlowLine:
 
     def cut(self) -> None:
         """Break all connections, and take no new ones until ``mend``."""
-        self._is_cut = True
-        for pair in self._pairs:
-            _close(*pair)
-        self._pairs.clear()
+        with self._lock:
+            self._is_cut = True
+            for pair in self._pairs:
+                _close(*pair)
+            self._pairs.clear()
 
     def mend(self) -> None:
         self._is_cut = False
@@ -46,11 +49,12 @@ class SlowLine:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            if self._is_cut:
-                _close(client)
-                continue
-            server = socket.create_connection(("127.0.0.1", self._port))
-            self._pairs.append((client, server))
+            with self._lock:
+                if self._is_cut:
+                    _close(client)
+                    continue
+                server = socket.create_connection(("127.0.0.1", self._port))
+                self._pairs.append((client, server))
             for source, target, is_up in ((client, server, True), (server, client, False)):
                 threading.Thread(target=self._forward, args=(source, target, is_up), daemon=True).start()
 

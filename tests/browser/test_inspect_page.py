@@ -53,14 +53,16 @@ def newest(page: Page):
 def test_read_follow_look_download_delete(page: Page, site: LiveServer) -> None:
     open_dialog(page, site)
     fill(page, "The statement is executed. " * 40, tokens=64)
+    child = held_child(site, CHILD)
     expect(newest(page).locator("progress")).to_be_visible()
+    os.kill(child, signal.SIGCONT)
     expect(page.locator("#toasts")).to_contain_text("The text was read", timeout=90_000)
     item = newest(page)
     expect(item.locator("summary")).to_contain_text("64 tokens")
     expect(item).to_contain_text("“The statement is executed.")
     picture = item.locator("img")
     picture.scroll_into_view_if_needed()
-    wait_until(lambda: picture.evaluate("(image) => image.complete && image.naturalWidth > 0"), 20, "the picture")
+    wait_until(lambda: picture.evaluate("(image) => image.complete && image.naturalWidth > 0"), 60, "the picture")
     assert item.locator("tbody tr").nth(2).inner_text().split()[:6] == ["2", "mla", "mean", "attended", "distance", "5"]
     expect(item.locator("tbody tr")).to_have_count(6)
     found = {}
@@ -78,7 +80,7 @@ def test_read_follow_look_download_delete(page: Page, site: LiveServer) -> None:
     page.keyboard.press("Enter")
     expect(newest(page)).to_have_text("Nothing was measured yet.")
     expect(page.locator("#inspect")).to_be_focused()
-    assert files_in(site.data_dir / "uploads") == []
+    wait_until(lambda: files_in(site.data_dir / "uploads") == [], 60, "the cleaning up")
 
 
 def test_cancelling_ends_the_process(page: Page, site: LiveServer) -> None:
@@ -98,7 +100,7 @@ def test_time_is_over_for_a_process_that_hangs(page: Page, site: LiveServer) -> 
     child = held_child(site, CHILD)
     expect(newest(page)).to_contain_text("it took longer than 2 s and was ended", timeout=60_000)
     expect(page.locator("#toasts")).to_contain_text("it took longer than 2 s")
-    assert child not in children_of(site, CHILD)
+    wait_until(lambda: child not in children_of(site, CHILD), 60, "the end of the process")
 
 
 def test_what_is_refused_is_explained(page: Page, site: LiveServer, complaints: Complaints) -> None:
@@ -146,11 +148,12 @@ def test_pictures_follow_the_chosen_scheme(page: Page, site: LiveServer) -> None
     page.goto(f"/models/{site.checkpoint_id('demo')}/?tab=memory")
     picture = page.locator("#spans img")
     picture.scroll_into_view_if_needed()
+    wait_until(lambda: picture.evaluate("(image) => image.complete && image.naturalWidth > 0"), 60, "the picture")
     light = picture.screenshot()
     page.click("[data-theme-toggle]")
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
     picture.scroll_into_view_if_needed()
-    assert picture.screenshot() != light
+    wait_until(lambda: picture.screenshot() != light, 60, "another picture")
     page.click("[data-theme-toggle]")
 
 

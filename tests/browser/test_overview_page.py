@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.actions import axe_findings
+from tests.browser.actions import await_loaded, axe_findings, show_texts
 from tests.live.conftest import LiveServer
 
 pytestmark = pytest.mark.browser
@@ -73,7 +73,6 @@ def test_curves_say_their_values_and_follow_the_chosen_model_and_span(page: Page
 
 def test_a_new_span_is_drawn_without_a_reload(page: Page, site: LiveServer) -> None:
     page.goto("/")
-    page.wait_for_timeout(1500)  # until the page has been told a first state
     page.evaluate("window.stays = true")
     site.manage(
         "from inference.models import UsageSpan;"
@@ -99,10 +98,10 @@ def test_it_is_clean_and_fits(open_page: Callable[..., Page], width: int, scheme
 def test_it_can_be_read_without_scripts(chromium: Browser, site: LiveServer, session_state: dict) -> None:
     context = chromium.new_context(base_url=site.url, storage_state=session_state, java_script_enabled=False)
     page = context.new_page()
-    page.goto("/")
+    await_loaded(site)
+    texts = ("Healthy", "By model", "Prompt cache", "Recent errors", "What changed", "reserved states", "weights")
+    show_texts(page, "/", texts)
     expect(page.locator("#traffic figure svg")).to_have_count(4)
-    for text in ("Healthy", "By model", "Prompt cache", "Recent errors", "What changed", "reserved states", "weights"):
-        expect(page.locator("main")).to_contain_text(text)
     page.click("#span-day")
     expect(page.locator("#traffic figure svg")).to_have_count(4)
     context.close()

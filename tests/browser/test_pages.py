@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.actions import HOSTILE, assert_fits_and_can_be_read
+from tests.browser.actions import HOSTILE, assert_fits_and_can_be_read, await_loaded
 from tests.browser.conftest import Complaints
-from tests.live.conftest import LiveServer
+from tests.live.conftest import LiveServer, wait_until
 
 pytestmark = pytest.mark.browser
 
@@ -100,7 +101,8 @@ def test_the_theme_follows_the_system_until_chosen(page: Page) -> None:
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
 
 
-def test_the_keyboard_reaches_everything_visibly(page: Page) -> None:
+def test_the_keyboard_reaches_everything_visibly(page: Page, site: LiveServer) -> None:
+    await_loaded(site)  # a model that is being loaded has no button
     page.goto("/models/")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to content"
@@ -121,7 +123,8 @@ def test_the_keyboard_reaches_everything_visibly(page: Page) -> None:
 # --- dashboard and models ------------------------------------------------------------------------
 
 
-def test_the_dashboard_shows_what_is_alive(page: Page) -> None:
+def test_the_dashboard_shows_what_is_alive(page: Page, site: LiveServer) -> None:
+    await_loaded(site)
     page.goto("/")
     expect(page.locator("#models")).to_contain_text("demo")
     expect(page.locator("#models")).to_contain_text("ready")
@@ -159,12 +162,21 @@ def test_the_model_page(page: Page, site: LiveServer) -> None:
 
 def test_the_model_page_says_whether_it_fits_and_why_it_went(page: Page, site: LiveServer) -> None:
     checkpoint_id = site.checkpoint_id("demo")
+    await_loaded(site)
+
+    def fits() -> tuple[Any, Any]:
+        told = httpx.get(f"{site.url}/v1/models/demo/fit", timeout=60).json()["workers"]
+        return told, page.request.get(f"{site.url}/registry/checkpoints/{checkpoint_id}/fit").json()
+
+    def is_same() -> bool:
+        told, shown = fits()
+        return shown == {"fits": True, "workers": told}
+
+    # What other models hold and the plan's sizes are the same numbers, whoever asks; models of earlier tests may go.
+    wait_until(is_same, 60, "the same answer to both")
+    (worker,), _ = fits()
     page.goto(f"/models/{checkpoint_id}/?tab=memory")
     expect(page.locator("#live")).to_have_text("ready")
-    (worker,) = httpx.get(f"{site.url}/v1/models/demo/fit", timeout=20).json()["workers"]
-    shown = page.request.get(f"{site.url}/registry/checkpoints/{checkpoint_id}/fit").json()
-    # What other models hold and the plan's sizes are the same numbers, whoever asks.
-    assert shown == {"fits": True, "workers": [worker]}
     fit = page.locator("#fit")
     expect(fit).to_contain_text(worker["worker_id"])
     expect(fit).to_contain_text("It is loaded here.")
@@ -175,7 +187,9 @@ def test_the_model_page_says_whether_it_fits_and_why_it_went(page: Page, site: L
     expect(page.locator("#departure")).to_be_hidden()
     page.click("#load")
     expect(page.locator("#live")).to_have_text("not loaded")
-    reason = httpx.get(f"{site.url}/v1/models/demo/status", timeout=20).json()["departures"][-1]["reason"]
+    status = f"{site.url}/v1/models/demo/status"
+    (*_, departure) = wait_until(lambda: httpx.get(status, timeout=60).json()["departures"], 60, "the departure")
+    reason = departure["reason"]
     expect(page.locator("#departure")).to_contain_text(reason)
     page.reload()
     expect(fit).to_contain_text("It fits beside what is loaded.")

@@ -71,7 +71,7 @@ def test_columns_run_at_once(page: Page) -> None:
     page.get_by_role("button", name="Compare").click()
     page.fill("#prompt", "Now")
     page.locator("#prompt").press("Enter")
-    wait_until(lambda: page.wait_for_timeout(20) or len(waiting) == 2, 10, "the second request")
+    wait_until(lambda: page.wait_for_timeout(20) or len(waiting) == 2, 60, "the second request")
     for socket, key in waiting:
         chunk = delta({"delta": {"content": f"For {key}"}})
         socket.send(json.dumps({"type": "chunk", "id": key, "chunk": chunk}))

@@ -53,7 +53,8 @@ def fill(page: Page) -> None:
             page.locator("#prompt").press("Enter")
         expect(page.locator(".turn")).to_have_count(2 * number)
     page.locator("summary", has_text="Thoughts").click()
-    page.get_by_role("button", name="Answer again").last.click()
+    with kept(page):
+        page.get_by_role("button", name="Answer again").last.click()
     expect(page.locator("body")).to_contain_text("Branch 2 of 2")
     page.get_by_role("button", name="Edit").first.click()
 

@@ -47,8 +47,10 @@ def test_quantise_follow_look_try_delete(page: Page, site: LiveServer) -> None:
     open_dialog(page, site)
     fill(page, "demo-small", size="1.3", kl="0.5")
     expect(page.locator("#toasts")).to_contain_text("demo-small is being made")
+    child = held_child(site, CHILD)
     expect(newest(page)).to_contain_text("running")
     expect(newest(page).locator("progress")).to_be_visible()
+    os.kill(child, signal.SIGCONT)
     expect(page.locator("#toasts")).to_contain_text("demo-small is registered", timeout=90_000)
     page.reload()
     expect(newest(page)).to_contain_text("at most 1.2 MiB, KL at most 0.5 nats")
@@ -62,7 +64,8 @@ def test_quantise_follow_look_try_delete(page: Page, site: LiveServer) -> None:
     answer = site.complete(model="demo-small", prompt="The statement", max_tokens=4).json()
     assert answer["usage"]["completion_tokens"] == 4
     delete(page, site, "demo-small")
-    assert files_in(site.data_dir / "checkpoints", site.data_dir / "blobs", site.data_dir / "uploads") == []
+    places = (site.data_dir / "checkpoints", site.data_dir / "blobs", site.data_dir / "uploads")
+    wait_until(lambda: files_in(*places) == [], 60, "the removal of all files")
     page.goto(f"/models/{site.checkpoint_id('demo')}/")
     expect(newest(page)).to_contain_text("The model was deleted")
 
@@ -92,7 +95,7 @@ def test_what_is_refused_is_explained(page: Page, site: LiveServer, complaints: 
     expect(newest(page)).to_contain_text("failed")
     page.keyboard.press("Escape")
     complaints[:] = [text for text in complaints if "400" not in text and "409" not in text]
-    assert files_in(site.data_dir / "uploads") == []
+    wait_until(lambda: files_in(site.data_dir / "uploads") == [], 60, "the cleaning up")  # behind the end of the row
 
 
 def test_cancelling_ends_the_process_and_removes_its_files(page: Page, site: LiveServer) -> None:
@@ -124,7 +127,7 @@ def test_a_killed_web_process_fails_it_with_the_reason(page: Page, site: LiveSer
     )
     expect(newest(page)).to_contain_text("the server stopped while it quantised; start it again", timeout=60_000)
     expect(newest(page)).to_contain_text("failed")
-    assert files_in(site.data_dir / "uploads") == []
+    wait_until(lambda: files_in(site.data_dir / "uploads") == [], 60, "the cleaning up")
     complaints[:] = [text for text in complaints if "ERR_CONNECTION" not in text and "WebSocket" not in text]
 
 
