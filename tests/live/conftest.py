@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -66,9 +68,13 @@ class LiveServer:
 
     def pid_of(self, word: str) -> int:
         """The supervised process whose command line has this word."""
-        found = [pid for pid in self._children() if word in _command(pid)]
+        found = self.pids_of(word)
         assert len(found) == 1, (word, [_command(pid) for pid in self._children()])
         return found[0]
+
+    def pids_of(self, word: str) -> list[int]:
+        """The supervised processes whose command lines have this word."""
+        return [pid for pid in self._children() if word in _command(pid)]
 
     def _children(self) -> list[int]:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
@@ -83,9 +89,11 @@ class LiveServer:
         checkpoint_id = self.checkpoint_id(name)
         return merge_models(self.workers()).get(checkpoint_id, ModelState(checkpoint_id))
 
-    def checkpoint_id(self, name: str) -> str:
-        import sqlite3
+    def is_idle_since(self, moment: float, name: str = "demo") -> bool:
+        """Whether a worker has said since that moment (``time.time()``) that no request of the model runs."""
+        return self.model(name).num_running == 0 and any(worker.heartbeat_at > moment for worker in self.workers())
 
+    def checkpoint_id(self, name: str) -> str:
         with sqlite3.connect(self.data_dir / "db.sqlite3") as database:
             (found,) = database.execute(
                 "select id from models_registry_checkpoint where served_model_name = ?", (name,)
@@ -140,6 +148,34 @@ class LiveServer:
                     on_token(num_tokens)
         text = "".join(choice["text"] for chunk in chunks for choice in chunk.get("choices", ()))
         return text, chunks
+
+    @contextmanager
+    def held_worker(self) -> Iterator[int]:
+        """Stop the worker with SIGSTOP until the end of the block, where it holds no lock of the database.
+
+        What it does stays as it is meanwhile, however long the rest takes; a block of ten seconds or more ends the
+        worker, because its lease is over. Yields its process id.
+        """
+        worker = self.pid_of("celery -q -A blazr_site.celery worker")
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            while not self._is_writable():
+                os.kill(worker, signal.SIGCONT)
+                time.sleep(0.01)
+                os.kill(worker, signal.SIGSTOP)
+            yield worker
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGCONT)
+
+    def _is_writable(self) -> bool:
+        with closing(sqlite3.connect(self.data_dir / "db.sqlite3", timeout=0.5, isolation_level=None)) as database:
+            try:
+                database.execute("begin immediate")
+            except sqlite3.OperationalError:
+                return False
+            database.execute("rollback")
+            return True
 
     def stop(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = 60) -> int:
         self.process.send_signal(number)

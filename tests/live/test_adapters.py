@@ -118,7 +118,7 @@ def test_three_adapters_in_one_batch(
         (model,) = worker.models
         return model.stats.get("adapters", {}).get("num_loads", 0)
 
-    wait_until(lambda: num_loads() == 3, 20, "each adapter's one load")
+    wait_until(lambda: num_loads() == 3, 60, "each adapter's one load")
 
 
 def test_an_unknown_one_is_refused_and_a_removed_one_too(

@@ -77,9 +77,10 @@ def test_disconnect_frees_the_slot(server):
         return sum(float(line.rpartition(" ")[2]) for line in whole)
 
     before = num_whole()
-    with pytest.raises(Enough):
-        server.stream(leave, max_tokens=900, ignore_eos=True)
-    wait_until(lambda: server.model().num_running == 0, 10, "the end of the request")
+    with pytest.raises(Enough):  # all choices take half a minute
+        server.stream(leave, max_tokens=900, ignore_eos=True, n=128)
+    left_at = time.time()
+    wait_until(lambda: server.is_idle_since(left_at), 60, "the end of the request")
     assert num_whole() == before, "it was computed to its end"
     assert server.model().status == "ready"
 
@@ -106,19 +107,19 @@ def test_killed_worker_goes_on_without_gap_or_repetition(server):
         results[number] = server.stream(kill, **bodies[number])
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(len(bodies))]
-    started = time.monotonic()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(90)
+        assert not thread.is_alive(), "a stream hangs"
     assert killed.is_set()
-    assert time.monotonic() - started < 90
     for result, (text, chunks) in zip(results, undisturbed, strict=True):
         assert result is not None
         assert result[0] == text
         assert token_ids(result[1]) == token_ids(chunks)
-    assert server.pid_of("celery -q -A blazr_site.celery worker") != victim
-    assert server.client.hlen(redis_keys.MESSAGES) == 0
+    # Where this process was slow, the streams were through before the kill: then the next worker comes after them.
+    wait_until(lambda: set(server.pids_of("celery -q -A blazr_site.celery worker")) - {victim}, 60, "the next worker")
+    wait_until(lambda: server.client.hlen(redis_keys.MESSAGES) == 0, 60, "the last acknowledgement")
 
 
 def test_worker_that_is_asked_to_stop_finishes_its_requests(server):
@@ -131,7 +132,7 @@ def test_worker_that_is_asked_to_stop_finishes_its_requests(server):
 
     assert server.stream(stop, **LONG)[0] == text
     wait_until(lambda: not Path(f"/proc/{victim}").exists(), 60, "the worker's end")
-    wait_until(lambda: server.model().status == "ready", 30, "the next worker's start")
+    wait_until(lambda: server.model().status == "ready", 60, "the next worker's start")
 
 
 def test_load_error_reaches_the_request_and_a_later_one_tries_again(server, tmp_path):

@@ -70,7 +70,7 @@ def test_a_job_follows_its_grammar_across_the_death_of_its_worker(server: LiveSe
         return all(job(item)["state"] in ("succeeded", "failed", "cancelled") for item in job_ids)
 
     calm = submit()
-    wait_until(lambda: are_finished(calm), 60, "the first batch")
+    wait_until(lambda: are_finished(calm), 120, "the first batch")
     for _ in range(3):
         stormy = submit()
         wait_until(lambda ids=stormy: sum(job(item)["completion_tokens"] for item in ids) > 8, 60, "some progress")
@@ -79,7 +79,7 @@ def test_a_job_follows_its_grammar_across_the_death_of_its_worker(server: LiveSe
             break
     else:  # this process had no processor for as long as the jobs took
         pytest.fail("no kill hit running jobs")
-    wait_until(lambda: are_finished(stormy), 90, "the second batch")
+    wait_until(lambda: are_finished(stormy), 120, "the second batch")
     for first, second in zip(calm[:-1], stormy[:-1], strict=True):
         text = job(second, "/result")["choices"][0]["text"]
         assert text == job(first, "/result")["choices"][0]["text"]
