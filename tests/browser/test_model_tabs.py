@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Error, Page, Route, expect
 
 from tests.browser.actions import HOSTILE, assert_fits_and_can_be_read, second_revision
-from tests.live.conftest import LiveServer
+from tests.live.conftest import LiveServer, wait_until
 
 pytestmark = pytest.mark.browser
 
@@ -73,6 +74,25 @@ def test_a_tensor_opens_and_is_read_by_keyboard(page: Page, site: LiveServer) ->
     page.click("#as-tree")
     page.locator("#groups a").first.click()
     expect(page.locator("#tensor-region nav b")).to_be_visible()
+
+
+def test_what_is_typed_replaces_what_a_click_has_asked_for(page: Page, site: LiveServer) -> None:
+    page.goto(f"/models/{site.checkpoint_id('demo')}/?tab=tensors")
+    held: list[Route] = []
+
+    def hold_a_tensor(route: Route) -> None:
+        return held.append(route) if "&tensor=" in route.request.url else route.continue_()
+
+    page.route("**/?tab=tensors*", hold_a_tensor)
+    page.locator("#tensors a").first.click()
+    wait_until(lambda: page.title() and held, 60, "the tensor")
+    page.fill("#tensor-search", "layers.2 router")
+    expect(page.locator("#tensors tr")).to_have_count(1)
+    with suppress(Error):  # nobody waits for it any more
+        held[0].continue_()
+    page.wait_for_timeout(200)
+    expect(page.locator("#tensors tr")).to_have_count(1)
+    expect(page.locator("#open-tensor")).to_have_count(0)
 
 
 def test_a_layer_filters_the_tensors(page: Page, site: LiveServer) -> None:
