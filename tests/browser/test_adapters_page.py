@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import APIResponse, Page, Route, expect
 
 from tests.browser.conftest import Complaints
-from tests.live.conftest import LiveServer
+from tests.live.conftest import LiveServer, wait_until
 
 pytestmark = pytest.mark.browser
 
@@ -49,3 +49,33 @@ def test_an_adapter_is_promoted_and_then_kept(page: Page, site: LiveServer, comp
     page.get_by_role("button", name="Remove it").click()
     expect(page.locator("#adapter-region")).not_to_contain_text("demo:sql")
     complaints[:] = [text for text in complaints if "409" not in text]
+
+
+@pytest.mark.usefixtures("adapters")
+def test_an_older_page_does_not_replace_the_parts_of_a_newer_one(page: Page, site: LiveServer) -> None:
+    page.goto(f"/models/{site.checkpoint_id('demo')}/?tab=adapters")
+    region = page.locator("#adapter-region")
+    expect(region).to_contain_text("demo:sql")
+    held: list[tuple[Route, APIResponse]] = []
+
+    def hold_first(route: Route) -> None:
+        if held:
+            return route.continue_()
+        return held.append((route, route.fetch()))
+
+    page.route("**/?tab=adapters", hold_first)
+    page.evaluate(
+        """async () => {
+          window.kit = await import("/static/registry/kit.js");
+          window.first = window.kit.redrawParts("adapter-region");
+        }"""
+    )
+    wait_until(lambda: page.title() and held, 60, "the first page")
+    site.manage("from models_registry.models import Adapter; Adapter.objects.filter(name='sql').delete()")
+    page.evaluate("window.kit.redrawParts('adapter-region')")
+    expect(region).not_to_contain_text("demo:sql")
+    route, response = held[0]
+    route.fulfill(response=response)
+    page.evaluate("window.first")
+    expect(region).to_contain_text("demo:mix")
+    expect(region).not_to_contain_text("demo:sql")

@@ -201,20 +201,37 @@ def test_a_change_before_the_connection_of_a_page_is_drawn_too(
     page.goto("/models/")
     expect(page.locator("#models")).to_contain_text("demo")
     told.clear()
-    made = site.manage(
-        "from models_registry.models import Checkpoint; import uuid;"
-        "row = Checkpoint.objects.get(served_model_name='demo'); row.pk = row.id = uuid.uuid4();"
-        "row.served_model_name = 'comes-late'; row.path = '/nowhere/late';"
-        "row.save(force_insert=True); print(row.pk)"
-    ).strip()
-    try:
+    with row_like_demo(site, "comes-late"):
         is_told = lambda: any("models" in frame["changed"] for frame in told)  # noqa: E731
         wait_until(lambda: other.wait_for_timeout(20) or is_told(), 60, "the word of the change")
         expect(page.locator("#models")).not_to_contain_text("comes-late")
         held[0].connect_to_server()
         expect(page.locator("#models")).to_contain_text("comes-late")
-    finally:
-        site.manage(f"from models_registry.models import Checkpoint; Checkpoint.objects.filter(pk={made!r}).delete()")
+
+
+def test_runs_of_a_poll_do_not_overlap(page: Page) -> None:
+    """What an action asks for while an answer is on its way comes behind it: the older answer is never the last."""
+    page.goto("/keys/")
+    found = page.evaluate(
+        """async () => {
+          const { poll } = await import("/static/registry/kit.js");
+          let [running, most, runs] = [0, 0, 0];
+          const ends = [];
+          const run = poll(() => {
+            most = Math.max(most, (running += 1));
+            runs += 1;
+            return new Promise((done) => ends.push(() => done((running -= 1))));
+          }, 1e6);
+          run(), run(), run();
+          const before = runs;
+          ends.shift()();
+          while (runs < 2) await new Promise((done) => setTimeout(done, 5));
+          ends.shift()();
+          await new Promise((done) => setTimeout(done, 50));
+          return { before, runs, most };
+        }"""
+    )
+    assert found == {"before": 1, "runs": 2, "most": 1}
 
 
 def test_a_signed_in_superuser_is_led_past_the_door(page: Page) -> None:
