@@ -31,8 +31,8 @@ from tests.faults.site import Site, wait_until
 pytestmark = pytest.mark.live
 
 NUM_CONNECTIONS = 500
-LONG = 600
-"""So many tokens of 16 streams take longer than the grace time."""
+LONG = 900
+"""So many tokens of 16 streams take longer than the grace time, and than this process needs to kill another one."""
 
 
 def prompt(number: int) -> list[int]:

@@ -15,7 +15,8 @@ from tests.faults.load.site import LoadSite
 from tests.faults.site import wait_until
 
 MAX_PER_SUBMIT = 5_000
-JOB_TOKENS = 100
+JOB_TOKENS = 800
+"""So many that the queue is still long behind the measurements."""
 NUM_CLAIMS = 100
 CLAIMED = 16
 """Jobs of a claim: as many as a worker holds."""
@@ -74,6 +75,7 @@ class Queued:
 def run_queued(site: LoadSite, num: int, *, num_run: int) -> Queued:
     """Queue ``num`` jobs and measure while workers run the first ones; all but ``num_run`` are deleted at the end."""
     found = Queued()
+    site.clear()
     _submit(site, 10, "first")
     wait_until(lambda: _states(site) == {"succeeded": 10}, 60, "the end of the first jobs")
     memory = site.web_memory()
