@@ -87,7 +87,7 @@ class Records:
 
     def _right_tokens(self) -> list[list[int]]:
         """The tokens of an undisturbed run."""
-        wait_until(lambda: len(self._site.ready_workers()) == 2, 60, "the load of the model by both workers")
+        wait_until(lambda: len(self._site.ready_workers()) == 2, 120, "the load of the model by both workers")
         ledger = Ledger(self._site)
         for number in range(NUM_VARIANTS):
             entry = variant(number)

@@ -235,10 +235,13 @@ class Site:
         set_clock(self.directory / f"{worker_id}.clock", offset_s)
 
     def ready_workers(self) -> list[WorkerState]:
-        """The workers that hold the model."""
+        """The workers that hold the model; what a process has said that has ended since stays in Redis, and is old."""
         payloads = [self.client.get(redis_keys.worker(worker_id)) for worker_id in self._worker_ids]
         states = [WorkerState.from_json(payload) for payload in payloads if payload]
-        return [state for state in states if any(model.status == "ready" for model in state.models)]
+        running = {process.pid for process in self.workers.values() if process.poll() is None}
+        return [
+            state for state in states if state.pid in running and any(model.status == "ready" for model in state.models)
+        ]
 
     def held_by(self, worker_id: str) -> set[str]:
         """The requests whose messages a worker has taken."""

@@ -35,6 +35,7 @@ def own_server(tmp_path) -> Iterator[LiveServer]:
     holds="no server error; every response is one of the document; none without the key; nothing of another caller; "
     "deleted objects stay gone",
 )
+@pytest.mark.timeout(900)  # a processor is busy for half a minute
 def test_responses_are_those_of_the_document(own_server):
     campaign = Campaign(own_server, number=1)
     campaign.run_round(EXAMPLES)
