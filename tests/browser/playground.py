@@ -54,12 +54,16 @@ def says(text: str) -> Callable[[dict[str, Any]], Chunks]:
 def kept(page: Page) -> Iterator[None]:
     """Wait, at the end of the block, until the page has kept its chat: as it is now, not as it was before the block."""
     sent: list[Request] = []
-    page.on("request", sent.append)
+
+    def note(request: Request) -> None:
+        sent.append(request)
+
+    page.on("request", note)
     try:
         with page.expect_response(lambda found: found.request in sent and is_keeping(found.request)):
             yield
     finally:
-        page.remove_listener("request", sent.append)
+        page.remove_listener("request", note)
 
 
 def is_keeping(request: Request) -> bool:

@@ -197,7 +197,7 @@ def test_a_change_before_the_connection_of_a_page_is_drawn_too(
     other.goto("/jobs/")
     wait_until(lambda: other.wait_for_timeout(20) or told, 60, "the first frame")
     held: list[WebSocketRoute] = []
-    page.route_web_socket(re.compile("/console/live$"), held.append)
+    page.route_web_socket(re.compile("/console/live$"), lambda socket: held.append(socket))
     page.goto("/models/")
     expect(page.locator("#models")).to_contain_text("demo")
     told.clear()
