@@ -33,6 +33,9 @@ hypothesis.settings.load_profile("suite")
 # A real hash takes a second of a slow processor, by design; tests make hundreds of accounts.
 django_settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
+# A machine that does something else for some seconds is no outage of Redis. Tests of outages say how long they wait.
+django_settings.BLAZR_REDIS_TIMEOUT_S = 60.0
+
 # HTTP clients read the certificates of all authorities when they are made, which takes longer than a test's requests.
 # No test speaks TLS with anybody; a folder without certificates is read at once.
 _no_certificates = tempfile.TemporaryDirectory(prefix="blazr-test-certificates-")
