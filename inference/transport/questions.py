@@ -16,6 +16,7 @@ from inference.transport.worker_states import worker_states
 
 REPLY_TIMEOUT_S = 3.0
 POLL_TIMEOUT_S = 0.5
+MIN_POLL_S = 0.01
 _FITTING = ("resident", "fits", "fits_after_eviction")
 
 
@@ -37,10 +38,14 @@ async def query_workers(kind: str, **values: Any) -> list[dict[str, Any]]:
     replies: list[dict[str, Any]] = []
     deadline = time.monotonic() + REPLY_TIMEOUT_S
     async with redis_client() as client:
-        while len(replies) < len(workers) and time.monotonic() < deadline:
-            found = await client.blpop([redis_keys.replies(query_id)], timeout=POLL_TIMEOUT_S)
+        while len(replies) < len(workers):
+            left_s = deadline - time.monotonic()
+            wait_s = min(max(left_s, MIN_POLL_S), POLL_TIMEOUT_S)
+            found = await client.blpop([redis_keys.replies(query_id)], timeout=wait_s)
             if found is not None:
                 replies.append(json.loads(found[1]))
+            elif left_s <= 0:  # this process may have been the slow one: what has arrived counts
+                break
     if not replies:
         raise Unavailable("No worker replied; the workers may be busy starting. Try again.", retry_after_s=2)
     return replies
