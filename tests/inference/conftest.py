@@ -39,6 +39,22 @@ def redis_client(redis_urls_in_settings: RedisUrls) -> Iterator[Any]:
         yield found
 
 
+@pytest.fixture
+def expiry_after_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that takes too long ends when it has started, however long a busy machine takes until then."""
+    from inference.serving.generation import Generation
+
+    expire = Generation._expire
+
+    def expire_when_started(generation: Generation) -> None:
+        if generation._started.is_set():
+            expire(generation)
+        else:
+            generation._timer = asyncio.get_running_loop().call_later(0.05, expire_when_started, generation)
+
+    monkeypatch.setattr(Generation, "_expire", expire_when_started)
+
+
 @pytest.fixture(scope="module")
 def two_threads() -> Iterator[None]:
     """For tests of what compute threads do together, also where each process has one (``tests/two_processes.py``)."""
@@ -103,13 +119,13 @@ def live_url(redis_server: RedisUrls, django_db_setup: None, data_dir: Path) -> 
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
-    for _ in range(200):
-        if server.started:
-            break
+    deadline = time.monotonic() + 60
+    while not server.started:
+        assert time.monotonic() < deadline and thread.is_alive(), "the server did not start"
         time.sleep(0.02)
     yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     server.should_exit = True
-    thread.join(10)
+    thread.join(60)
     usage.usage_writer().close()
     django_settings.BLAZR_REDIS_URL = old_url
 

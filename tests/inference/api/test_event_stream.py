@@ -20,6 +20,7 @@ from inference.values.plan import GenerationPlan
 from inference.values.sampling_params import SamplingParams
 from tests.inference.api.openai.test_views_openai_client import wait_for
 from tests.inference.api.scripted_worker import Reply, say
+from tests.inference.api.sent_parts import SentParts
 from tests.inference.api.slow_reader import slow_chat
 
 
@@ -45,12 +46,18 @@ class Reader(StreamReader):
         self.pieces.append(parts)
 
 
+async def until(condition):
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0)
+
+
 async def test_a_part_is_sent_at_once_while_the_client_keeps_up():
     reader = Reader()
     writing = asyncio.create_task(reader.write())
     for part in (b"a", b"b"):
         reader.take(0, part)
-        await asyncio.sleep(0.01)
+        await until(lambda part=part: reader.pieces and reader.pieces[-1] == [part])
     reader.end()
     await writing
     assert reader.pieces == [[b"a"], [b"b"]]
@@ -62,7 +69,7 @@ async def test_parts_that_come_together_or_wait_for_the_client_are_sent_together
     reader.may_send.clear()
     for part in (b"a", b"b"):
         reader.take(0, part)
-    await asyncio.sleep(0.01)
+    await until(lambda: reader.is_sending)
     for part in (b"c", b"", b"d"):
         reader.take(0, part)
     reader.end()
@@ -184,21 +191,23 @@ BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "strea
 
 def test_a_stream_that_flows_has_no_heartbeats(live_url, worker, monkeypatch):
     monkeypatch.setattr(sse, "HEARTBEAT_S", 0.4)
+    sent = SentParts(monkeypatch)
 
     def script(reply: Reply):
         yield reply.start()
         for number in range(20):
             yield reply.delta(f"<{number}>")
             time.sleep(0.05)
-        time.sleep(0.7)
+        num_before = sent.num_heartbeats
+        wait_for(lambda: sent.num_heartbeats > num_before)
         yield reply.delta("", finish_reason="stop")
         yield reply.done()
 
     worker.script = script
-    raw = httpx.post(f"{live_url}/v1/chat/completions", json=BODY, timeout=20).text
-    before, _, after = raw.partition("<19>")
-    assert ": keep-alive" not in before
-    assert 1 <= after.count(": keep-alive\n\n") <= 2
+    raw = httpx.post(f"{live_url}/v1/chat/completions", json=BODY, timeout=60).text
+    assert ": keep-alive" in raw.partition("<19>")[2]
+    # A machine that is busy for a while makes a stream that flows as silent as one that waits.
+    assert all(seconds > 0.39 for seconds in sent.silences_s()) and sent.silences_s()
 
 
 def test_a_reader_that_falls_behind_and_catches_up_gets_everything_in_order(live_url, worker, monkeypatch):
@@ -238,7 +247,7 @@ def test_a_reader_that_falls_behind_and_catches_up_gets_everything_in_order(live
     worker.script = script
     with slow_chat(live_url, BODY) as (raw, first):
         received = [first]
-        assert is_behind.wait(20)
+        assert is_behind.wait(60)
         while piece := raw.recv(1 << 16):
             received.append(piece)
     whole = b"".join(received)
@@ -257,7 +266,7 @@ def test_a_reader_that_falls_a_megabyte_behind_gets_an_error_and_its_slot_is_fre
 
     worker.script = script
     with slow_chat(live_url, BODY) as (raw, first):
-        wait_for(lambda: len(worker.cancelled) == 1, 20)
+        wait_for(lambda: len(worker.cancelled) == 1)
         received = [first]
         while piece := raw.recv(1 << 16):
             received.append(piece)
@@ -269,11 +278,25 @@ def test_a_reader_that_falls_a_megabyte_behind_gets_an_error_and_its_slot_is_fre
 QUEUED = {**BODY, "stream": True, "stream_options": {"include_queue": True, "include_usage": True}}
 
 
-def late(*after):
-    """A script whose request waits for a while, and then has the events that ``after`` make."""
+@pytest.fixture
+def reported(monkeypatch) -> threading.Event:
+    """Set when a stream has said where its request stands."""
+    found = threading.Event()
+    queue_event = sse.queue_event
+
+    def recorded(*arguments):
+        found.set()
+        return queue_event(*arguments)
+
+    monkeypatch.setattr(sse, "queue_event", recorded)
+    return found
+
+
+def late(*after, until=None):
+    """A script whose request waits for a while, or for an event, and then has the events that ``after`` make."""
 
     def script(reply: Reply):
-        time.sleep(0.6)
+        assert until.wait(60) if until is not None else not time.sleep(0.6)
         for make in after:
             yield make(reply)
 
@@ -289,8 +312,9 @@ def events_of(text):
     return found
 
 
-def test_a_waiting_stream_begins_with_its_place(http, worker):
-    worker.script = late(Reply.start, lambda reply: reply.delta("Hi", finish_reason="stop"), Reply.done)
+def test_a_waiting_stream_begins_with_its_place(http, worker, reported):
+    events = (Reply.start, lambda reply: reply.delta("Hi", finish_reason="stop"), Reply.done)
+    worker.script = late(*events, until=reported)
     response = http.post("/v1/chat/completions", json=QUEUED)
     events = events_of(response.text)
     assert (response.status_code, events[0][0], events[-1][1]) == (200, "blazr.queue", "[DONE]")
@@ -302,8 +326,8 @@ def test_a_waiting_stream_begins_with_its_place(http, worker):
     assert orjson.loads(events[names.count("blazr.queue")][1])["choices"][0]["delta"]["role"] == "assistant"
 
 
-def test_an_error_of_a_request_that_has_said_its_place_is_in_the_stream(http, worker):
-    worker.script = late(lambda reply: reply.error(InvalidRequest("no.", param="messages")))
+def test_an_error_of_a_request_that_has_said_its_place_is_in_the_stream(http, worker, reported):
+    worker.script = late(lambda reply: reply.error(InvalidRequest("no.", param="messages")), until=reported)
     response = http.post("/v1/chat/completions", json=QUEUED)
     events = events_of(response.text)
     assert response.status_code == 200 and events[0][0] == "blazr.queue"
@@ -322,12 +346,15 @@ def test_an_early_error_keeps_its_status(http, worker):
     ("path", "members"),
     [("/v1/chat/completions", {}), ("/v1/responses", {"input": "Hi"}), ("/v1/messages", {"max_tokens": 4})],
 )
-def test_a_whole_response_that_waited_says_so_in_its_headers(http, worker, path, members):
+def test_a_whole_response_that_waited_says_so_in_its_headers(http, worker, monkeypatch, path, members):
     whole = {**BODY, "stream": False, **members}
     if "input" in members:
         del whole["messages"]
     worker.script = late(Reply.start, lambda reply: reply.delta("Hi", finish_reason="stop"), Reply.done)
+    begun = time.monotonic()
     headers = http.post(path, json=whole).headers
-    assert 0.5 < float(headers["x-queue-seconds"]) < 5 and headers["x-queue-reason"] == "capacity"
+    assert 0.5 < float(headers["x-queue-seconds"]) < time.monotonic() - begun
+    assert headers["x-queue-reason"] == "capacity"
     worker.script = say("Hi")
+    monkeypatch.setattr(sse, "WAITED_S", 60.0)
     assert "x-queue-seconds" not in http.post(path, json=whole).headers
