@@ -17,6 +17,9 @@ from inference.values.states import ResidentModel, WorkerState
 
 Event = dict[str, Any]
 
+LEASE_S = 3600
+"""The worker counts as alive until it stops, also while a busy machine lets none of its threads run."""
+
 
 class Reply:
     """Makes the events of one request, indices included."""
@@ -111,21 +114,24 @@ class ScriptedWorker:
             client.lpush(f"{self._bell}:take", "stop")
             client.xadd(f"{self._bell}:listen", {"stop": ""})
             for thread in self._threads:
-                thread.join(5)
-            client.delete(f"{self._bell}:take", f"{self._bell}:listen")
+                thread.join(60)
+            client.delete(f"{self._bell}:take", f"{self._bell}:listen", redis_keys.worker("scripted"))
+            client.zrem(redis_keys.WORKERS, "scripted")
+            for item in self.checkpoint_ids:
+                client.zrem(redis_keys.holders(item), "scripted")
 
     def _client(self) -> redis.Redis:
         return redis.Redis.from_url(self._url, protocol=2)
 
     def beat(self, client: redis.Redis) -> None:
-        """What a real worker's heartbeat writes."""
+        """What a real worker's heartbeat writes, for longer."""
         held = tuple(self.checkpoint_ids)  # tests add to the set while this thread reads it
         models = tuple(ResidentModel(item, "ready", 1.0, pinned=self.pinned) for item in held)
         state = WorkerState("scripted", heartbeat_at=time.time(), max_active=8, models=models)
-        client.set(redis_keys.worker("scripted"), state.to_json(), ex=redis_keys.HEARTBEAT_EXPIRE_S)
-        client.zadd(redis_keys.WORKERS, {"scripted": time.time()})
+        client.set(redis_keys.worker("scripted"), state.to_json(), ex=LEASE_S)
+        client.zadd(redis_keys.WORKERS, {"scripted": time.time() + LEASE_S})
         for item in held:
-            client.zadd(redis_keys.holders(item), {"scripted": time.time() + redis_keys.HOLDER_EXPIRE_S})
+            client.zadd(redis_keys.holders(item), {"scripted": time.time() + LEASE_S})
 
     def _take(self) -> None:
         client = self._client()

@@ -10,6 +10,8 @@ import pytest
 import redis
 
 from inference.access.api_keys import api_key_create
+from inference.transport import keys as redis_keys
+from inference.transport import questions
 from inference.transport.control import CancelledRequests, ControlReader
 from inference.worker.model_manager import ModelManager
 from inference.worker.questions import Questions
@@ -78,10 +80,13 @@ def manager(redis_server, worker) -> Iterator[Worker]:
 
 
 @pytest.fixture
-def http(live_url, worker):
-    with httpx.Client(base_url=live_url, timeout=20) as found:
-        # Workers of tests before this one share the Redis until their heartbeats lapse.
-        wait_for(lambda: found.get("/health").json()["loaded_models"] == ["tiny"], 20)
+def http(live_url, worker, redis_server, monkeypatch):
+    monkeypatch.setattr(questions, "REPLY_TIMEOUT_S", 60.0)
+    # Workers of tests before this one, which won't answer, share the Redis until their heartbeats lapse.
+    with redis.Redis.from_url(redis_server.client) as client:
+        client.delete(redis_keys.WORKERS)
+    with httpx.Client(base_url=live_url, timeout=60) as found:
+        wait_for(lambda: found.get("/health").json()["loaded_models"] == ["tiny"])
         yield found
 
 
