@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -18,6 +17,7 @@ from inference.models import Batch, GenerationJob, StoredFile
 from inference.serving import idempotency
 from inference.transport import keys as redis_keys
 from inference.values.limits import KeyLimits
+from tests.inference.api.openai.test_views_openai_client import wait_for
 from tests.inference.api.scripted_worker import say
 from tests.inference.api.test_base import CHAT, is_error
 
@@ -36,12 +36,28 @@ def keys(redis_server):
 
 @pytest.fixture
 def http(live_url, worker, keys):
-    with httpx.Client(base_url=live_url, timeout=20) as found:
+    with httpx.Client(base_url=live_url, timeout=60) as found:
         yield found
 
 
 def once(key: str | bytes, **more: str) -> dict[str, str | bytes]:
     return {"Idempotency-Key": key, **more}
+
+
+def post_until(http: httpx.Client, is_it, **arguments) -> httpx.Response:
+    """The first response of which ``is_it`` is true: what a response leaves is stored behind its last byte."""
+    responses = []
+
+    def post() -> bool:
+        responses.append(http.post(PATH, headers=once("a"), **arguments))
+        return is_it(responses[-1])
+
+    wait_for(post)
+    return responses[-1]
+
+
+def has_succeeded(response: httpx.Response) -> bool:
+    return response.status_code == 200
 
 
 def test_the_same_request_is_computed_once_and_answered_again(http, worker, keys):
@@ -92,11 +108,7 @@ def test_a_stream_is_answered_again_in_one_piece(http, worker):
     body = {**CHAT, "stream": True}
     first = http.post(PATH, json=body, headers=once("a"))
     assert first.text.endswith("data: [DONE]\n\n")
-    for _ in range(100):  # it is stored behind its last byte
-        again = http.post(PATH, json=body, headers=once("a"))
-        if again.status_code == 200:
-            break
-        time.sleep(0.02)
+    again = post_until(http, has_succeeded, json=body)
     assert again.headers["content-type"] == first.headers["content-type"]
     assert again.content == first.content
     assert len(worker.messages) == 1
@@ -107,17 +119,14 @@ def test_while_it_runs_others_are_told_to_wait(http, worker):
 
     def slowly(reply):
         yield reply.start()
-        go_on.wait(10)
+        go_on.wait(60)
         yield reply.delta("done", finish_reason="stop", stop_reason=None)
         yield reply.done()
 
     worker.script = slowly
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(http.post, PATH, json=CHAT, headers=once("a"))
-        for _ in range(200):
-            if worker.messages:
-                break
-            time.sleep(0.02)
+        wait_for(lambda: worker.messages)
         refused = http.post(PATH, json=CHAT, headers=once("a"))
         is_error(refused, 409, "idempotency_key_in_use")
         assert refused.headers["retry-after"] == "1"
@@ -148,12 +157,7 @@ def test_after_an_error_the_request_may_be_tried_again(http, worker, stream):
     worker.script = failing
     assert "broken" in http.post(PATH, json=body, headers=once("a")).text
     worker.script = say("Hello")
-    for _ in range(100):
-        answer = http.post(PATH, json=body, headers=once("a"))
-        if answer.status_code == 200:
-            break
-        time.sleep(0.02)
-    assert "Hello" in answer.text
+    assert "Hello" in post_until(http, has_succeeded, json=body).text
     assert is_error(http.post(PATH, json={"model": "tiny"}, headers=once("b")), 400)
     assert http.post(PATH, json=body, headers=once("b")).status_code == 200
 
@@ -162,38 +166,28 @@ def test_a_client_that_leaves_frees_its_key(http, worker):
     def never_ending(reply):
         yield reply.start()
         yield reply.delta("a")
-        reply.cancelled.wait(10)
+        reply.cancelled.wait(60)
 
     worker.script = never_ending
     body = {**CHAT, "stream": True}
     with http.stream("POST", PATH, json=body, headers=once("a")) as stream:
         next(stream.iter_bytes())
     worker.script = say("Hello")
-    for _ in range(200):
-        answer = http.post(PATH, json=body, headers=once("a"))
-        if answer.status_code == 200:
-            break
-        time.sleep(0.02)
-    assert "Hello" in answer.text
+    assert "Hello" in post_until(http, has_succeeded, json=body).text
 
 
-def test_an_answer_too_large_to_keep_is_not_computed_again(http, worker, monkeypatch):
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_too_large_to_keep_is_not_computed_again(http, worker, monkeypatch, stream):
     monkeypatch.setattr("inference.serving.idempotency.MAX_BYTES", 100)
     monkeypatch.setattr("inference.api.idempotent.MAX_BYTES", 100)
-    for stream in (False, True):
-        body = {**CHAT, "stream": stream}
-        assert "Hello" in http.post(PATH, json=body, headers=once(f"a{stream}")).text
-        for _ in range(100):
-            answer = http.post(PATH, json=body, headers=once(f"a{stream}"))
-            if "isn't kept" in answer.text:
-                break
-            time.sleep(0.02)
-        is_error(answer, 409, "conflict")
-    assert len(worker.messages) == 2
+    body = {**CHAT, "stream": stream}
+    assert "Hello" in http.post(PATH, json=body, headers=once("a")).text
+    is_error(post_until(http, lambda response: "isn't kept" in response.text, json=body), 409, "conflict")
+    assert len(worker.messages) == 1
 
 
 def test_a_killed_process_leaves_the_key_for_its_lease_only(http, keys, monkeypatch):
-    monkeypatch.setattr(idempotency, "LEASE_S", 1)
+    monkeypatch.setattr(idempotency, "LEASE_S", 60)
     monkeypatch.setattr("inference.api.idempotent.RENEW_S", 1000.0)
     answer = http.post(PATH, json=CHAT, headers=once("a"))
     (stored,) = keys.scan_iter(f"{redis_keys.PREFIX}idem:*")
@@ -201,9 +195,11 @@ def test_a_killed_process_leaves_the_key_for_its_lease_only(http, keys, monkeypa
     digest = keys.hget(stored, "digest")
     keys.delete(stored)
     keys.hset(stored, mapping={"digest": digest, "owner": "nobody"})
-    keys.pexpire(stored, 300)
+    keys.expire(stored, idempotency.LEASE_S)
     is_error(http.post(PATH, json=CHAT, headers=once("a")), 409)
-    time.sleep(0.4)
+    assert 0 < keys.ttl(stored) <= idempotency.LEASE_S
+    keys.pexpire(stored, 1)  # the time that passes
+    wait_for(lambda: not keys.exists(stored))
     again = http.post(PATH, json=CHAT, headers=once("a"))
     assert again.status_code == 200
     assert again.json()["id"] != answer.json()["id"]

@@ -13,6 +13,7 @@ import pytest
 
 from inference.errors import GenerationFailed, PromptTooLong, QueueFull
 from tests.inference.api.scripted_worker import Reply, say
+from tests.inference.api.slow_reader import sent_request
 from tests.inference.rows import make_checkpoint
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
@@ -88,7 +89,7 @@ def test_chat_stream_chunks(client, worker):
 
 def test_raw_stream_is_server_sent_events(live_url, worker):
     body = {"model": "tiny", "messages": MESSAGES, "stream": True}
-    with httpx.stream("POST", f"{live_url}/v1/chat/completions", json=body, timeout=20) as response:
+    with httpx.stream("POST", f"{live_url}/v1/chat/completions", json=body, timeout=60) as response:
         assert response.status_code == 200
         assert response.headers["content-type"] == "text/event-stream"
         assert response.headers["x-accel-buffering"] == "no"
@@ -253,7 +254,7 @@ def test_one_refused_prompt_cancels_the_others(client, worker):
             yield reply.error(QueueFull("no room"))
             return
         yield reply.start()
-        reply.cancelled.wait(5)
+        reply.cancelled.wait(60)
 
     worker.script = script
     with pytest.raises(openai.RateLimitError):
@@ -269,7 +270,7 @@ def test_error_in_the_middle_of_a_stream_comes_as_an_event(live_url, worker):
 
     worker.script = script
     body = {"model": "tiny", "messages": MESSAGES, "stream": True}
-    raw = httpx.post(f"{live_url}/v1/chat/completions", json=body, timeout=20).text
+    raw = httpx.post(f"{live_url}/v1/chat/completions", json=body, timeout=60).text
     events = raw.split("\n\n")
     assert '"content":"Hel"' in raw
     assert orjson.loads(events[-3].removeprefix("data: "))["error"] == {
@@ -298,7 +299,7 @@ def test_redis_gone_is_unavailable_and_quick(client, worker, settings):
     with pytest.raises(openai.InternalServerError) as caught:
         client.chat.completions.create(model="tiny", messages=MESSAGES)
     assert caught.value.status_code == 503
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 30
 
 
 def test_model_without_tokenizer_takes_token_ids_only(client, worker, transactional_db):
@@ -328,7 +329,7 @@ def test_token_ids_beyond_the_vocabulary_never_reach_the_queue(client, worker):
 # --- cancelling --------------------------------------------------------------------------------
 
 
-def wait_for(condition, timeout_s: float = 20.0) -> None:
+def wait_for(condition, timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -352,12 +353,20 @@ def test_leaving_a_stream_cancels_the_generation(client, worker):
     wait_for(lambda: worker.cancelled == [worker.messages[-1]["request_id"]])
 
 
-@pytest.mark.parametrize("script", [endless, lambda reply: iter(())], ids=["decoding", "queued"])
-def test_leaving_without_a_stream_cancels_the_generation(live_url, worker, script):
-    worker.script = script
-    body = {"model": "tiny", "messages": MESSAGES}
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{live_url}/v1/chat/completions", json=body, timeout=httpx.Timeout(5, read=0.5))
+@pytest.mark.parametrize(
+    ("script", "num_events"), [(endless, 4), (lambda reply: iter(()), 0)], ids=["decoding", "queued"]
+)
+def test_leaving_without_a_stream_cancels_the_generation(live_url, worker, script, num_events):
+    made = []
+
+    def recorded(reply: Reply):
+        for event in script(reply):
+            yield event
+            made.append(event)
+
+    worker.script = recorded
+    with sent_request(live_url, "/v1/chat/completions", {"model": "tiny", "messages": MESSAGES}):
+        wait_for(lambda: worker.messages and len(made) >= num_events)
     wait_for(lambda: worker.cancelled == [worker.messages[-1]["request_id"]])
 
 
@@ -380,7 +389,7 @@ def test_many_streams_at_once_keep_their_tokens_apart(live_url, worker):
         assert text == "".join(f"p{number}.{index} " for index in range(10))
 
     async def run() -> None:
-        async with openai.AsyncOpenAI(base_url=f"{live_url}/v1", api_key="-", max_retries=0, timeout=30) as client:
+        async with openai.AsyncOpenAI(base_url=f"{live_url}/v1", api_key="-", max_retries=0, timeout=60) as client:
             await asyncio.gather(*(one(client, number) for number in range(40)))
 
     thread_error: list[BaseException] = []
@@ -393,7 +402,7 @@ def test_many_streams_at_once_keep_their_tokens_apart(live_url, worker):
 
     thread = threading.Thread(target=in_thread)
     thread.start()
-    thread.join(60)
+    thread.join(120)
     assert not thread_error, thread_error
     assert not thread.is_alive()
 
