@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 import time
 from typing import Any
 
 import orjson
 import pytest
 from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import ClientConnection
+from websockets.sync.client import connect as websockets_connect
 
 from inference.access.api_keys import api_key_create
 from inference.errors import GenerationFailed, PromptTooLong
 from tests.inference.api.openai.test_views_openai_client import endless, wait_for
 from tests.inference.api.scripted_worker import Reply
 
+connect = functools.partial(websockets_connect, open_timeout=60, close_timeout=60)
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 
 
@@ -25,7 +29,7 @@ def ws_url(live_url, worker) -> str:
 
 @pytest.fixture
 def socket(ws_url):
-    with connect(ws_url, open_timeout=10) as found:
+    with connect(ws_url) as found:
         yield found
 
 
@@ -34,7 +38,7 @@ def send(socket: ClientConnection, **frame: Any) -> None:
 
 
 def receive(socket: ClientConnection) -> dict[str, Any]:
-    return orjson.loads(socket.recv(timeout=10))
+    return orjson.loads(socket.recv(timeout=60))
 
 
 def receive_until_end(socket: ClientConnection, name: str) -> list[dict[str, Any]]:
@@ -183,7 +187,7 @@ def test_callers_without_a_key_are_closed_when_one_is_needed(ws_url, settings):
     settings.BLAZR_API_KEY_REQUIRED = True
     with connect(ws_url) as socket:
         with pytest.raises(ConnectionClosed):
-            socket.recv(timeout=10)
+            socket.recv(timeout=60)
         assert socket.close_code == 4401
     _, key = api_key_create(name="ci")
     with connect(ws_url, additional_headers={"Authorization": f"Bearer {key}"}) as socket:
@@ -208,17 +212,17 @@ def test_a_staff_session_will_do(ws_url, settings, admin_user, django_user_model
         send(socket, type="chat", id="b", request=CHAT)
         assert "session of this connection has ended" in receive(socket)["error"]["message"]
         with pytest.raises(ConnectionClosed):
-            socket.recv(timeout=10)
+            socket.recv(timeout=60)
         assert socket.close_code == 4401
     visitor = django_user_model.objects.create_user("visitor")
     with connect(ws_url, additional_headers=cookie(visitor)) as socket, pytest.raises(ConnectionClosed):
-        socket.recv(timeout=10)
+        socket.recv(timeout=60)
 
 
 def test_pages_of_other_sites_are_closed(ws_url):
     with connect(ws_url, origin="http://evil.example") as socket:
         with pytest.raises(ConnectionClosed):
-            socket.recv(timeout=10)
+            socket.recv(timeout=60)
         assert socket.close_code == 4401
 
 
@@ -233,15 +237,19 @@ def test_breaking_off_right_after_the_request_cancels_it(ws_url, worker):
 
 
 def test_a_waiting_request_reports_where_it_stands(socket, worker):
+    reported = threading.Event()
+
     def script(reply: Reply):
-        time.sleep(0.6)
+        assert reported.wait(60)
         yield reply.start()
         yield reply.delta("Hi", finish_reason="stop")
         yield reply.done()
 
     worker.script = script
     send(socket, type="chat", id="a", request={**CHAT, "stream_options": {"include_queue": True}})
-    frames = receive_until_end(socket, "a")
+    frames = [receive(socket), receive(socket)]
+    reported.set()
+    frames += receive_until_end(socket, "a")
     kinds = [frame["type"] for frame in frames]
     assert kinds[:2] == ["accepted", "queue"] and kinds[-1] == "done" and "queue" not in kinds[kinds.index("chunk") :]
     assert frames[1]["queue"]["position"] == 1
