@@ -17,14 +17,14 @@ def client(live_url: str) -> Iterator[Any]:
     """OpenAI's own client; it doesn't retry."""
     import openai
 
-    with openai.OpenAI(base_url=f"{live_url}/v1", api_key="none", max_retries=0, timeout=20) as found:
+    with openai.OpenAI(base_url=f"{live_url}/v1", api_key="none", max_retries=0, timeout=60) as found:
         yield found
 
 
 @pytest.fixture
 def http(live_url: str, worker: ScriptedWorker) -> Iterator[httpx.Client]:
     """A plain client of the server, with a worker behind it."""
-    with httpx.Client(base_url=live_url, timeout=20) as found:
+    with httpx.Client(base_url=live_url, timeout=60) as found:
         yield found
 
 
@@ -46,7 +46,7 @@ def claude(live_url: str) -> Iterator[Any]:
     """Anthropic's own client; it doesn't retry."""
     import anthropic
 
-    with anthropic.Anthropic(base_url=live_url, api_key="none", max_retries=0, timeout=20) as found:
+    with anthropic.Anthropic(base_url=live_url, api_key="none", max_retries=0, timeout=60) as found:
         yield found
 
 

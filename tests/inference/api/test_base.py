@@ -73,7 +73,7 @@ def is_error(response: httpx.Response, status: int, code: str | None = None) -> 
 
 @pytest.fixture
 def http(live_url, worker):
-    with httpx.Client(base_url=live_url, timeout=20) as found:
+    with httpx.Client(base_url=live_url, timeout=60) as found:
         yield found
 
 

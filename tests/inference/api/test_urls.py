@@ -123,7 +123,7 @@ def _is_refusal(answer: httpx.Response, status: int) -> bool:
 def http(live_url, worker, monkeypatch) -> Iterator[httpx.Client]:
     # Nobody here answers questions about running requests.
     monkeypatch.setattr(worker_questions, "REPLY_TIMEOUT_S", 0.0)
-    with httpx.Client(base_url=live_url, timeout=20, follow_redirects=False) as found:
+    with httpx.Client(base_url=live_url, timeout=60, follow_redirects=False) as found:
         yield found
 
 

@@ -31,7 +31,7 @@ GENERATING: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def http(live_url, worker, redis_server):
-    with httpx.Client(base_url=live_url, timeout=20) as found:
+    with httpx.Client(base_url=live_url, timeout=60) as found:
         yield found
     client = redis.Redis.from_url(redis_server.client)
     for pattern in ("limit", "open", "lines", "idem"):

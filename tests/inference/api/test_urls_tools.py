@@ -23,7 +23,7 @@ CITIES = [{"city": "Köln"}, {"city": "Bonn"}]
 
 @pytest.fixture
 def claude(live_url):
-    with anthropic.Anthropic(base_url=live_url, api_key="none", max_retries=0, timeout=20) as found:
+    with anthropic.Anthropic(base_url=live_url, api_key="none", max_retries=0, timeout=60) as found:
         yield found
 
 

@@ -26,7 +26,7 @@ class Collected:
         if event["type"] in ("done", "error"):
             self._has_ended.set()
 
-    async def all(self, timeout_s: float = 15) -> list[GenerationEvent]:
+    async def all(self, timeout_s: float = 60) -> list[GenerationEvent]:
         """All events, once the terminal one has come."""
         async with asyncio.timeout(timeout_s):
             await self._has_ended.wait()

@@ -83,7 +83,7 @@ class FakeLLM:
         if self.die:
             raise EngineDead("the fake device is gone.")
         if self.gate is not None:
-            self.gate.wait(10)
+            self.gate.wait(60)
         if self.step_s:
             time.sleep(self.step_s)
         events: list[GenerationEvent] = []
@@ -142,7 +142,7 @@ class FakePlans:
             self.loads.append(checkpoint_id)
             progress(0.5, "half")
             if self.gate is not None:
-                self.gate.wait(10)
+                self.gate.wait(60)
             if checkpoint_id in self.fail:
                 raise self.fail[checkpoint_id]
             self.llms[checkpoint_id] = self.make(checkpoint_id)
@@ -206,7 +206,7 @@ class Client:
                     self.finished.append(event["request_id"])
             self.condition.notify_all()
 
-    def wait(self, *request_ids: str, timeout_s: float = 20) -> None:
+    def wait(self, *request_ids: str, timeout_s: float = 60) -> None:
         with self.condition:
             assert self.condition.wait_for(lambda: all(item in self.finished for item in request_ids), timeout_s), (
                 f"unfinished: {set(request_ids) - set(self.finished)}"
@@ -235,7 +235,7 @@ def message(request_id: str, *, model: str = "a", text: str = "abc", max_tokens:
     }
 
 
-def wait_until(check: Callable[[], object], timeout_s: float = 20) -> None:
+def wait_until(check: Callable[[], object], timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while not check():
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -89,7 +89,7 @@ class Worker:
         self.runtime.manager.drain(0)
 
 
-async def collect(collected: Collected, timeout_s: float = 15) -> list[GenerationEvent]:
+async def collect(collected: Collected, timeout_s: float = 60) -> list[GenerationEvent]:
     return await collected.all(timeout_s)
 
 

@@ -28,7 +28,7 @@ def test_why_it_stopped(finish_reason, stop_reason, expected):
 
 
 def test_frames_of_a_stream(live_url, worker):
-    answer = httpx.post(f"{live_url}/v1/messages", json={**BODY, "stream": True}, timeout=20)
+    answer = httpx.post(f"{live_url}/v1/messages", json={**BODY, "stream": True}, timeout=60)
     assert answer.headers["content-type"] == "text/event-stream"
     frames = [frame.split("\n") for frame in answer.text.removesuffix("\n\n").split("\n\n")]
     events = [json.loads(data.removeprefix("data: ")) for _, data in frames]

@@ -113,7 +113,7 @@ def test_a_client_that_leaves_ends_its_pull_and_frees_the_place(hub, http_as_adm
         lines = response.iter_lines()
         assert "pulling manifest" in next(lines)
         wait_for(lambda: "model.safetensors" in hub.asked)
-        with httpx.Client(base_url=http_as_admin.base_url, headers=http_as_admin.headers, timeout=20) as other:
+        with httpx.Client(base_url=http_as_admin.base_url, headers=http_as_admin.headers, timeout=60) as other:
             refused(other.post("/api/pull", json={"model": "org/tiny"}), 429, "already")
     wait_for(lambda: pulls._num_running == 0)
     hub.gate.set()

@@ -27,7 +27,7 @@ BATCH = {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_w
 @pytest.fixture
 def http(live_url, checkpoint, settings, tmp_path):
     settings.BLAZR_FILES_DIR = tmp_path / "files"
-    with httpx.Client(base_url=live_url, timeout=20) as found:
+    with httpx.Client(base_url=live_url, timeout=60) as found:
         yield found
 
 

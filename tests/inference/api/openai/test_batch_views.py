@@ -33,7 +33,7 @@ def no_waiting(monkeypatch):
 
 @pytest.fixture
 def http(live_url, checkpoint):
-    with httpx.Client(base_url=live_url, timeout=20) as found:
+    with httpx.Client(base_url=live_url, timeout=60) as found:
         yield found
 
 

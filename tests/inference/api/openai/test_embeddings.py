@@ -43,7 +43,7 @@ def refused(response: httpx.Response, status: int, param: str) -> None:
 @pytest.fixture
 def http(live_url, worker):
     worker.script = embed
-    with httpx.Client(base_url=live_url, timeout=20) as found:
+    with httpx.Client(base_url=live_url, timeout=60) as found:
         yield found
 
 

@@ -22,7 +22,7 @@ CONTENT = b'{"custom_id": "a"}\n'
 
 @pytest.fixture
 def http(live_url, transactional_db):
-    with httpx.Client(base_url=live_url, timeout=20) as found:
+    with httpx.Client(base_url=live_url, timeout=60) as found:
         yield found
 
 

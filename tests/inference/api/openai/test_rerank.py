@@ -29,7 +29,7 @@ def embed(reply: Reply):
 @pytest.fixture
 def http(live_url, worker):
     worker.script = embed
-    with httpx.Client(base_url=live_url, timeout=20) as found:
+    with httpx.Client(base_url=live_url, timeout=60) as found:
         yield found
 
 

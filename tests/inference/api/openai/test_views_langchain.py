@@ -25,7 +25,7 @@ def chat(live_url, worker):
     from langchain_openai import ChatOpenAI
 
     def make(**options: Any) -> Any:
-        return ChatOpenAI(model="tiny", base_url=f"{live_url}/v1", api_key="none", max_retries=0, timeout=20, **options)
+        return ChatOpenAI(model="tiny", base_url=f"{live_url}/v1", api_key="none", max_retries=0, timeout=60, **options)
 
     return make
 

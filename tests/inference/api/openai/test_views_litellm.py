@@ -29,7 +29,7 @@ def litellm():
 def options(live_url, worker) -> dict[str, Any]:
     """Where the server is, as litellm wants to know it."""
     return {
-        "model": "openai/tiny", "api_base": f"{live_url}/v1", "api_key": "none", "timeout": 20, "max_retries": 0,
+        "model": "openai/tiny", "api_base": f"{live_url}/v1", "api_key": "none", "timeout": 60, "max_retries": 0,
     }  # fmt: skip
 
 

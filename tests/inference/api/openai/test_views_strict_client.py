@@ -36,7 +36,7 @@ MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 @pytest.fixture
 def strict(live_url: str, worker) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(
-        base_url=f"{live_url}/v1", api_key="none", max_retries=0, timeout=20, _strict_response_validation=True
+        base_url=f"{live_url}/v1", api_key="none", max_retries=0, timeout=60, _strict_response_validation=True
     ) as found:
         yield found
 

@@ -15,7 +15,7 @@ from tests.inference.rows import make_checkpoint
 
 @pytest.fixture
 def http(live_url, worker):
-    with httpx.Client(base_url=live_url, timeout=20) as found:
+    with httpx.Client(base_url=live_url, timeout=60) as found:
         yield found
 
 

@@ -19,7 +19,7 @@ GAP = {"model": "tiny", "input_prefix": "def f(", "input_suffix": "):\n"}
 
 @pytest.fixture
 def http(live_url, worker):
-    with httpx.Client(base_url=live_url, timeout=20) as found:
+    with httpx.Client(base_url=live_url, timeout=60) as found:
         yield found
 
 

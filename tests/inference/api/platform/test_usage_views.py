@@ -20,7 +20,7 @@ def http(live_url, worker):
     usage_writer().flush()
     UsageRecord.objects.all().delete()
     UsageDay.objects.all().delete()
-    with httpx.Client(base_url=live_url, timeout=20) as found:
+    with httpx.Client(base_url=live_url, timeout=60) as found:
         yield found
 
 

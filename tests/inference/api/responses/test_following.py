@@ -54,7 +54,7 @@ def test_stream_of_the_client(client, worker):
 
 def test_frames_have_a_name_and_no_end_mark(live_url, worker):
     body = {"model": "tiny", "input": "Hi", "stream": True}
-    raw = httpx.post(f"{live_url}/v1/responses", json=body, timeout=20)
+    raw = httpx.post(f"{live_url}/v1/responses", json=body, timeout=60)
     assert raw.headers["content-type"] == "text/event-stream"
     frames = [frame.split("\n") for frame in raw.text.removesuffix("\n\n").split("\n\n")]
     for name, data in frames:
@@ -108,7 +108,7 @@ def test_leaving_a_stream_cancels_the_generation(client, worker):
     def script(reply: Reply):
         yield reply.start()
         yield reply.delta("Hel")
-        reply.cancelled.wait(10)
+        reply.cancelled.wait(60)
 
     worker.script = script
     stream = client.responses.create(model="tiny", input="Hi", stream=True)

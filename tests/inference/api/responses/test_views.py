@@ -98,7 +98,7 @@ def test_input_tokens_are_what_generating_would_read(live_url, client, worker):
         {"role": "system", "content": "Rules."}, {"role": "user", "content": "one"},
         {"role": "assistant", "content": "Hello, world"}, {"role": "user", "content": "two"},
     ]  # fmt: skip
-    told = httpx.post(f"{live_url}/tokenize", json={"model": "tiny", "messages": conversation}, timeout=20).json()
+    told = httpx.post(f"{live_url}/tokenize", json={"model": "tiny", "messages": conversation}, timeout=60).json()
     assert counted.input_tokens == told["count"] > 10
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.input_tokens.count(model="tiny", input="two", extra_body={"temperature": 1})
@@ -219,7 +219,7 @@ def test_errors_on_the_wire(live_url, worker):
         ({"previous_response_id": "resp_none"}, 400, "invalid_request"),
         ({"model": "missing"}, 404, "model_not_found"),
     ):
-        answer = httpx.post(f"{live_url}/v1/responses", json={"model": "tiny", "input": "Hi", **members}, timeout=20)
+        answer = httpx.post(f"{live_url}/v1/responses", json={"model": "tiny", "input": "Hi", **members}, timeout=60)
         assert answer.status_code == status, answer.text
         error = answer.json()["error"]
         assert (error["param"], error["code"]) == (next(iter(members)), code)
