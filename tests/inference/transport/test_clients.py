@@ -21,7 +21,7 @@ async def test_redis_that_is_away_is_unavailable_within_its_time(settings, tmp_p
         started = time.monotonic()
         with pytest.raises(Unavailable):
             await call
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 40
     with pytest.raises(Unavailable):
         worker_states_sync()
 

@@ -98,10 +98,10 @@ def test_a_worker_waits_for_its_models_until_it_is_woken(client):
     assert wait_for_messages(client, WORKER, ["a"], 0.2) is None
     assert time.monotonic() - begun > 0.15
     wake_worker(client, WORKER)
-    assert wait_for_messages(client, WORKER, [], 30) is None
+    assert wait_for_messages(client, WORKER, [], 120) is None
     wake_others(client, "a")
-    assert wait_for_messages(client, "w2", ["b", "a"], 30) in ("a", "b")
-    assert time.monotonic() - begun < 20
+    assert wait_for_messages(client, "w2", ["b", "a"], 120) in ("a", "b")
+    assert time.monotonic() - begun < 60
 
 
 def test_what_an_earlier_version_has_queued_is_counted_and_removed(client):
@@ -136,12 +136,13 @@ def test_messages_that_are_handed_back_return_in_one_step_without_suspicion(clie
     assert crashes(client, "r1") == 0
 
 
-@pytest.mark.parametrize("ahead_s", [-20, 20])
+@pytest.mark.parametrize("ahead_s", [-200, 200])
 def test_a_peer_whose_clock_is_wrong_declares_no_living_worker_dead(client, monkeypatch, ahead_s):
+    monkeypatch.setattr(module, "DEAD_AFTER_S", 100.0)
     clock = time.time
     queue(client, "held")
     take(client, WORKER)
-    client.zadd(redis_keys.WORKERS, {WORKER: clock(), "dead": clock() - 16})
+    client.zadd(redis_keys.WORKERS, {WORKER: clock(), "dead": clock() - 160})
     monkeypatch.setattr(time, "time", lambda: clock() + ahead_s)
     release_dead_workers(client)
     assert client.zrange(redis_keys.WORKERS, 0, -1) == [WORKER.encode()]

@@ -38,7 +38,7 @@ async def test_without_any_worker_requests_end_with_an_error(redis_urls_in_setti
     collected = Collected(hub, "r")
     collected.subscription.checkpoint_id = "a"
     started = time.monotonic()
-    events = await collected.all(15)
+    events = await collected.all()
     assert time.monotonic() - started > 0.3
     assert "No worker" in events[0]["error"]["message"]
     assert set(asked) == {"a"}
@@ -52,7 +52,7 @@ async def test_deadline_ends_a_request(redis_urls_in_settings, monkeypatch):
     await hub.start()
     collected = Collected(hub, "r")
     collected.subscription.deadline = time.time() + 0.1
-    events = await collected.all(5)
+    events = await collected.all()
     assert "deadline" in events[0]["error"]["message"]
     await hub.close()
 
@@ -92,6 +92,6 @@ async def test_hub_outlives_garbage_on_its_stream(redis_urls_in_settings):
         await client.xadd(redis_keys.out(hub.web_id), fields)
     end = {"request_id": "r", "attempt": 0, "index": 0, "type": "done"}
     await client.xadd(redis_keys.out(hub.web_id), redis_keys.pack_events([end]))
-    assert (await collected.all(3))[0]["type"] == "done"
+    assert (await collected.all())[0]["type"] == "done"
     await client.aclose()
     await hub.close()

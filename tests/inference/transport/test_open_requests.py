@@ -199,8 +199,8 @@ async def test_a_full_redis_gives_its_messages_to_workers_and_takes_back_those_o
 
 
 async def test_messages_past_their_deadline_are_released_without_an_admission(client):
-    await publish("old", deadline=time.time() + 0.05)
     await publish("young")
+    await publish("old", deadline=time.time() + 0.05)
     time.sleep(0.1)
     assert open_requests.expire_messages(client, redis_now_sync(client)) == 1
     assert client.hkeys(redis_keys.MESSAGES) == [b"young"]
