@@ -56,7 +56,8 @@ class Heartbeat:
         self._tick = tick
         self._on_fenced = on_fenced
         self._missing: set[str] = set()
-        self._checked_at = self._check_peers_at = 0.0
+        self._checked_at = self._check_peers_at = self._turn_at = 0.0
+        self._is_late = False
         self._changed = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -84,6 +85,7 @@ class Heartbeat:
 
     def _run(self) -> None:
         outage = Outage(logger, "the heartbeat of this worker")
+        self._turn_at = time.monotonic()
         while not self._stopping:
             self._changed.clear()
             try:
@@ -92,6 +94,7 @@ class Heartbeat:
                     return
                 self._tick()
                 self._beat()
+                self._spare_peers_if_late()
                 if time.monotonic() >= self._check_peers_at:
                     self._check_peers_at = time.monotonic() + PEER_CHECK_INTERVAL_S
                     release_dead_workers(self._client)
@@ -109,6 +112,17 @@ class Heartbeat:
             # The progress of a load wakes this thread often; limit the rate to ten heartbeats a second.
             time.sleep(MIN_GAP_S)
             self._changed.wait(INTERVAL_S - MIN_GAP_S)
+
+    def _spare_peers_if_late(self) -> None:
+        """Give peers time for a heartbeat if this thread is late: the machine may have stood still, they with it.
+
+        They get it once, so that a worker whose turns are always slow finds dead ones too.
+        """
+        now = time.monotonic()
+        was_late, self._is_late = self._is_late, now - self._turn_at > DEAD_AFTER_S / 2
+        self._turn_at = now
+        if self._is_late and not was_late:
+            self._check_peers_at = now + DEAD_AFTER_S
 
     def _beat(self) -> None:
         state = self._describe()
