@@ -125,7 +125,7 @@ def test_order_to_load_a_model_that_is_leaving_is_carried_out_after_it_has_left(
     gate.set()
     b.client.wait("one")
     wait_until(lambda: b.plans.loads == ["a", "a"] and b.statuses() == {"a": "ready"})
-    assert b.presence.calls[-1] == ("advertise", "a")
+    wait_until(lambda: b.presence.calls[-1] == ("advertise", "a"))  # by another thread than the load
 
 
 def test_the_last_order_counts_while_a_model_is_leaving(bench):
@@ -199,7 +199,7 @@ def test_two_models_that_do_not_fit_together_never_thrash(bench):
         b.send(f"r{number}", model="ab"[number % 2], max_tokens=1)
         number += 1
         time.sleep(0.005)
-    b.client.wait(*(f"r{done}" for done in range(number)), timeout_s=20)
+    b.client.wait(*(f"r{done}" for done in range(number)))
     lasted_s = time.monotonic() - started
     assert all(b.client.tokens(f"r{done}") for done in range(number))
     assert 2 <= len(b.plans.loads) <= lasted_s / residence_s + 2

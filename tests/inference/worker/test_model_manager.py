@@ -38,13 +38,18 @@ def test_requests_wait_for_one_load(bench):
 
 
 def test_events_of_one_step_come_in_one_call(bench):
-    gate = threading.Event()
-    b = bench(make=lambda _: FakeLLM(gate=gate))
+    class Together(FakeLLM):
+        """Begins when it has all requests."""
+
+        def step(self):
+            if len(self.seen) == 4:
+                return super().step()
+            time.sleep(0.001)
+            return []
+
+    b = bench(make=lambda _: Together())
     for number in range(4):
         b.send(f"r{number}", max_tokens=2)
-    wait_until(lambda: "a" in b.plans.llms and len(b.plans.llms["a"].running) >= 1)
-    time.sleep(0.05)
-    gate.set()
     b.client.wait(*(f"r{number}" for number in range(4)))
     assert max(len({event["request_id"] for event in call}) for call in b.client.calls) > 1
 
@@ -146,7 +151,7 @@ def test_a_request_that_runs_alone_starts_when_its_owner_is_ready(bench):
 
 def test_dead_engine_is_reported_and_its_requests_get_no_event(bench):
     b = bench(make=lambda model: FakeLLM(step_s=0.01))
-    b.send("r", max_tokens=1000)
+    b.send("r", max_tokens=100_000)
     wait_until(lambda: "r" in b.client.events)
     b.plans.llms["a"].die = True
     wait_until(lambda: b.dead)
@@ -154,12 +159,22 @@ def test_dead_engine_is_reported_and_its_requests_get_no_event(bench):
     assert b.client.events["r"][-1]["type"] == "delta"
 
 
-def test_drain_lets_requests_end_and_names_the_rest(bench):
+def test_drain_lets_requests_end_and_names_the_rest(bench, monkeypatch):
     b = bench(make=lambda model: FakeLLM(step_s=0.02))
     b.send("short", max_tokens=5)
-    b.send("long", max_tokens=10_000)
+    b.send("long", max_tokens=100_000)
     wait_until(lambda: "long" in b.client.events)
-    assert b.manager.drain(0.5) == ["long"]
+    condition = b.manager._residents._condition
+    wait_for = condition.wait_for
+
+    def wait_longer(predicate, timeout_s):
+        """For as long as a busy machine takes for the short one, too."""
+        while not (b.client.finished or wait_for(predicate, 0.01)):
+            pass
+        return wait_for(predicate, timeout_s)
+
+    monkeypatch.setattr(condition, "wait_for", wait_longer)
+    assert b.manager.drain(0.2) == ["long"]
     assert b.client.finished == ["short"]
     assert b.plans.llms["a"].closed
 
