@@ -28,7 +28,7 @@ class Preparation:
 
     def __call__(self, request):
         self.begun.append(request.request_id)
-        assert self.gate.wait(10)
+        assert self.gate.wait(60)
 
 
 @pytest.fixture
@@ -162,6 +162,7 @@ def test_nothing_stays_of_requests_that_have_ended(starts, preparation):
     names = [f"a{number}" for number in range(5)]
     for name in names:
         starts.add(request(name))
+    wait_until(lambda: len(preparation.begun) == 2)
     for name in [*names, "unknown"]:
         starts.remove(name)
     preparation.gate.set()
@@ -170,32 +171,42 @@ def test_nothing_stays_of_requests_that_have_ended(starts, preparation):
 
 
 def test_one_caller_does_not_wait_behind_the_flood_of_another(bench, tmp_path):
-    """A keeps 1,000 requests open, B sends one each half second: B's wait, to its first token."""
+    """A keeps 1,000 requests open: how many of them end while one of B waits for its first token."""
     checkpoint = Checkpoint(tmp_path)
     b = bench(
         max_num_seqs=OPTIONS.max_num_seqs,
         make=lambda _: LLM.load(checkpoint.spec, checkpoint.tokenizer, checkpoint.files, OPTIONS),
     )
     params = {"params": {"max_tokens": 100, "ignore_eos": True, "temperature": 0.0}}
-    sent = iter(range(10_000))
-    is_flooding = True
+    sent = iter(range(100_000))
+    is_flooding, num_ended = True, 0
 
     def flood(events):
+        nonlocal num_ended
         for event in events:
+            num_ended += event["type"] in ("done", "error")
             if event["type"] in ("done", "error") and is_flooding:
                 b.manager.submit(message(f"a{next(sent)}", owner="a", **params), flood)
+
+    first_tokens: dict[str, int] = {}
+
+    def serve(events):
+        for event in events:
+            if event["type"] == "delta":
+                first_tokens.setdefault(event["request_id"], num_ended)
+        b.client.on_events(events)
 
     for _ in range(1000):
         b.manager.submit(message(f"a{next(sent)}", owner="a", **params), flood)
     wait_until(lambda: b.statuses() == {"a": "ready"})
     waits = []
     for number in range(4):
-        begun = time.monotonic()
-        b.send(f"b{number}", owner="b", **params)
-        wait_until(lambda name=f"b{number}": name in b.client.events and b.client.tokens(name))
-        waits.append(time.monotonic() - begun)
-        time.sleep(0.5)
+        name, before = f"b{number}", num_ended
+        b.manager.submit(message(name, owner="b", **params), serve)
+        wait_until(lambda name=name: name in first_tokens)
+        waits.append(first_tokens[name] - before)
+        wait_until(lambda before=num_ended: num_ended > before + 10)
     is_flooding = False
     b.client.wait(*(f"b{number}" for number in range(4)))
     assert [len(b.client.tokens(f"b{number}")) for number in range(4)] == [100] * 4
-    assert max(waits) <= 2.0, waits
+    assert max(waits) <= 100, waits  # 1,000 in the order of their coming
