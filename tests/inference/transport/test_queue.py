@@ -21,7 +21,8 @@ from tests.inference.worker.fakes import message
 
 
 @pytest.fixture
-async def hub(redis_urls_in_settings):
+async def hub(redis_urls_in_settings, monkeypatch):
+    monkeypatch.setattr(redis_keys, "LOAD_REQUESTED_EXPIRE_S", 600)
     found = StreamHub(redis_urls_in_settings.client)
     streams.set_hub(found)
     yield found
@@ -60,7 +61,7 @@ async def test_publish_queues_and_asks_for_the_model_once(hub, client):
 
 
 async def test_publish_does_not_ask_for_a_model_that_is_held(hub, client):
-    client.zadd(redis_keys.holders("a"), {"w": time.time() + 10})
+    client.zadd(redis_keys.holders("a"), {"w": time.time() + 600})
     await broker.publish_generation(message("r1"))
     assert client.llen("default") == 0
     client.zadd(redis_keys.holders("a"), {"w": time.time() - 1})
@@ -75,7 +76,7 @@ async def test_a_clock_that_is_wrong_changes_neither_admission_nor_deadline(hub,
     await broker.publish_generation(message("ended"))
     client.zadd(redis_keys.OPEN_REQUESTS, {"ended": right - 1})
     client.delete("default", redis_keys.load_requested("a"))
-    client.zadd(redis_keys.holders("a"), {"w": right + 10})
+    client.zadd(redis_keys.holders("a"), {"w": right + 600})
     monkeypatch.setattr(time, "time", lambda: clock() + ahead_s)
     await broker.publish_generation(message("r1"))  # its deadline is in 60 s
     assert client.llen("default") == 0

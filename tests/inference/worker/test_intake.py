@@ -27,7 +27,7 @@ class Taking:
         self.had_before: set[str] = set()
         self.fenced = threading.Event()
         self.name = f"intake-{id(self)}"
-        self.own = redis.Redis.from_url(url, protocol=2, socket_timeout=10, client_name=self.name)
+        self.own = redis.Redis.from_url(url, protocol=2, socket_timeout=120, client_name=self.name)
         self.intake = Intake(
             self.own, WORKER, max_held=max_held, deliver=self.deliver, on_fenced=lambda: self.fenced.set()
         )
@@ -69,13 +69,13 @@ def queue(client, *names, **members):
 
 
 def test_messages_come_without_a_poll(start, client, monkeypatch):
-    monkeypatch.setattr(module, "POLL_S", 30.0)
+    monkeypatch.setattr(module, "POLL_S", 100.0)
     taking = start()
     taking.add()
     for number in range(3):
         wait_until(taking.is_waiting)
         queue(client, f"r{number}")
-        wait_until(lambda number=number: taking.ids == [f"r{index}" for index in range(number + 1)], 5)
+        wait_until(lambda number=number: taking.ids == [f"r{index}" for index in range(number + 1)])
 
 
 def test_nothing_is_taken_of_a_model_that_was_not_added_or_was_removed(start, client):
@@ -83,7 +83,7 @@ def test_nothing_is_taken_of_a_model_that_was_not_added_or_was_removed(start, cl
     queue(client, "b1", model="b")
     taking.add("a")
     queue(client, "a1")
-    wait_until(lambda: taking.ids == ["a1"])
+    wait_until(lambda: taking.ids == ["a1"] and taking.is_waiting())
     taking.intake.remove("a")
     queue(client, "a2")
     time.sleep(0.2)
@@ -101,7 +101,7 @@ def test_a_wake_up_for_a_model_that_was_removed_meanwhile_goes_to_another_worker
     wait_until(taking.is_waiting)
     taking.intake.remove("a")
     queue(client, "r")
-    assert client.blpop(redis_keys.arrived("a"), timeout=5) is not None
+    assert client.blpop(redis_keys.arrived("a"), timeout=60) is not None
     assert taking.ids == []
 
 
@@ -157,5 +157,5 @@ def test_a_worker_that_was_declared_dead_learns_it_and_takes_nothing(start, clie
     release_dead_workers(client)
     queue(client, "r")
     taking.add()
-    assert taking.fenced.wait(5)
+    assert taking.fenced.wait(60)
     assert (taking.ids, queued_ids(client, redis_keys.model_queue("a"))) == ([], ["r"])

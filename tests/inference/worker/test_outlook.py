@@ -14,6 +14,13 @@ from inference.worker.service_times import ServiceTimes
 from tests.inference.worker.fakes import FakeLLM, message
 
 
+@pytest.fixture(autouse=True)
+def still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time passes within a test."""
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+
+
 def model(name: str = "a", *, num_seqs: int = 2, **members: Any) -> Resident:
     plan = LoadPlan(name, needed_bytes=1, keep_alive_s=-1, max_num_seqs=num_seqs, load=lambda progress: FakeLLM())
     return Resident(name, **{"status": "ready", "plan": plan, **members})

@@ -60,7 +60,7 @@ def test_a_task_that_has_not_begun_can_be_revoked(pool):
 
     def trace(name: str, task_id: str, *args: Any) -> tuple[int, str, float]:
         begun.append(task_id)
-        may_end.wait(10)
+        may_end.wait(60)
         return (0, "done", 0.1)
 
     handles = [

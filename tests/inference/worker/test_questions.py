@@ -23,7 +23,7 @@ class Manager:
         return [{"id": "r", "tokens": 3}]
 
     def fit(self, checkpoint_id: str) -> dict[str, Any]:
-        self.gate.wait(10)
+        self.gate.wait(60)
         if checkpoint_id == "unknown":
             raise UnknownModel("There is no such model.")
         if checkpoint_id == "broken":

@@ -40,8 +40,9 @@ def test_requests_beyond_the_engines_slots_wait():
     assert (found.num_running, found.num_waiting) == (2, 4)
 
 
-def test_the_rate_is_of_the_last_seconds():
+def test_the_rate_is_of_the_last_seconds(monkeypatch):
     now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     resident = Resident("a")
     resident.token_counts.extend([(now - RATE_WINDOW_S - 1, 1000), (now - 1, 10), (now, 5)])
     assert resident.describe().tokens_per_s == 15 / RATE_WINDOW_S

@@ -189,7 +189,7 @@ def test_unload_waits_for_the_requests_of_its_model():
     time.sleep(0.05)
     assert taken == []
     models.close_request(request)
-    thread.join(5)
+    thread.join(60)
     assert taken != [None]
     assert resident.engine is None
 
@@ -442,12 +442,12 @@ def test_loads_evictions_unloads_submits_and_cancels_at_once_keep_the_books(seed
         traffic.check()
         models.describe()
         time.sleep(0.002)
-    wait_until(lambda: traffic.errors or not models.num_requests, 30)
+    wait_until(lambda: traffic.errors or not models.num_requests)
     traffic.stopping.set()
     traffic.check()
     assert models.drain(1.0).unfinished == []
     for thread in helpers:
-        thread.join(5)
+        thread.join(60)
         assert not thread.is_alive()
     assert traffic.errors == []
     assert len(traffic.submitted) == 6 * 150

@@ -119,7 +119,7 @@ def test_states_that_wait_to_be_stored_have_a_limit(llm):
     kept, found, gate = SavedStates(), [], threading.Event()
 
     def content(state, *, model):
-        gate.wait(30)
+        gate.wait(120)
         raise InvalidRequest("no room")
 
     llm.state_content = content
@@ -143,14 +143,14 @@ def test_states_that_wait_to_be_stored_have_a_limit(llm):
 
 def test_a_large_model_s_identity_keeps_no_other_model_waiting(llm):
     kept, other, gate = SavedStates(), FakeLLM(), threading.Event()
-    other.state_identity = lambda: gate.wait(30)  # reads all weights
+    other.state_identity = lambda: gate.wait(120)  # reads all weights
     original = other.read_state
     other.read_state = lambda *args, **options: [other.state_identity(), original(*args, **options)][1]
     slow = threading.Thread(target=kept.prepare, args=(other, {"state": "c"}))
     slow.start()
     quick = threading.Thread(target=kept.prepare, args=(llm, {"state": "a"}))
     quick.start()
-    quick.join(5)
+    quick.join(60)
     was_quick = not quick.is_alive()
     gate.set()
     slow.join()
@@ -172,7 +172,7 @@ def test_nobody_waits_while_a_large_state_is_read(llm):
     def read(path, source, adapter=None):
         if path.name == "a":
             started.set()
-            gate.wait(30)
+            gate.wait(120)
         return original(path, source)
 
     llm.read_state = read
@@ -180,7 +180,7 @@ def test_nobody_waits_while_a_large_state_is_read(llm):
     both = [threading.Thread(target=lambda: found.append(kept.prepare(llm, {"state": "a"}))) for _ in range(2)]
     for thread in both:
         thread.start()
-    assert started.wait(5)
+    assert started.wait(60)
     event = {"request_id": "r", "attempt": 0, "index": 1, "type": "done", "usage": {}, "state": State(1)}
     stored = []
 
@@ -190,11 +190,11 @@ def test_nobody_waits_while_a_large_state_is_read(llm):
 
     quick = threading.Thread(target=others)
     quick.start()
-    quick.join(5)
+    quick.join(60)
     was_quick, in_use = not quick.is_alive(), kept.bytes_in_use
     gate.set()
     for thread in (*both, quick):
-        thread.join(30)
+        thread.join(60)
     assert was_quick and in_use == 100, "the state that is being read counts, too"
     assert llm.num_read == 2 and found[1].state is found[2].state
     kept.stop()
@@ -205,7 +205,7 @@ def test_an_error_of_reading_is_that_of_all_who_wait_and_of_nobody_later(llm):
     original = llm.read_state
 
     def read(path, source, adapter=None):
-        gate.wait(30)
+        gate.wait(120)
         raise InvalidRequest("the state is damaged")
 
     def prepare():
@@ -220,7 +220,7 @@ def test_an_error_of_reading_is_that_of_all_who_wait_and_of_nobody_later(llm):
     wait_until(lambda: kept.bytes_in_use == 60)
     gate.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert errors == ["the state is damaged"] * 2 and kept.bytes_in_use == 0
     llm.read_state = original
     assert kept.prepare(llm, {"state": "a"}).state.num_bytes == 60
