@@ -26,7 +26,7 @@ class Network:
         self.broken: set[str] = set()
 
     def load(self, plan: str, path: Path) -> str:
-        self.gate.wait(5)
+        self.gate.wait(60)
         if plan in self.broken:
             raise CorruptCheckpoint(f"{plan} is broken.")
         return plan

@@ -37,7 +37,7 @@ class Gate:
 
             def wait():
                 self.reached.set()
-                self.opened.wait(20)
+                self.opened.wait(60)
                 check()
 
             return original(*rest, wait)
@@ -67,7 +67,7 @@ def tokens_beside(engine, gate):
     found = {}
     while "other" not in found or not found["other"].finals:
         collect(engine.step(), found)
-    assert gate.reached.wait(20) and not gate.opened.is_set()
+    assert gate.reached.wait(60) and not gate.opened.is_set()
     assert set(found) == {"other"}
     return found["other"].tokens
 
@@ -129,7 +129,7 @@ def test_a_request_that_ends_meanwhile_frees_its_blocks_when_nothing_touches_the
     thread.start()
     assert not ended.wait(0.2), "the blocks are still written to"
     gate.opened.set()
-    thread.join(20)
+    thread.join(60)
     assert found == [True]
     outputs = engine.step()
     assert [(output.finish_reason, output.saved_state) for output in outputs] == [(FinishReason.ABORT, None)]

@@ -19,7 +19,7 @@ def gate():
 
 
 def threads(**limits):
-    return FairThreads(1, "texts", **{"max_waiting": 8, "max_waiting_each": 4, "timeout_s": 5.0, **limits})
+    return FairThreads(1, "texts", **{"max_waiting": 8, "max_waiting_each": 4, "timeout_s": 60.0, **limits})
 
 
 async def started(pool, caller, work):

@@ -9,11 +9,13 @@ import sys
 import threading
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from inference.host import fault_points
 from inference.host.fault_points import POINTS, FaultInjected, arm, fault_point
+from tests.inference.worker.fakes import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -42,14 +44,23 @@ def test_a_point_acts_at_its_time_and_once():
 
 
 def test_sleep_delays_the_thread_only(monkeypatch):
-    monkeypatch.setattr(fault_points, "SLEEP_S", 0.2)
+    seconds, gate = [], threading.Event()
+
+    def sleep(value: float) -> None:
+        seconds.append(value)
+        assert gate.wait(60)
+
+    monkeypatch.setattr(fault_points, "time", SimpleNamespace(sleep=sleep))
     arm("hint:sleep:1")
     thread = threading.Thread(target=fault_point, args=("hint",))
     thread.start()
-    assert thread.is_alive()
+    wait_until(lambda: seconds)
     fault_point("hint")
-    thread.join(5)
+    assert thread.is_alive()
+    gate.set()
+    thread.join(60)
     assert not thread.is_alive()
+    assert seconds == [fault_points.SLEEP_S]
 
 
 @pytest.mark.parametrize(("action", "status"), [("kill", -signal.SIGKILL), ("stop", -signal.SIGKILL)])
@@ -58,14 +69,14 @@ def test_kill_and_stop_are_real_signals(action, status):
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if action == "stop":
         stat = Path(f"/proc/{process.pid}/stat")
-        for _ in range(10_000):
+        for _ in range(60_000):
             if stat.read_text().rsplit(")", 1)[1].split()[0] == "T":
                 break
             threading.Event().wait(0.001)
         else:
             pytest.fail("the process isn't stopped")
         process.kill()
-    assert process.communicate(timeout=20)[0] == ""
+    assert process.communicate(timeout=60)[0] == ""
     assert process.returncode == status
 
 

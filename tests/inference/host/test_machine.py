@@ -40,12 +40,12 @@ torch.ones(4096, 512).matmul(torch.ones(512, 64))
 torch.ones(1 << 20).mul_(2)
 during = count()
 assert release_compute_threads()
-deadline = time.monotonic() + 5
+deadline = time.monotonic() + 50
 while count() >= during and time.monotonic() < deadline:
     time.sleep(0.01)
 print(before, during, count())
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     before, during, after = map(int, done.stdout.split())
     assert during > before
     assert after < during
@@ -64,7 +64,7 @@ def test_release_in_a_thread_without_a_pool_is_harmless() -> None:
 def test_allocator_settings_are_taken() -> None:
     done = subprocess.run(
         [sys.executable, "-c", "from inference.host.machine import keep_freed_memory; print(keep_freed_memory())"],
-        capture_output=True, text=True, timeout=60, check=True,
+        capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     assert done.stdout.strip() == "True"
     assert keep_freed_memory()
@@ -87,7 +87,7 @@ assert kept > 200, kept
 assert return_freed_memory()
 assert resident() - before < 100, resident() - before
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
 @linux_only
@@ -107,7 +107,7 @@ assert held[held.numel() // 2 :].max() == 0.0
 del half, held
 assert resident() - before < 32, resident() - before
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
 def test_more_zeros_than_the_system_has_are_refused() -> None:

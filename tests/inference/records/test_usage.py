@@ -114,7 +114,7 @@ def test_the_connection_is_kept_while_there_is_something_to_store(monkeypatch):
     monkeypatch.setattr(found, "flush", lambda: flush() if turns else 1)
     monkeypatch.setattr(connections, "close_all", lambda: seen.append("closed"))
     found.offer(record("a"))
-    assert all_done.wait(10)
+    assert all_done.wait(60)
     found.close()
     assert seen[:7] == ["stored", "stored", "stored", "closed", "stored", "closed", "stored"]
     assert seen[-1] == "closed"
