@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -26,6 +28,8 @@ def short_timeout(monkeypatch):
 
 async def hello(scope, receive, send) -> None:
     await asyncio.sleep(2 * TIMEOUT_S if scope["path"] == "/slow" else 0)
+    if scope["path"] == "/then-quickly":
+        http_protocol.HEADERS_TIMEOUT_S = TIMEOUT_S
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})
     await send({"type": "http.response.body", "body": b"hello"})
 
@@ -34,7 +38,7 @@ async def hello(scope, receive, send) -> None:
 async def serving() -> AsyncIterator[uvicorn.Server]:
     """A server of ``hello``, which ends with the block."""
     server = uvicorn.Server(
-        uvicorn.Config(hello, port=0, http=HttpProtocol, lifespan="off", log_level="critical", timeout_keep_alive=1)
+        uvicorn.Config(hello, port=0, http=HttpProtocol, lifespan="off", log_level="critical", timeout_keep_alive=600)
     )
     task = asyncio.create_task(server.serve())
     while not server.started:
@@ -53,19 +57,18 @@ async def connection() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.Stre
     """A connection to a server of ``hello``."""
     async with serving() as server:
         reader, writer = await connect(server)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             yield reader, writer
         writer.close()
 
 
 async def is_cut(reader: asyncio.StreamReader) -> bool:
-    """Whether the server closes the connection in about the time limit, without a response."""
-    started = asyncio.get_running_loop().time()
+    """Whether the server closes the connection without a response; nothing else than the time limit lets it do so."""
     try:
         rest = await reader.read()
     except ConnectionResetError:  # it wrote once more
         rest = b""
-    return rest == b"" and asyncio.get_running_loop().time() - started < 3 * TIMEOUT_S
+    return rest == b""
 
 
 async def response(reader: asyncio.StreamReader) -> bytes:
@@ -82,7 +85,7 @@ async def test_a_client_that_sends_its_headers_byte_by_byte_is_cut():
     async with connection() as (reader, writer):
 
         async def trickle() -> None:
-            for byte in b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 1000:
+            for byte in itertools.chain(b"GET / HTTP/1.1\r\nHost: a\r\nX: ", itertools.repeat(ord("x"))):
                 writer.write(bytes([byte]))
                 await asyncio.sleep(TIMEOUT_S / 20)
 
@@ -92,19 +95,26 @@ async def test_a_client_that_sends_its_headers_byte_by_byte_is_cut():
 
 
 @pytest.mark.parametrize("start", [b"GET", b"\r\n"], ids=["a request", "no request"])
-async def test_the_next_request_of_a_connection_has_the_same_limit(start):
+async def test_the_next_request_of_a_connection_has_the_same_limit(start, monkeypatch):
+    monkeypatch.setattr(http_protocol, "HEADERS_TIMEOUT_S", 60.0)  # until the first one has come
     async with connection() as (reader, writer):
-        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        writer.write(b"GET /then-quickly HTTP/1.1\r\nHost: a\r\n\r\n")
         assert await response(reader) == b"hello"
         writer.write(start)
         assert await is_cut(reader)
 
 
 async def test_responses_may_take_longer_and_connections_are_used_again():
-    async with connection() as (reader, writer):
-        for path in (b"/slow", b"/", b"/slow"):
-            writer.write(b"GET %s HTTP/1.1\r\nHost: a\r\n\r\n" % path)
-            assert await response(reader) == b"hello"
+    async with serving() as server, asyncio.timeout(60):
+        with socket.socket() as raw:
+            # The server gets to the connection when the requests are there, however busy the machine is.
+            raw.connect(server.servers[0].sockets[0].getsockname())
+            for path in (b"/slow", b"/", b"/slow"):
+                raw.sendall(b"GET %s HTTP/1.1\r\nHost: a\r\n\r\n" % path)
+            reader, writer = await asyncio.open_connection(sock=raw)
+            for _ in range(3):
+                assert await response(reader) == b"hello"
+            writer.close()
 
 
 async def test_headers_without_an_end_are_refused():
@@ -143,8 +153,8 @@ async def drain(server: uvicorn.Server) -> None:
 
 
 async def test_a_connection_that_a_drain_finds_without_a_request_may_send_one(monkeypatch):
-    monkeypatch.setattr(http_protocol, "FIRST_REQUEST_S", 5.0)
-    async with serving() as server, asyncio.timeout(10):
+    monkeypatch.setattr(http_protocol, "FIRST_REQUEST_S", 60.0)
+    async with serving() as server, asyncio.timeout(60):
         new, used = await connect(server), await connect(server)
         used[1].write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         assert await response(used[0]) == b"hello"
@@ -157,7 +167,7 @@ async def test_a_connection_that_a_drain_finds_without_a_request_may_send_one(mo
 
 async def test_a_drain_does_not_wait_for_silent_connections(monkeypatch):
     monkeypatch.setattr(http_protocol, "FIRST_REQUEST_S", 0.2)
-    async with serving() as server, asyncio.timeout(10):
+    async with serving() as server, asyncio.timeout(60):
         reader, _ = await connect(server)
         await asyncio.sleep(0.05)
         await drain(server)
