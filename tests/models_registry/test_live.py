@@ -53,7 +53,7 @@ def test_workers_are_shown_with_the_served_names_of_their_models(checkpoint):
     seen = Live({}, (worker("w1", str(checkpoint.pk), "deleted"),))
     (row,) = seen.worker_rows([checkpoint])
     assert row["models"] == ["tiny", "deleted"]
-    assert 2 <= row["heartbeat_age_s"] < 10
+    assert 2 <= row["heartbeat_age_s"] < 60
     assert (row["memory_used_bytes"], row["memory_budget_bytes"]) == (5, 10)
     assert row["is_late"] is False
     assert (row["started_at"], row["states_bytes"], row["states_used_bytes"], row["states_cached_bytes"]) == (

@@ -98,7 +98,7 @@ def test_a_child_ends_with_its_input(hub):
     child = subprocess.Popen([sys.executable, "-m", "models_registry.hub_child"], cwd=ROOT, stdin=subprocess.PIPE)
     child.stdin.write(json.dumps({"repo_id": "org/tiny", "max_bytes": 1 << 40}).encode() + b"\n")
     child.stdin.close()
-    assert child.wait(30) == -signal.SIGTERM
+    assert child.wait(60) == -signal.SIGTERM
 
 
 def test_what_cannot_be_pulled_is_said(hub, settings):

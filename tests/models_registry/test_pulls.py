@@ -55,7 +55,7 @@ async def started(repo_id: str = "org/tiny") -> AsyncIterator[Pull]:
 
 
 async def collect(pull: Pull) -> list[PullProgress]:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         return [item async for item in pull.progress()]
 
 
@@ -119,7 +119,7 @@ async def test_the_end_kills_the_child_and_its_children(child):
         "open(os.path.join(os.path.dirname(__file__), 'pids'), 'w').write(f'{os.getpid()} {kid.pid}')\n"
         "time.sleep(60)\n"
     )
-    async with started(), asyncio.timeout(30):
+    async with started(), asyncio.timeout(60):
         while not (directory / "pids").exists() or not (directory / "pids").read_text().count(" "):
             await asyncio.sleep(0.02)
     pids = [int(pid) for pid in (directory / "pids").read_text().split()]
@@ -130,6 +130,6 @@ async def test_the_end_kills_the_child_and_its_children(child):
         except (FileNotFoundError, ProcessLookupError):
             return False
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while any(map(is_alive, pids)):
             await asyncio.sleep(0.02)

@@ -242,7 +242,7 @@ def test_progress_is_in_the_row_and_a_cancel_leaves_nothing(
         "send(progress=0.5, stage='measuring ' + 'x' * 300)\ntime.sleep(60)\n"
     )
     row = started(source, wait=False)
-    wait_until(lambda: QUANTISATIONS.get(row.pk).progress, 20, "the progress")
+    wait_until(lambda: QUANTISATIONS.get(row.pk).progress, 60, "the progress")
     seen = QUANTISATIONS.get(row.pk)
     assert (seen.state, seen.progress, len(seen.stage)) == ("running", 0.45, 200)
     with pytest.raises(QueueFull):
@@ -251,9 +251,9 @@ def test_progress_is_in_the_row_and_a_cancel_leaves_nothing(
     cancelled = quantisation_cancel(quantisation_id=row.pk, username="vera")
     assert (cancelled.state, cancelled.reason, cancelled.stage) == ("cancelled", "cancelled by vera", "")
     pid = int((directory / "pid").read_text())
-    wait_until(lambda: not Path(f"/proc/{pid}").exists(), 10, "the child's end")
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), 60, "the child's end")
     wait_until(
-        lambda: not any(thread.name == f"quantisation-{row.pk}" for thread in threading.enumerate()), 10, "the end"
+        lambda: not any(thread.name == f"quantisation-{row.pk}" for thread in threading.enumerate()), 60, "the end"
     )
     assert left_behind(storage_dirs) == []
     assert quantisation_cancel(quantisation_id=row.pk).reason == "cancelled by vera"

@@ -21,7 +21,7 @@ def reply(request: dict[str, Any]) -> dict[str, Any]:
         child.stdin.write(line)
         child.stdin.flush()
         found: dict[str, Any] = json.loads(child.stdout.readline())
-        assert child.wait(20) == 0
+        assert child.wait(60) == 0
     return found
 
 
@@ -53,4 +53,4 @@ def test_it_ends_when_nobody_waits(tensor: dict[str, Any], tmp_path: Path) -> No
         assert child.stdin is not None
         child.stdin.write(json.dumps(request).encode() + b"\n")
         child.stdin.close()
-        assert child.wait(20) == -15
+        assert child.wait(60) == -15

@@ -81,7 +81,7 @@ class Hub(BaseHTTPRequestHandler):
             self.wfile.write(data[: len(data) // 2])
             self.wfile.flush()
             if self.path.endswith(".safetensors"):
-                self.gate.wait(20)
+                self.gate.wait(60)
             with contextlib.suppress(ConnectionError):  # who asked may have left
                 self.wfile.write(data[len(data) // 2 :])
 

@@ -40,7 +40,7 @@ def test_a_quantisation_over_http(browser: Client, source: Checkpoint, child_scr
     assert (body["source"], body["source_name"], body["served_model_name"]) == (str(source.pk), "tiny", "smaller")
     assert (body["max_bytes"], body["max_kl"], body["checkpoint"]) == (5000, 0.5, None)
     path = f"/registry/quantisations/{body['id']}"
-    wait_until(lambda: browser.get(path).json()["state"] != "running", 20, "the end")
+    wait_until(lambda: browser.get(path).json()["state"] != "running", 60, "the end")
     done = browser.get(path).json()
     assert (done["state"], done["reason"], done["progress"], done["checkpoint"]) == ("done", "", 1.0, body["id"])
     assert browser.get(f"/registry/checkpoints/{source.pk}/quantisations").json() == [done]

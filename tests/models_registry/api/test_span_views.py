@@ -65,7 +65,7 @@ def test_a_measurement_over_http(browser: Client, source: Checkpoint, child_scri
     assert (body["max_tokens"], body["max_seconds"]) == (50, 60)
     assert not {"text", "figures", "picture"} & set(body)
     path = f"/registry/span-measurements/{body['id']}"
-    wait_until(lambda: browser.get(path).json()["state"] != "running", 20, "the end")
+    wait_until(lambda: browser.get(path).json()["state"] != "running", 60, "the end")
     found = browser.get(path).json()
     assert (found["state"], found["reason"], found["progress"], found["num_tokens"]) == ("done", "", 1.0, 7)
     assert browser.get(list_path(source)).json() == [found]
