@@ -75,7 +75,10 @@ def checkpoints(tmp_path_factory):
 
 
 @settings(
-    max_examples=400, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=400,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
 def test_damaged_checkpoints_give_a_spec_or_a_checkpoint_error(checkpoints, data):
@@ -129,7 +132,10 @@ def sources(draw) -> tuple[Source, dict[str, tuple[int, ...]]]:
 
 
 @settings(
-    max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=200,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(case=sources())
 def test_shape_of_a_source_is_what_the_loader_reads(tmp_path_factory, case):

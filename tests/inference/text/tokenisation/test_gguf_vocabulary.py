@@ -70,7 +70,9 @@ def test_bytes_are_encoded_as_by_the_library(byte_pair):
         assert ours.encode(text, parse_special=True) == library.encode(text, add_special_tokens=False).ids
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(text=TEXTS)
 def test_any_text_comes_back_from_bytes(byte_pair, text):
     library, ours = byte_pair
@@ -88,7 +90,9 @@ def test_pieces_are_encoded_as_by_sentencepiece(piece_pair):
         assert ours.decode(ours.encode(text)) == text
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(text=TEXTS)
 def test_any_text_comes_back_from_pieces(piece_pair, text):
     library, ours = piece_pair

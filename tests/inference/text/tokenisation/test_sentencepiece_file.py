@@ -36,7 +36,9 @@ def pair(request, tmp_path_factory):
     ours.close()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(text=st.one_of(st.sampled_from(SAMPLES), TEXTS))
 def test_texts_are_encoded_as_by_the_library(pair, text):
     library, ours, collapses, has_unknown = pair

@@ -30,7 +30,9 @@ def pair(tmp_path_factory):
     ours.close()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(text=TEXTS)
 def test_any_text_is_encoded_as_by_tiktoken_and_comes_back(pair, text):
     library, ours = pair
