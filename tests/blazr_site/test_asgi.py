@@ -19,7 +19,7 @@ def _python(code: str, tmp_path: Path) -> str:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("BLAZR_", "DJANGO_"))}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment | {"BLAZR_DATA_DIR": str(tmp_path / "data")}, cwd=ROOT,
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

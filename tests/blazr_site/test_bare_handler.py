@@ -119,7 +119,7 @@ async def test_a_request_that_opened_a_connection_is_finished_in_its_thread_whic
         assert finished == [thread.ident for thread in used]
         assert threading.current_thread() not in used
         for thread in used:
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive()
     finally:
         request_finished.disconnect(note)
@@ -142,7 +142,7 @@ async def test_a_client_that_leaves_cancels_the_view(thread):
     task = asyncio.create_task(serve(Handler(view), client))
     await waiting.wait()
     client.leave()
-    await asyncio.wait_for(task, 15)
+    await asyncio.wait_for(task, 50)
     assert ended.is_set()
     assert client.sent == []
     assert task.cancelling() == 0

@@ -33,7 +33,7 @@ def test_a_message_outlives_the_connection_that_delivered_it(redis_server):
     assert isinstance(connection.transport, Transport)
     queue = connection.SimpleQueue("outlives")
     queue.put({"a": 1})
-    message = queue.get(timeout=5)
+    message = queue.get(timeout=60)
     assert client.hexists("unacked", message.delivery_tag)
     connection.collect(socket_timeout=1)
     connection.close()
@@ -76,7 +76,7 @@ def test_a_message_that_is_none_is_dropped(client, redis_server, item, caplog):
         client.rpush("garbage", item)  # read first
         queue.consumer.consume()
         while not received:
-            connection.drain_events(timeout=5)
+            connection.drain_events(timeout=60)
     assert received == [{"a": 1}]
     assert client.llen("garbage") == 0
     assert "can't be read is dropped" in caplog.text

@@ -38,6 +38,6 @@ def test_the_directory_is_private(tmp_path):
 
 
 def test_waiting_for_a_server_ends(tmp_path, redis_server):
-    embedded_redis.wait_until_ready(redis_server.client, timeout_s=5)
+    embedded_redis.wait_until_ready(redis_server.client, timeout_s=60)
     with pytest.raises(Unavailable, match="did not answer within"):
         embedded_redis.wait_until_ready(f"unix://{tmp_path}/none.sock", timeout_s=0.1)

@@ -94,7 +94,7 @@ def test_it_stops_without_leftovers(how: str, tmp_path: Path) -> None:
         for line in process.stdout:
             assert "result" not in line
         assert process.wait() == 1
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 50
     assert list(tmp_path.iterdir()) == []
 
 

@@ -57,7 +57,7 @@ def test_a_signal_ends_it() -> None:
         process.stdout.readline()
         process.send_signal(signal.SIGTERM)
         assert "result" not in process.stdout.read()
-        assert process.wait(20) == 1
+        assert process.wait(60) == 1
 
 
 # --- in this process -----------------------------------------------------------------------------

@@ -84,7 +84,7 @@ def test_a_killed_run_is_continued(tmp_path) -> None:
     arguments = ("batch", "run", str(source), "-o", str(output), "--model", "demo", "--cpu", "--max-num-seqs", "8")
     process = subprocess.Popen([BLAZR, *arguments], stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while not output.exists() or output.read_bytes().count(b"\n") < 10:
             assert time.monotonic() < deadline
             assert process.poll() is None

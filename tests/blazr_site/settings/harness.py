@@ -15,5 +15,5 @@ def run_python(code: str, cwd: Path = ROOT, **variables: str) -> subprocess.Comp
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("BLAZR_", "_BLAZR", "DJANGO_"))}
     return subprocess.run(
         [sys.executable, "-c", code], env=kept | {"PYTHONPATH": str(ROOT)} | variables, cwd=cwd, capture_output=True,
-        text=True, timeout=60,
+        text=True, timeout=120,
     )  # fmt: skip

@@ -51,7 +51,7 @@ class Receiver:
 
     def close(self) -> None:
         self.server.shutdown()
-        self.thread.join(5)
+        self.thread.join(60)
         self.server.server_close()
 
 
@@ -191,7 +191,7 @@ def test_a_server_that_drips_is_cut_off(receiver, monkeypatch):
     def drip() -> None:
         connection, _ = listener.accept()
         with connection:
-            for _ in range(200):
+            while True:
                 try:
                     connection.sendall(b"H")
                 except OSError:
@@ -204,8 +204,8 @@ def test_a_server_that_drips_is_cut_off(receiver, monkeypatch):
     url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
     with pytest.raises((OSError, webhooks.http.client.HTTPException)):
         webhooks.post(url, "{}", secret=SECRET, message_id="m")
-    assert time.monotonic() - started < 8  # of the 10 that the drip takes
-    thread.join(15)
+    assert time.monotonic() - started < 60  # it would drip for ever
+    thread.join(60)
     listener.close()
 
 

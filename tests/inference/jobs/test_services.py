@@ -120,7 +120,7 @@ def test_same_key_from_two_threads_makes_one_job(model):
     barrier = threading.Barrier(4)
 
     def work() -> None:
-        barrier.wait(10)
+        barrier.wait(60)
         try:
             found.append(str(submit(request("Hi", "same"))[0].job_id))
         finally:
@@ -147,7 +147,7 @@ def test_a_hint_is_given_after_the_commit(model, monkeypatch):
 
     monkeypatch.setattr(hints, "hint_jobs_sync", hint)
     submit()
-    assert given.wait(5)
+    assert given.wait(60)
     assert seen == [False]
 
 

@@ -239,8 +239,8 @@ def test_in_the_engine_loop(llm: LLM) -> None:
     for thread in threads:
         thread.start()
     loop.submit(llm.prepare(message("refused", logit_bias={"400": 1})))
-    assert done.wait(30)
-    assert loop.stop(drain=True, timeout_s=5)
+    assert done.wait(60)
+    assert loop.stop(drain=True, timeout_s=60)
     assert [text_of(found) for found in events.values()] == [expected] * 12
     assert [(name, type(error)) for name, error in refused] == [("refused", InvalidTokenIds)]
 

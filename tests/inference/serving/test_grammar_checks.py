@@ -55,7 +55,7 @@ async def test_callers_take_turns_and_one_caller_waits_with_few(monkeypatch):
 
     def check(grammar):
         order.append(grammar.value)
-        assert gate.wait(10)
+        assert gate.wait(60)
 
     monkeypatch.setattr(found._checker, "check", check)
 

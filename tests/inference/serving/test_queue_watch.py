@@ -40,11 +40,11 @@ async def test_places_come_until_the_block_ends_and_one_task_reads_for_all(reads
                     watcher.end()
         return found
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         first, second = await asyncio.gather(positions("r3", 3), positions("r4", 2))
     assert first == [4, 3, 2] and second == [5, 4]
     assert len(reads) == 4 and all(models == {"a"} for models in reads)
     await asyncio.sleep(0.05)
     assert len(reads) <= 5  # nobody watches, so nothing is read
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert len(await positions("r8", 1)) == 1

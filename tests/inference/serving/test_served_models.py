@@ -34,13 +34,13 @@ class Rows:
     def __call__(self, name: str, known: ServedModel | UnknownModel | None) -> ServedModel | UnknownModel:
         self.readings += 1
         found = self.found
-        assert self.may_answer.wait(10)
+        assert self.may_answer.wait(60)
         if isinstance(found, Exception) and not isinstance(found, UnknownModel):
             raise found
         return found
 
     async def until_read(self, readings: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.readings < readings:
                 await asyncio.sleep(0.001)
 

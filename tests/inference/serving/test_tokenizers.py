@@ -87,11 +87,11 @@ async def test_what_is_in_use_is_closed_after_its_use(closed):
 
     def work(text: ModelText) -> ModelText:
         started.set()
-        assert may_end.wait(10)
+        assert may_end.wait(60)
         return text
 
     running = asyncio.create_task(cache.run(model(0), work))
-    await asyncio.to_thread(started.wait, 10)
+    await asyncio.to_thread(started.wait, 60)
     await cache.run(model(0, "2"), lambda text: text)
     assert closed == []
     may_end.set()
@@ -106,10 +106,10 @@ async def test_too_many_waiting_are_refused_until_one_ends(monkeypatch):
 
     def work(text: ModelText) -> None:
         started.set()
-        assert may_end.wait(10)
+        assert may_end.wait(60)
 
     running = asyncio.create_task(cache.run(PLAIN, work))
-    await asyncio.to_thread(started.wait, 10)
+    await asyncio.to_thread(started.wait, 60)
     with pytest.raises(QueueFull):
         await cache.run(PLAIN, work)
     may_end.set()

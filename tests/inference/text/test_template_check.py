@@ -62,7 +62,7 @@ def test_what_can_not_be_used_is_an_error_with_its_reason(source: str, message: 
     started = time.monotonic()
     found = check(source)
     assert any(message in error for error in found.errors), found.errors
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 40
     with pytest.raises(InvalidRequest) as caught:
         require_usable(found)
     assert caught.value.param == "chat_template"

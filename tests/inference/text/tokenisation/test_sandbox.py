@@ -69,7 +69,7 @@ def test_a_broken_limit_fails_one_call_only(hostile, kind, values):
 def test_a_child_that_was_killed_is_started_again(hostile):
     render(hostile, text="a")
     hostile._child.process.kill()
-    hostile._child.process.wait(10)
+    hostile._child.process.wait(60)
     assert render(hostile, text="b") == "b"
 
 
