@@ -8,6 +8,8 @@ then finds it there.
 from __future__ import annotations
 
 import hashlib
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ def fetch_into_cache(
     endpoint: str | None,
     cache_dir: Path | None,
     bar: type[Any],
+    on_check: Callable[[], None] | None = None,
 ) -> None:
     """Fetch a file whose digest the hub has, unless the cache has it.
 
@@ -37,18 +40,19 @@ def fetch_into_cache(
         endpoint: URL of the hub; None: HF_ENDPOINT, or the official hub.
         cache_dir: Directory of the cache; None: that of HF_HOME.
         bar: The library's kind of progress bar.
+        on_check: Called when all bytes are here, before their digest is computed.
 
     Raises:
         ChecksumMismatch: The content has another digest; nothing of it is kept.
         Unavailable: The file can't be fetched; what came is kept, unless it is more than ``size_bytes``.
         StorageFull: The disk is full.
     """
-    from huggingface_hub import constants, hf_hub_url
-    from huggingface_hub.file_download import http_get, repo_folder_name
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.file_download import http_get
     from huggingface_hub.utils._headers import build_hf_headers
 
-    blobs = Path(cache_dir or constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo_id, repo_type="model") / "blobs"
-    blob, part = blobs / sha256, blobs / f"{sha256}.blazr-part"
+    blobs = _blobs_dir(repo_id, cache_dir)
+    blob, part = blobs / sha256, _part(blobs, sha256)
     blobs.mkdir(parents=True, exist_ok=True)
     full = full_disk_as_error(f"the disk of {blobs} has no room for {name}; free some space, or set HF_HOME.")
     with kernel_lock(blobs / f"{sha256}.blazr-lock"), full:
@@ -69,7 +73,12 @@ def fetch_into_cache(
                 part.unlink()
             raise
         except Exception as error:
-            raise Unavailable(f"{name} of {repo_id} could not be fetched: {type(error).__name__}.") from error
+            raise Unavailable(
+                f"{name} of {repo_id} could not be fetched ({type(error).__name__}); pull it again: it goes on where "
+                "it broke off."
+            ) from error
+        if on_check is not None:
+            on_check()
         found = _digest(part)
         if found != sha256:
             part.unlink()
@@ -77,6 +86,41 @@ def fetch_into_cache(
                 f"{name} of {repo_id} has the SHA-256 {found}, but the hub states {sha256}; pull it again.", param=name
             )
         part.replace(blob)
+
+
+def cached_bytes(repo_id: str, sha256: str, *, size_bytes: int, cache_dir: Path | None) -> int:
+    """Return how much of a file that ``fetch_into_cache`` would fetch the cache has."""
+    blobs = _blobs_dir(repo_id, cache_dir)
+    if (blobs / sha256).exists():
+        return size_bytes
+    try:
+        return min(_part(blobs, sha256).stat().st_size, size_bytes)
+    except OSError:
+        return 0
+
+
+def free_cache_bytes(cache_dir: Path | None) -> int:
+    """Return the free bytes of the disk that the cache is on, or would be."""
+    place = _cache_dir(cache_dir).absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
+def _cache_dir(cache_dir: Path | None) -> Path:
+    from huggingface_hub import constants
+
+    return Path(cache_dir or constants.HF_HUB_CACHE)
+
+
+def _blobs_dir(repo_id: str, cache_dir: Path | None) -> Path:
+    from huggingface_hub.file_download import repo_folder_name
+
+    return _cache_dir(cache_dir) / repo_folder_name(repo_id=repo_id, repo_type="model") / "blobs"
+
+
+def _part(blobs: Path, sha256: str) -> Path:
+    return blobs / f"{sha256}.blazr-part"
 
 
 def _digest(path: Path) -> str:

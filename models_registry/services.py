@@ -58,6 +58,7 @@ def checkpoint_register(
     checkpoint_id: uuid.UUID | None = None,
     sha256: Mapping[str, str] | None = None,
     inspect: Inspector | None = None,
+    confirm: Callable[[Checkpoint], None] | None = None,
 ) -> Checkpoint:
     """Inspect the files at ``path`` and store the result; a known path is inspected again.
 
@@ -71,6 +72,7 @@ def checkpoint_register(
         checkpoint_id: Primary key of a new row.
         sha256: Digests by file name, where they have been measured.
         inspect: Default: in this process.
+        confirm: Called with the row in the transaction that stores it; what it raises undoes that.
 
     Raises:
         CheckpointError: The files aren't a checkpoint that can be served; nothing is stored.
@@ -103,6 +105,8 @@ def checkpoint_register(
             _save_named(row)
         for fact, value in overrides.items():
             _record_override(row, fact, value, author)
+        if confirm is not None:
+            confirm(row)
     return row
 
 
@@ -427,32 +431,33 @@ def _create_named(name: str, *, exact: bool, values: dict[str, Any]) -> Checkpoi
     for _ in range(_NAME_ATTEMPTS):
         free = free_name(name)
         if exact and free != name:
-            raise _name_taken(name)
+            raise name_taken(name)
         try:
             with transaction.atomic():
                 return Checkpoint.objects.create(served_model_name=free, **values)
         except IntegrityError:
             if Checkpoint.objects.filter(path=values["path"]).exists():
                 raise Conflict(f"{values['path']} is being registered by another process; try again.") from None
-    raise _name_taken(name)
+    raise name_taken(name)
 
 
 def _save_named(row: Checkpoint, fields: list[str] | None = None) -> None:
     if ModelAlias.objects.filter(name=row.served_model_name).exists() or names_adapter(row.served_model_name):
-        raise _name_taken(row.served_model_name)
+        raise name_taken(row.served_model_name)
     # Its adapters are called by its name.
     own = [full_name(row.served_model_name, name) for name in row.adapters.values_list("name", flat=True)]
     others = Checkpoint.objects.filter(served_model_name__in=own), ModelAlias.objects.filter(name__in=own)
     if any(found.exists() for found in others):
-        raise _name_taken(row.served_model_name)
+        raise name_taken(row.served_model_name)
     try:
         with transaction.atomic():
             row.save(update_fields=fields)
     except IntegrityError:
-        raise _name_taken(row.served_model_name) from None
+        raise name_taken(row.served_model_name) from None
 
 
-def _name_taken(name: str) -> Conflict:
+def name_taken(name: str) -> Conflict:
+    """Return the error for a name that can't be given again."""
     return Conflict(
         f"The name {name!r} is taken by another checkpoint, an alias or an adapter; choose another served_model_name.",
         param="served_model_name",

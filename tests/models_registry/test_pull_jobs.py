@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
-from huggingface_hub.constants import DOWNLOAD_CHUNK_SIZE
 
 from inference.errors import InvalidRequest, NotFound, PermissionRefused, QueueFull
 from models_registry import pull_jobs
+from models_registry.detection.child import inspect_in_child
+from models_registry.hub_child import PIECE_BYTES
 from models_registry.models import Checkpoint, PullJob
 from models_registry.pull_jobs import pull_cancel, pull_create, pull_get, pulls_resume
 from tests.live.conftest import ROOT, wait_until
@@ -42,6 +44,7 @@ def test_a_pull_registers_its_model(hub):
     row = pull_create(origin="org/tiny", served_model_name="mine", wait=True)
     assert (row.state, row.reason, row.checkpoint.served_model_name) == ("done", "", "mine")
     assert (row.checkpoint.source, row.checkpoint.origin) == ("hub", "org/tiny")
+    assert row.fetched_bytes == row.size_bytes == len(hub.files["config.json"] + hub.files["model.safetensors"])
 
 
 def test_progress_is_in_the_row_and_a_second_request_follows_the_first(hub):
@@ -49,7 +52,9 @@ def test_progress_is_in_the_row_and_a_second_request_follows_the_first(hub):
     row = pull_create(origin="org/tiny")
     size = len(hub.files["model.safetensors"])
     seen = wait_until(lambda: next((r for r in [pull_get(row.pk)] if r.total_bytes == size), None))
-    assert seen.file == "model.safetensors"
+    assert (seen.file, seen.stage) == ("model.safetensors", "fetching")
+    assert seen.size_bytes == size + len(hub.files["config.json"])
+    assert seen.fetched_bytes >= len(hub.files["config.json"])
     assert pull_create(origin="org/tiny").pk == row.pk
     with pytest.raises(QueueFull):
         pull_create(origin="org/other")
@@ -60,7 +65,7 @@ def test_progress_is_in_the_row_and_a_second_request_follows_the_first(hub):
 
 
 def test_a_pull_of_a_dead_process_goes_on_where_it_was(hub, tmp_path):
-    rows = 200_000  # more than two of the pieces in which the hub's library writes
+    rows = 40_000  # more than two of the pieces in which the hub's library writes
     shapes = model(16, rows, *(gqa_mlp(n, 16, heads=4, kv=2, f=24) for n in range(2)))
     shapes = {name if name.startswith("lm_head") else f"model.{name}": shape for name, shape in shapes.items()}
     place = write_checkpoint(tmp_path / "large", shapes, LLAMA_CONFIG | {"vocab_size": rows})
@@ -70,14 +75,16 @@ def test_a_pull_of_a_dead_process_goes_on_where_it_was(hub, tmp_path):
     command = [sys.executable, "-m", "models_registry.hub_child", request]
     dead = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     parts = (tmp_path / "cache").rglob
-    wait_until(lambda: any(part.stat().st_size >= DOWNLOAD_CHUNK_SIZE for part in parts("*.blazr-part")))
+    wait_until(lambda: any(part.stat().st_size >= PIECE_BYTES for part in parts("*.blazr-part")))
     dead.send_signal(signal.SIGKILL)
     dead.wait()
+    (part,) = parts("*.blazr-part")
+    size = part.stat().st_size
     row = PullJob.objects.create(origin="org/tiny", active_at="2026-01-01T00:00:00Z")
     hub.gate.set()
     assert pulls_resume() == 1
     assert ended(row).state == "done", pull_get(row.pk).reason
-    assert set(hub.resumed) == {DOWNLOAD_CHUNK_SIZE}
+    assert set(hub.resumed) == {size}
     assert Checkpoint.objects.get().origin == "org/tiny"
 
 
@@ -91,6 +98,58 @@ def test_a_cancelled_pull_ends_its_child(hub):
     assert not Checkpoint.objects.exists()
     with pytest.raises(NotFound):
         pull_get(row.owner_id or row.pk.__class__(int=0))
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_pull_that_is_cancelled_while_it_is_inspected_registers_nothing(hub, monkeypatch, known):
+    if known:  # the files of an earlier pull, whose model must stay as it is
+        pull_create(origin="org/tiny", served_model_name="before", wait=True)
+    seen = []
+
+    def inspect(place, **options):
+        found = inspect_in_child(place, **options)
+        (row,) = PullJob.objects.filter(state="running")
+        seen.append((row.stage, pull_cancel(row.pk).state))
+        return found
+
+    monkeypatch.setattr(pull_jobs, "inspect_in_child", inspect)
+    row = pull_create(origin="org/tiny", served_model_name="after", wait=True)
+    assert seen == [("inspecting", "cancelled")]
+    assert (row.state, row.checkpoint) == ("cancelled", None)
+    assert [found.served_model_name for found in Checkpoint.objects.all()] == ["before"] * known
+
+
+def test_a_pull_that_is_cancelled_right_before_its_model_is_stored_registers_nothing(hub, monkeypatch):
+    set_stage = pull_jobs._set_stage
+
+    def cancel_last(pull_id, stage):
+        set_stage(pull_id, stage)
+        if stage == "registering":
+            pull_cancel(pull_id)
+
+    monkeypatch.setattr(pull_jobs, "_set_stage", cancel_last)
+    row = pull_create(origin="org/tiny", wait=True)
+    assert (row.state, row.checkpoint) == ("cancelled", None)
+    assert not Checkpoint.objects.exists()
+
+
+def test_pulls_of_a_dead_process_end_where_none_are_allowed_any_more(hub, settings):
+    row = PullJob.objects.create(origin="org/tiny", active_at="2026-01-01T00:00:00Z")
+    settings.BLAZR_MAX_PULLS = 0
+    assert pulls_resume() == 0
+    row = pull_get(row.pk)
+    assert row.state == "failed" and "BLAZR_MAX_PULLS" in row.reason
+    assert hub.asked == []
+
+
+def test_the_rate_is_a_mean_of_what_came_lately(monkeypatch):
+    now = time.monotonic()
+    monkeypatch.setattr(pull_jobs.time, "monotonic", lambda: now)
+    rate = pull_jobs._Rate()
+    assert rate.add(0, now) == 0
+    assert rate.add(100, now + 1) == 100
+    assert 100 < rate.add(300, now + 2) < 200
+    assert rate.add(300, now + 100) == 0
 
 
 def test_a_child_ends_with_its_input(hub):

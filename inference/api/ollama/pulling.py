@@ -21,8 +21,10 @@ from inference.api.ollama import schemas
 from inference.api.ollama.base import OllamaView, hub_id, line
 from inference.api.schemas import GENERATION_ERRORS
 from inference.dialects.ollama.serializers import OllamaPullRequestSerializer
+from inference.errors import Unavailable
 from models_registry.detection.child import inspect_in_child
 from models_registry.hub import PullProgress
+from models_registry.models import Checkpoint
 from models_registry.pulls import Pull
 from models_registry.services import checkpoint_register
 
@@ -108,7 +110,7 @@ async def _lines(
             if progress.file:
                 yield _shown(progress)
         yield {"status": "inspecting"}
-        name = await sync_to_async(_register)(repo_id, str(pull.path))
+        name = await sync_to_async(_register)(repo_id, pull)
         yield {"status": f"registered as {name}"}
         yield {"status": "success"}
     finally:
@@ -123,6 +125,18 @@ def _shown(progress: PullProgress) -> dict[str, Any]:
     return found | {"total": progress.total_bytes, "completed": progress.done_bytes}
 
 
-def _register(repo_id: str, path: str) -> str:
-    row = checkpoint_register(path=path, source="hub", origin=repo_id, inspect=inspect_in_child)
+def _register(repo_id: str, pull: Pull) -> str:
+    """Inspect and register the files; a client that leaves meanwhile leaves no model.
+
+    Raises:
+        Unavailable: The pull was ended.
+    """
+
+    def confirm(_: Checkpoint) -> None:
+        if pull.has_ended:
+            raise Unavailable(f"the pull of {repo_id} was ended; nothing was registered.")
+
+    row = checkpoint_register(
+        path=str(pull.path), source="hub", origin=repo_id, inspect=inspect_in_child, confirm=confirm
+    )
     return row.served_model_name

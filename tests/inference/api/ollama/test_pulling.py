@@ -10,6 +10,8 @@ import httpx
 import ollama as ollama_package
 import pytest
 
+from inference.api.ollama.pulling import _register
+from inference.errors import Unavailable
 from models_registry import pulls
 from models_registry.models import Checkpoint
 from tests.inference.api.ollama.test_views import refused
@@ -118,3 +120,14 @@ def test_a_client_that_leaves_ends_its_pull_and_frees_the_place(hub, http_as_adm
     wait_for(lambda: pulls._num_running == 0)
     hub.gate.set()
     assert http_as_admin.post("/api/pull", json={"model": "org/tiny", "stream": False}).json() == {"status": "success"}
+
+
+@pytest.mark.django_db
+def test_a_client_that_leaves_while_the_files_are_inspected_leaves_no_model(tmp_path):
+    shapes, config = small_hybrid()
+    pull = pulls.Pull("org/tiny")
+    pull.path = write_checkpoint(tmp_path / "tiny-hybrid", shapes, config)
+    pull.end()
+    with pytest.raises(Unavailable, match="nothing was registered"):
+        _register("org/tiny", pull)
+    assert not Checkpoint.objects.filter(origin="org/tiny").exists()
