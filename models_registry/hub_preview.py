@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inference.errors import BlazrError, InvalidRequest, Unavailable
-from inference.modelling.families.registry import FAMILIES
-from models_registry.hub import files_to_serve, hub_model, offline_error
+from inference.errors import BlazrError, CheckpointError, InvalidRequest, Unavailable
+from models_registry.detection.config_check import check_config
+from models_registry.detection.printable import printable
+from models_registry.hub import SHA256, files_to_serve, gated, hub_model, offline_error
+from models_registry.hub_files import cached_bytes, free_cache_bytes
 
 MAX_FOUND = 100
 MAX_CONFIG_BYTES = 1 << 20
@@ -47,8 +49,13 @@ class PullPreview:
     Attributes:
         files: Names and sizes of the files that serving needs.
         omitted_bytes: Bytes of the repository's other files.
+        cached_bytes: How much of them the cache has.
+        free_disk_bytes: Of the disk that the cache is on.
+        licence: As the hub names it; empty: it doesn't.
+        is_gated: Whether its terms have to be accepted on the hub.
         model_type: As config.json says; empty: there is none.
-        family: The class of models that serves it; empty: none does.
+        family: The type that it is read as; empty: none, or its tensors have to decide.
+        refusal: Why it would be refused by its config.json; empty: nothing shows.
         sizes: Figures of config.json, by its names.
         weights_bytes: Memory that the weights take as they are stored, by their files' sizes.
         quantised_bytes: The same if they are quantised while loading, about.
@@ -58,8 +65,13 @@ class PullPreview:
     commit: str
     files: tuple[tuple[str, int], ...]
     omitted_bytes: int
+    cached_bytes: int
+    free_disk_bytes: int
+    licence: str
+    is_gated: bool
     model_type: str
     family: str
+    refusal: str
     sizes: Mapping[str, int | str]
     weights_bytes: int
     quantised_bytes: Mapping[str, int]
@@ -74,9 +86,7 @@ class PullPreview:
         """Why a pull would fail, or the model could not be served; empty: nothing shows."""
         if not any(name.endswith(".safetensors") for name, _ in self.files):
             return "it has no .safetensors weights at its top level, so it can't be pulled"
-        if self.model_type and not self.family:
-            return f"no family serves model_type {self.model_type} (docs/families.md)"
-        return ""
+        return self.refusal
 
 
 def hub_search(text: str, limit: int = 20, *, endpoint: str | None = None) -> list[FoundModel]:
@@ -119,8 +129,7 @@ def hub_preview(
     config = _config(repo_id, info.sha or "main", sizes, endpoint, cache_dir)
     inner = config.get("text_config") if isinstance(config.get("text_config"), dict) else {}
     facts = {**config, **(inner or {})}
-    model_type = str(config.get("model_type") or "")
-    served = next((name for name in (model_type, str(facts.get("model_type") or "")) if name in FAMILIES), "")
+    family, refusal = _verdict(config)
     weights = sum(sizes[name] for name in names if name.endswith(".safetensors"))
     is_quantised = isinstance(config.get("quantization_config"), dict)
     width = _DTYPE_BYTES.get(str(facts.get("dtype") or facts.get("torch_dtype") or "").removeprefix("torch."))
@@ -130,23 +139,51 @@ def hub_preview(
         commit=info.sha or "",
         files=tuple((name, sizes[name]) for name in names),
         omitted_bytes=sum(sizes.values()) - sum(sizes[name] for name in names),
-        model_type=model_type[:80],
-        family=served,
+        cached_bytes=_cached(info, names, cache_dir),
+        free_disk_bytes=free_cache_bytes(cache_dir),
+        licence=_licence(info),
+        is_gated=bool(info.gated),
+        model_type=str(config.get("model_type") or "")[:80],
+        family=family,
+        refusal=refusal,
         sizes=_shown_sizes(facts),
         weights_bytes=weights,
         quantised_bytes={name: int(weights / (width or 1) * each) for name, each in quantised.items()},
     )
 
 
+def _verdict(config: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the type that the checkpoint is read as, and why it would be refused."""
+    try:
+        return check_config(config), ""
+    except CheckpointError as error:
+        return "", error.message
+
+
+def _cached(info: Any, names: Collection[str], cache_dir: Path | None) -> int:
+    """Return how many bytes of the large files needn't be fetched."""
+    large = [sibling for sibling in info.siblings or () if sibling.rfilename in names and sibling.lfs is not None]
+    digests = [(sibling.lfs.sha256, sibling.size or 0) for sibling in large if SHA256.match(sibling.lfs.sha256)]
+    return sum(cached_bytes(info.id, digest, size_bytes=size, cache_dir=cache_dir) for digest, size in digests)
+
+
+def _licence(info: Any) -> str:
+    found = (str(tag).removeprefix("license:") for tag in info.tags or () if str(tag).startswith("license:"))
+    return printable(next(found, ""))[:80]
+
+
 def _config(
     repo_id: str, commit: str, sizes: Mapping[str, int], endpoint: str | None, cache_dir: Path | None
 ) -> dict[str, Any]:
     from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import GatedRepoError
 
     if not 0 < sizes.get("config.json", 0) <= MAX_CONFIG_BYTES:
         return {}
     try:
         path = hf_hub_download(repo_id, "config.json", revision=commit, endpoint=endpoint, cache_dir=cache_dir)
+    except GatedRepoError:
+        raise gated(repo_id) from None
     except Exception as error:
         raise Unavailable(f"config.json of {repo_id} can't be fetched ({offline_error(error)}).") from error
     try:

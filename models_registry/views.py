@@ -23,7 +23,11 @@ from inference.models.readable_rows import readable_rows
 from models_registry import selectors, upload_rules
 from models_registry.api.views import overview
 from models_registry.detection.facts import TOKENIZER_FROM, facts_to_set
+from models_registry.hub import hub_host
 from models_registry.models import Upload
+from models_registry.package_index import SHORT_NAMES
+from models_registry.pull_jobs import NOT_ALLOWED
+from models_registry.pull_rows import pull_rows
 from models_registry.sign_in import SignInForm, is_staff
 
 if TYPE_CHECKING:
@@ -178,7 +182,11 @@ class UploadPage(StaffPage):
     permission_required = "models_registry.add_upload"
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
-        """Return the limits and kinds of files, so that the page can refuse a file at once, and the facts to set."""
+        """Return what the page shows, or the region that htmx asks for alone."""
+        wanted = self.request.headers.get("HX-Target")
+        regions = {"unfinished": _unfinished_uploads, "pulls": pull_rows}
+        if wanted in regions:
+            return {wanted: regions[wanted]()}
         return {
             "rules": {
                 "kinds": upload_rules.accepted_kinds(),
@@ -186,16 +194,24 @@ class UploadPage(StaffPage):
                 "max_files": upload_rules.MAX_FILES,
                 "facts": with_tokenizer_sources(facts_to_set()),
             },
-            "unfinished": [
-                {
-                    "id": row.pk,
-                    "name": row.served_model_name,
-                    "state": row.state,
-                    "size": row.size_bytes,
-                    "active_at": row.active_at,
-                    "received": sum(file.received_bytes for file in row.files.all()),
-                    "files": ", ".join(file.name for file in list(row.files.all())[:8]),
-                }
-                for row in readable_rows(Upload.objects.filter(state__in=Upload.OPEN).prefetch_related("files"))
-            ],
+            "pull_rules": {"short_names": list(SHORT_NAMES)},
+            "not_allowed": "" if settings.BLAZR_MAX_PULLS else NOT_ALLOWED,
+            "hub": hub_host(),
+            "pull": self.request.GET.get("pull", "")[:200],
+            **{name: read() for name, read in regions.items()},
         }
+
+
+def _unfinished_uploads() -> list[dict[str, Any]]:
+    return [
+        {
+            "id": row.pk,
+            "name": row.served_model_name,
+            "state": row.state,
+            "size": row.size_bytes,
+            "active_at": row.active_at,
+            "received": sum(file.received_bytes for file in row.files.all()),
+            "files": ", ".join(file.name for file in list(row.files.all())[:8]),
+        }
+        for row in readable_rows(Upload.objects.filter(state__in=Upload.OPEN).prefetch_related("files"))
+    ]

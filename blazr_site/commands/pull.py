@@ -83,6 +83,8 @@ def preview(arguments: argparse.Namespace) -> int:
     if found.omitted_bytes:
         console.print(f"left out: {format_bytes(found.omitted_bytes)} of other files")
     facts = ", ".join(f"{name} {value}" for name, value in found.sizes.items())
+    if found.licence:
+        console.print(Text(printable(f"licence: {found.licence}")))
     kind = f"{found.model_type or 'no model_type'} by its config.json"
     console.print(Text(printable(f"{kind}: {facts}" if facts else kind)))
     _print_fit(console, found)

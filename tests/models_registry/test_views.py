@@ -13,7 +13,7 @@ from django.test import Client
 
 from models_registry import services
 from models_registry.model_page import TABS
-from models_registry.models import Checkpoint
+from models_registry.models import Checkpoint, PullJob
 from tests.accounts import account
 
 pytestmark = pytest.mark.django_db
@@ -171,3 +171,26 @@ def test_an_account_without_a_role_deletes_no_model(client: Client, hybrid: Path
     client.force_login(account("nobody"))
     assert client.delete(f"/registry/checkpoints/{row.pk}").status_code == 403
     assert Checkpoint.objects.filter(pk=row.pk).exists()
+
+
+def test_the_page_of_pulls_says_what_is_allowed_and_what_runs(client: Client, staff: User, settings) -> None:
+    client.force_login(staff)
+    rows = {
+        "running": {"fetched_bytes": 1 << 20, "size_bytes": 4 << 20, "bytes_per_s": 1 << 19, "file": HOSTILE},
+        "failed": {"state": "failed", "reason": HOSTILE},
+        "done": {"state": "done"},
+        "cancelled": {"state": "cancelled", "size_bytes": 10},
+    }
+    for name, values in rows.items():
+        PullJob.objects.create(origin=f"org/{name}", active_at="2026-01-01T00:00:00Z", **values)
+    settings.BLAZR_MAX_PULLS = 0
+    text = client.get("/models/upload/").content.decode()
+    assert "BLAZR_MAX_PULLS" in text and 'id="hub-form"' not in text and "data-go-on" not in text
+    settings.BLAZR_MAX_PULLS = 2
+    text = client.get("/models/upload/").content.decode()
+    assert 'id="hub-form"' in text and text.count("data-go-on") == 2 and text.count("data-delete-url") == 1
+    for words in ("1.0 MiB of 4.0 MiB", "512.0 KiB/s", "6.0 s left", "0 B of 10 B had come"):
+        assert words in text
+    assert "<script>alert" not in text
+    part = client.get("/models/upload/", headers={"HX-Target": "pulls"}).content.decode()
+    assert "org/running" in part and "models--" not in part

@@ -22,12 +22,14 @@ class Hub(BaseHTTPRequestHandler):
         asked: Names of files that were fetched.
         resumed: First bytes of the ranges that were fetched.
         gate: While it is closed, only the first half of the weights comes.
+        is_broken: Whether the weights can't be fetched.
     """
 
     files: dict[str, bytes]
     asked: list[str]
     resumed: list[int]
     gate: Event
+    is_broken: bool
 
     def log_message(self, *args: object) -> None:
         """Quiet."""
@@ -39,15 +41,18 @@ class Hub(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         if path in ("/api/models/org/tiny", "/api/models/org/tiny/revision/main"):
             siblings = [sibling(name, data) for name, data in self.files.items()]
-            return self.answer(json.dumps({"id": "org/tiny", "sha": COMMIT, "siblings": siblings}).encode())
+            tags = ["safetensors", "license:apache-2.0"]
+            return self.answer(
+                json.dumps({"id": "org/tiny", "sha": COMMIT, "siblings": siblings, "tags": tags}).encode()
+            )
         if path == "/api/models":
             return self.answer(json.dumps(self.found()).encode())
         name = path.removeprefix(f"/org/tiny/resolve/{COMMIT}/")
-        if name in self.files:
+        if name in self.files and not (self.is_broken and name.endswith(".safetensors")):
             if self.command == "GET":
                 self.asked.append(name)
             return self.answer(self.files[name])
-        self.send_response(404)
+        self.send_response(503 if name in self.files else 404)
         code = "RevisionNotFound" if "/revision/" in path and "org/tiny" in path else "RepoNotFound"
         self.send_header("X-Error-Code", code)
         self.send_header("Content-Length", "0")
@@ -101,7 +106,7 @@ def tiny_hub(checkpoint: Path) -> Iterator[tuple[str, type[Hub]]]:
     files |= {"pytorch_model.bin": b"no", "README.md": b"no", "onnx/model.safetensors": b"no", "run.py": b"no"}
     gate = Event()
     gate.set()
-    handler = type("TinyHub", (Hub,), {"files": files, "asked": [], "resumed": [], "gate": gate})
+    handler = type("TinyHub", (Hub,), {"files": files, "asked": [], "resumed": [], "gate": gate, "is_broken": False})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = Thread(target=server.serve_forever, daemon=True)
     thread.start()

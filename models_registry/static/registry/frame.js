@@ -166,14 +166,14 @@ function drawMemory({ used, budget } = {}) {
 function connect() {
   const socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/console/live`);
   socket.addEventListener("message", (event) => {
-    const { changed, ages = {}, memory, uploads } = JSON.parse(event.data);
+    const { changed, ages = {}, memory, uploads, pulls } = JSON.parse(event.data);
     // What has changed since this page was asked for, and before it was connected, was told to others only.
     const missed = Object.keys(ages).filter((topic) => ages[topic] * 1000 < performance.now());
-    if (failures) tell(["models", "jobs", "batches", "uploads", "checkpoint-jobs", "usage", "requests", "request-log"]);
+    if (failures) tell(["models", "jobs", "batches", "uploads", "checkpoint-jobs", "pulls", "usage", "requests", "request-log"]);
     failures = 0;
     setNotice("connection", "");
     drawMemory(memory);
-    if (uploads) document.body.dispatchEvent(new CustomEvent("live-uploads", { detail: uploads }));
+    if (uploads) document.body.dispatchEvent(new CustomEvent("live-uploads", { detail: { uploads, pulls } }));
     tell(new Set([...changed, ...missed]));
   });
   socket.addEventListener("close", (event) => {

@@ -1,10 +1,12 @@
-// The connection of a page to the uploads that are running, and the bar that shows them on every page.
+// The connection of a page to the uploads that are running, and the bar that shows them and the server's pulls on
+// every page.
 import { $, bytes, csrfToken } from "./kit.js";
 import { Uploader } from "./uploader.js";
 
 const listeners = new Set();
 let runs = []; // of this browser, as the worker told last
-let others = []; // of the server, without those
+let others = []; // uploads of the server, without those
+let pulls = []; // of the server
 let send;
 
 function told({ runs: fresh }) {
@@ -37,21 +39,29 @@ export function onUploads(listener) {
   listener(runs);
 }
 
+/** What is on its way to the server: {name, received, size, words}. */
+function transfers() {
+  const own = new Set(runs.map(({ id }) => id));
+  return [
+    ...runs.filter(isRunning).map(({ name, total, files }) => ({ name, received: files.reduce((sum, file) => sum + file.sent, 0), size: total })),
+    ...others.filter(({ id }) => !own.has(id)),
+    ...pulls.map((pull) => ({ ...pull, words: pull.stage === "fetching" ? "" : pull.stage })),
+  ];
+}
+
 function draw() {
   const place = $("#transfers");
   if (!place) return; // this account brings no models
-  const running = runs.filter(isRunning);
-  const own = new Set(runs.map(({ id }) => id));
-  const known = others.filter(({ id }) => !own.has(id));
-  place.hidden = !running.length && !known.length;
-  const sent = running.reduce((sum, run) => sum + run.files.reduce((part, file) => part + file.sent, 0), 0) + known.reduce((sum, { received }) => sum + received, 0);
-  const total = running.reduce((sum, run) => sum + run.total, 0) + known.reduce((sum, { size }) => sum + size, 0);
-  $("progress", place).value = total ? sent / total : 0;
-  const number = running.length + known.length;
-  $(".num", place).textContent = `${number === 1 ? (running[0] ?? known[0]).name : `${number} uploads`}: ${bytes(sent)} of ${bytes(total)}`;
+  const shown = transfers();
+  const sum = (member) => shown.reduce((total, item) => total + item[member], 0);
+  const [received, size] = [sum("received"), sum("size")];
+  place.hidden = !shown.length;
+  $("progress", place).value = size ? received / size : 0;
+  const amount = (shown.length === 1 && shown[0].words) || `${bytes(received)} of ${bytes(size)}`;
+  $(".num", place).textContent = `${shown.length === 1 ? shown[0].name : `${shown.length} transfers`}: ${amount}`;
 }
 
 document.body.addEventListener("live-uploads", (event) => {
-  others = event.detail;
+  ({ uploads: others, pulls } = event.detail);
   draw();
 });

@@ -66,7 +66,8 @@ async def test_a_change_is_told_once_to_who_may_see_it(monkeypatch, tmp_path):
     viewer = await connected(await sync_to_async(account)("vera", "viewer"))
     nobody = await connected(await sync_to_async(account)("nobody"))
     first = await told(viewer)
-    assert first["changed"] == [] and set(first["memory"]) == {"used", "budget"} and "uploads" not in first
+    assert first["changed"] == [] and set(first["memory"]) == {"used", "budget"}
+    assert not {"uploads", "pulls"} & first.keys()
     assert "memory" not in (await told(nobody))
     await sync_to_async(checkpoint_register)(path=write_checkpoint(tmp_path / "tiny", *small_hybrid()))
     assert "models" in (await told(viewer))["changed"]
@@ -103,7 +104,7 @@ async def test_an_open_page_sees_no_more_than_its_account_may_see_now(monkeypatc
     users = {name: await sync_to_async(account)(name, "operator") for name in ("off", "out", "less")}
     pages = {name: await connected(user) for name, user in users.items()}
     for page in pages.values():
-        assert "uploads" in await told(page)
+        assert {"uploads", "pulls"} <= (await told(page)).keys()
     await sync_to_async(User.objects.filter(username="off").update)(is_active=False)
     await sync_to_async(end_sessions)(users["out"])
     await sync_to_async(users["less"].groups.clear)()
@@ -117,7 +118,7 @@ async def test_an_open_page_sees_no_more_than_its_account_may_see_now(monkeypatc
     await sync_to_async(checkpoint_register)(path=write_checkpoint(tmp_path / "tiny", *small_hybrid()))
     while "models" not in (frame := await told(pages["less"]))["changed"]:
         pass
-    assert not {"memory", "uploads"} & frame.keys()
+    assert not {"memory", "uploads", "pulls"} & frame.keys()
     for page in pages.values():
         await page.send_input({"type": "websocket.disconnect", "code": 1000})
         await page.wait()

@@ -10,6 +10,8 @@ from django.test import Client
 from inference.access.api_keys import api_key_create
 from models_registry import pull_jobs
 from models_registry.models import PullJob
+from models_registry.services import checkpoint_register
+from tests.models_registry.tiny_hub import tiny_hub
 
 
 @pytest.fixture
@@ -38,3 +40,27 @@ def test_a_pull_is_started_followed_and_cancelled(send):
     for body in ({}, {"model": "nothing"}, {"model": "org/a", "served_model_name": "a b"}):
         assert send("POST", "", body).status_code == 400
     assert PullJob.objects.count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_is_wrong_or_not_allowed_has_a_status(send, settings, hybrid):
+    checkpoint_register(path=hybrid, served_model_name="taken")
+    assert send("POST", "", {"model": "org/tiny", "served_model_name": "taken"}).status_code == 409
+    for body in ({}, {"model": "nothing"}, {"model": "org/tiny:tag"}):
+        assert send("POST", "/preview", body).status_code == 400
+    assert send("GET", "/search").status_code == 400
+    settings.BLAZR_MAX_PULLS = 0
+    for response in (send("POST", "/preview", {"model": "org/tiny"}), send("GET", "/search?text=tiny")):
+        assert response.status_code == 403 and "BLAZR_MAX_PULLS" in response.json()["error"]["message"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_preview_and_a_search(send, hybrid, tmp_path, monkeypatch):
+    with tiny_hub(hybrid) as (endpoint, _):
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+        found = send("POST", "/preview", {"model": "hf.co/org/tiny"}).json()
+        assert (found["origin"], found["can_be_pulled"], len(found["files"])) == ("org/tiny", True, 2)
+        assert send("GET", "/search?text=tiny").json()[0]["repo_id"] == "org/tiny"
+    wheel = send("POST", "/preview", {"model": "pypi:tiny"}).json()
+    assert "files" not in wheel and wheel["can_be_pulled"]
