@@ -227,7 +227,10 @@ def _fetch(row: PullJob) -> str:
             if seen.stage == stage and time.monotonic() - written_at < TICK_S:
                 continue
             stage, written_at = seen.stage, time.monotonic()
-            _record(row.pk, seen, rate.add(seen.received_bytes, written_at))
+            if seen.file:
+                _record(row.pk, seen, rate.add(seen.received_bytes, written_at))
+            else:  # what an earlier process has counted stays
+                _update(row.pk)
     raise EngineError(f"the pull of {row.origin} ended without files; the server's log says why.")
 
 
@@ -277,6 +280,11 @@ def _set_stage(pull_id: uuid.UUID, stage: str) -> None:
 
 
 def _update(pull_id: uuid.UUID, **fields: Any) -> None:
+    """Write a sign of life of a running pull, and other columns.
+
+    Raises:
+        Cancelled: It has ended.
+    """
     running = PullJob.objects.filter(pk=pull_id, state=State.RUNNING)
     if not running.update(active_at=timezone.now(), **fields):
         raise Cancelled

@@ -185,8 +185,9 @@ class UploadPage(StaffPage):
         """Return what the page shows, or the region that htmx asks for alone."""
         wanted = self.request.headers.get("HX-Target")
         regions = {"unfinished": _unfinished_uploads, "pulls": pull_rows}
+        not_allowed = "" if settings.BLAZR_MAX_PULLS else NOT_ALLOWED
         if wanted in regions:
-            return {wanted: regions[wanted]()}
+            return {wanted: regions[wanted](), "not_allowed": not_allowed}
         return {
             "rules": {
                 "kinds": upload_rules.accepted_kinds(),
@@ -195,7 +196,7 @@ class UploadPage(StaffPage):
                 "facts": with_tokenizer_sources(facts_to_set()),
             },
             "pull_rules": {"short_names": list(SHORT_NAMES)},
-            "not_allowed": "" if settings.BLAZR_MAX_PULLS else NOT_ALLOWED,
+            "not_allowed": not_allowed,
             "hub": hub_host(),
             "pull": self.request.GET.get("pull", "")[:200],
             **{name: read() for name, read in regions.items()},
