@@ -28,6 +28,7 @@ READERS = {
     "models_registry/job_process.py": "environment of a child process",
     "inference/host/cache_folder.py": "place of the user's caches",
     "models_registry/package_index.py": "environment of pip",
+    "models_registry/hub.py": "the address of the hub, which is its library's setting",
     "blazr_site/commands/info.py": "the data directory, in a command without settings",
     "blazr_site/commands/set_up.py": "whether a data directory is named, before the settings are read",
     "blazr_site/server_client.py": "server and key of a client, which are no settings of a server",

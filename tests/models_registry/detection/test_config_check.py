@@ -34,7 +34,7 @@ def test_what_is_read(config, model_type):
         ({"model_type": {"a": 1}}, "is not supported"),
         ({"architectures": ["T5Model"]}, "'T5Model' is not supported"),
         (LLAMA_CONFIG | {"new_kind_of_norm": 1}, "new_kind_of_norm"),
-        (LLAMA_CONFIG | {"hidden_act": "sine"}, "hidden_act"),
+        (LLAMA_CONFIG | {"is_encoder_decoder": True}, "is_encoder_decoder"),
         (LLAMA_CONFIG | {"quantization_config": {"quant_method": "aqlm"}}, "quantised with 'aqlm', which is not read"),
         ({"model_type": "\x1b[2J"}, "is not supported"),
     ],
