@@ -104,7 +104,12 @@ def leases_shorten(running: QuerySet[Any], lease_s: float = LEASE_S) -> None:
 
     A living worker renews its leases in time; those of a dead one lapse as usual.
     """
-    running.filter(lease_until__gt=seconds_from_now(lease_s + 1)).update(lease_until=seconds_from_now(lease_s))
+    long_leases(running, lease_s).update(lease_until=seconds_from_now(lease_s))
+
+
+def long_leases(running: QuerySet[Any], lease_s: float = LEASE_S) -> QuerySet[Any]:
+    """Return the rows whose leases ``leases_shorten`` shortens."""
+    return running.filter(lease_until__gt=seconds_from_now(lease_s + 1))
 
 
 def jobs_claim(

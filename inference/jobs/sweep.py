@@ -8,7 +8,7 @@ from datetime import timedelta
 import orjson
 from django.conf import settings
 from django.db import connection, transaction
-from django.db.models import Exists, OuterRef, Q
+from django.db.models import Exists, OuterRef
 from django.db.models.functions import Now
 from django.utils import timezone
 
@@ -16,10 +16,11 @@ from inference.access.api_keys import void_tenants
 from inference.errors import BlazrError, GenerationFailed
 from inference.host.fault_points import fault_point
 from inference.jobs import hints
-from inference.jobs.claims import MAX_ATTEMPTS, leases_shorten, seconds_from_now
+from inference.jobs.claims import MAX_ATTEMPTS, leases_shorten, long_leases, seconds_from_now
 from inference.jobs.row_watch import RowWatch
 from inference.jobs.selectors import chunks_end, open_jobs
 from inference.models import TERMINAL_JOB_STATES, GenerationJob, JobState, StoredResponse
+from inference.models.jobs import JobQuerySet
 from inference.models.readable_rows import readable_rows
 from inference.records.job_usage import jobs_charge
 
@@ -58,24 +59,51 @@ def jobs_sweep() -> SweepReport:
     Safe to run anywhere, at any time, several at once. Runs every second or two.
     """
     _cancel_jobs_of_void_keys()
-    leases_shorten(GenerationJob.objects.filter(state=JobState.RUNNING))
-    lapsed = Q(state=JobState.RUNNING, lease_until__lt=Now())
-    cancelled = _end(Q(lapsed | Q(state=JobState.QUEUED), cancel_requested=True), JobState.CANCELLED)
-    failed = _end(Q(lapsed, attempts__gte=MAX_ATTEMPTS), JobState.FAILED, GIVEN_UP)
-    with transaction.atomic():
-        requeued = GenerationJob.objects.filter(lapsed, attempts__lt=MAX_ATTEMPTS, cancel_requested=False).update(
-            state=JobState.QUEUED, lease_until=None, owner=""
-        )
-        if requeued:
-            fault_point("jobs.requeue")
-            transaction.on_commit(hints.wake_workers, robust=True)
+    # Looked up first: on SQLite each transaction that may write waits for all others.
+    if _LONG_LEASES.exists():
+        leases_shorten(_running())
+    cancelled = failed = requeued = 0
+    if _QUEUED_CANCELLED.exists():
+        cancelled = _end(_queued_cancelled(), JobState.CANCELLED)
+    if _LAPSED.exists():
+        cancelled += _end(_lapsed().filter(cancel_requested=True), JobState.CANCELLED)
+        failed = _end(_lapsed().filter(attempts__gte=MAX_ATTEMPTS), JobState.FAILED, GIVEN_UP)
+        requeued = _requeue()
     return SweepReport(requeued, failed, cancelled)
 
 
-def _end(ended: Q, state: JobState, error: BlazrError | None = None) -> int:
+def _running() -> JobQuerySet:
+    return GenerationJob.objects.filter(state=JobState.RUNNING)
+
+
+def _lapsed() -> JobQuerySet:
+    return _running().filter(lease_until__lt=Now())
+
+
+def _queued_cancelled() -> JobQuerySet:
+    return GenerationJob.objects.filter(state=JobState.QUEUED, cancel_requested=True)
+
+
+_LONG_LEASES = RowWatch(lambda: long_leases(_running()))
+_LAPSED = RowWatch(_lapsed)
+_QUEUED_CANCELLED = RowWatch(_queued_cancelled)
+
+
+def _requeue() -> int:
+    with transaction.atomic():
+        rows = _lapsed().filter(attempts__lt=MAX_ATTEMPTS, cancel_requested=False)
+        requeued = rows.update(state=JobState.QUEUED, lease_until=None, owner="")
+        if requeued:
+            fault_point("jobs.requeue")
+            transaction.on_commit(hints.wake_workers, robust=True)
+    return requeued
+
+
+def _end(ended: JobQuerySet, state: JobState, error: BlazrError | None = None) -> int:
     """End jobs, and charge them for the tokens that they have stored; return their number."""
     reason = {} if error is None else {"error": orjson.dumps(error.to_dict()).decode()}
-    rows = GenerationJob.objects.filter(ended).order_by("pk").values_list("pk", flat=True)
+    # Without an order: that of the primary key would read finished jobs too.
+    rows = ended.order_by().values_list("pk", flat=True)
     if connection.features.has_select_for_update_skip_locked:
         rows = rows.select_for_update(skip_locked=True)
     done = 0

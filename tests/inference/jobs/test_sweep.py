@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from inference.access.api_keys import api_key_create, api_key_revoke, principal_of_tenant
@@ -181,3 +183,21 @@ def test_a_damaged_job_delays_no_other_and_is_given_up(column):
     assert jobs_sweep().failed == 1
     assert state.get() == JobState.FAILED
     assert GenerationJob.objects.filter(state=JobState.RUNNING).count() == 2
+
+
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="reads SQLite's query plans")
+def test_a_sweep_reads_no_finished_jobs_and_writes_only_if_it_has_to():
+    submit(*(request(str(number)) for number in range(4)))
+    jobs_claim(owner="w", limit=2)
+    with CaptureQueriesContext(connection) as idle:
+        jobs_sweep()
+    lapse()
+    with CaptureQueriesContext(connection) as busy:
+        assert jobs_sweep().requeued == 2
+    assert {query["sql"].split()[0] for query in idle} == {"SELECT"}
+    queries = [query["sql"] for query in (*idle, *busy) if query["sql"].startswith("SELECT")]
+    with connection.cursor() as cursor:
+        plans = [row[3] for sql in queries for row in cursor.execute(f"EXPLAIN QUERY PLAN {sql}").fetchall()]
+    of_jobs = [plan for plan in plans if "inference_generationjob" in plan]
+    assert len(of_jobs) > 6
+    assert [plan for plan in of_jobs if "job_claim" not in plan and "job_leases" not in plan] == []
