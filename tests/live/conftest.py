@@ -161,7 +161,7 @@ class LiveServer:
         try:
             while not self._is_writable():
                 os.kill(worker, signal.SIGCONT)
-                time.sleep(0.01)
+                time.sleep(0.05)
                 os.kill(worker, signal.SIGSTOP)
             yield worker
         finally:
@@ -169,7 +169,7 @@ class LiveServer:
                 os.kill(worker, signal.SIGCONT)
 
     def _is_writable(self) -> bool:
-        with closing(sqlite3.connect(self.data_dir / "db.sqlite3", timeout=0.5, isolation_level=None)) as database:
+        with closing(sqlite3.connect(self.data_dir / "db.sqlite3", timeout=0.1, isolation_level=None)) as database:
             try:
                 database.execute("begin immediate")
             except sqlite3.OperationalError:
