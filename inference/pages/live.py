@@ -55,7 +55,7 @@ class ConsoleConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
     _watch: ClassVar[asyncio.Task[None] | None] = None
     _last: ClassVar[tuple[dict[str, int], Transfers] | None] = None
     _changed_at: ClassVar[dict[str, float]] = {}
-    is_reported = False
+    has_report = False
     """Whether the page has got a frame."""
 
     async def connect(self) -> None:
@@ -89,8 +89,8 @@ class ConsoleConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
     async def report(self, changed: list[str], memory: dict[str, int], transfers: Transfers) -> None:
         """Send what has changed; to a page that connects, also since when."""
         frame: dict[str, Any] = {"changed": changed}
-        if not self.is_reported:
-            self.is_reported = True
+        if not self.has_report:
+            self.has_report = True
             now = time.monotonic()
             frame["ages"] = {topic: now - changed_at for topic, changed_at in ConsoleConsumer._changed_at.items()}
         if self.sees_models:
