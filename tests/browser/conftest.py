@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
 
 from tests.browser.chromium import MISSING, chromium_binary
 from tests.live.conftest import ROOT, LiveServer
@@ -73,13 +73,21 @@ def session_state(chromium: Browser, site: LiveServer) -> dict:
     return state
 
 
+REPLACED = ("htmx:sendAbort", "htmx:afterRequest")
+"""What htmx logs as errors where a newer request has replaced one, which a test may or may not meet."""
+
+
 class Complaints(list[str]):
     """Console errors, uncaught exceptions and dialogs of a page."""
 
     def watch(self, page: Page) -> None:
-        page.on("console", lambda message: self.append(message.text) if message.type in ("error", "warning") else None)
+        page.on("console", self._note)
         page.on("pageerror", lambda error: self.append(str(error)))
         page.on("dialog", lambda dialog: (self.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+
+    def _note(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning") and message.text not in REPLACED:
+            self.append(message.text)
 
 
 @pytest.fixture

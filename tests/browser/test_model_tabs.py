@@ -35,6 +35,7 @@ def test_a_text_is_cut_while_typing(page: Page, site: LiveServer) -> None:
     expect(page.locator("#tokens bdi").first).to_have_text("a")
     assert page.locator("#tokens br").count() == 1
     page.fill("#vocabulary-search", "odule")
+    expect(page.locator("#vocabulary tr").first).to_contain_text("odule")
     expect(page.locator("#vocabulary-count")).to_contain_text("1 to ")
     page.fill("#vocabulary-search", "0-3")
     expect(page.locator("#vocabulary tr").first).to_contain_text("<|endoftext|>")
