@@ -18,7 +18,7 @@ from blazr_site.children import Child, Program
 
 
 def program(code: str, **options) -> Program:
-    values = {"name": "p", "environment": dict(os.environ), "grace_s": 5.0, **options}
+    values = {"name": "p", "environment": dict(os.environ), "grace_s": 60.0, **options}
     return Program(command=[sys.executable, "-u", "-c", code], **values)
 
 

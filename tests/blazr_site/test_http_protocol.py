@@ -94,9 +94,9 @@ async def test_a_client_that_sends_its_headers_byte_by_byte_is_cut():
         trickling.cancel()
 
 
+@pytest.mark.usefixtures("long_timeout")  # until the first request has come
 @pytest.mark.parametrize("start", [b"GET", b"\r\n"], ids=["a request", "no request"])
-async def test_the_next_request_of_a_connection_has_the_same_limit(start, monkeypatch):
-    monkeypatch.setattr(http_protocol, "HEADERS_TIMEOUT_S", 60.0)  # until the first one has come
+async def test_the_next_request_of_a_connection_has_the_same_limit(start):
     async with connection() as (reader, writer):
         writer.write(b"GET /then-quickly HTTP/1.1\r\nHost: a\r\n\r\n")
         assert await response(reader) == b"hello"
@@ -117,6 +117,12 @@ async def test_responses_may_take_longer_and_connections_are_used_again():
             writer.close()
 
 
+@pytest.fixture
+def long_timeout(monkeypatch, short_timeout):
+    monkeypatch.setattr(http_protocol, "HEADERS_TIMEOUT_S", 60.0)
+
+
+@pytest.mark.usefixtures("long_timeout")
 async def test_headers_without_an_end_are_refused():
     async with connection() as (reader, writer):
         writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * (MAX_HEADERS_BYTES + 1))
@@ -125,6 +131,7 @@ async def test_headers_without_an_end_are_refused():
         assert str(MAX_HEADERS_BYTES).encode() in refused
 
 
+@pytest.mark.usefixtures("long_timeout")
 async def test_a_connection_beyond_the_limit_is_told_and_closed(monkeypatch):
     monkeypatch.setattr(http_protocol, "max_connections", lambda: 1)
     async with connection() as (reader, writer):
@@ -152,6 +159,7 @@ async def drain(server: uvicorn.Server) -> None:
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.usefixtures("long_timeout")
 async def test_a_connection_that_a_drain_finds_without_a_request_may_send_one(monkeypatch):
     monkeypatch.setattr(http_protocol, "FIRST_REQUEST_S", 60.0)
     async with serving() as server, asyncio.timeout(60):
