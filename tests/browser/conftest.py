@@ -86,7 +86,7 @@ class Complaints(list[str]):
         page.on("dialog", lambda dialog: (self.append(f"dialog: {dialog.message}"), dialog.dismiss()))
 
     def _note(self, message: ConsoleMessage) -> None:
-        if message.type in ("error", "warning") and message.text not in REPLACED:
+        if message.type in ("error", "warning") and not message.text.startswith(REPLACED):
             self.append(message.text)
 
 
