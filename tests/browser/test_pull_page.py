@@ -9,9 +9,8 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from tests.browser.actions import HOSTILE, delete
+from tests.browser.actions import HOSTILE, axe_findings, delete
 from tests.browser.conftest import Complaints
-from tests.browser.test_frame import AXE, RULES
 from tests.live.conftest import LiveServer, wait_until
 from tests.models_registry.tiny_hub import Hub
 
@@ -103,9 +102,7 @@ def test_what_cannot_be_pulled_is_said(
     expect(page.locator("#hub-checks")).to_contain_text(f"It would be refused: model_type '{HOSTILE}' is not supported")
     expect(page.locator("#pull-form")).to_have_count(0)
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
-    page.evaluate(AXE)
-    found = page.evaluate("(rules) => axe.run(document, rules)", RULES)["violations"]
-    assert [(item["id"], item["nodes"][0]["html"][:200]) for item in found] == []
+    assert axe_findings(page) == []
     assert complaints == []
     page.fill("#hub-model", "org/none")
     page.click("#hub-look-up")
