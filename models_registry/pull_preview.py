@@ -15,7 +15,7 @@ from typing import Any
 from django.conf import settings
 
 from inference.errors import BlazrError, EngineError, InvalidRequest, QueueFull, Unavailable
-from inference.host.machine import machine_memory_bytes
+from inference.host.machine import DEFAULT_MEMORY_SHARE, machine_memory_bytes
 from inference.host.units import format_bytes
 from models_registry import live
 from models_registry.checkpoint_jobs import TICK_S
@@ -31,8 +31,6 @@ MAX_QUESTIONS = 2
 """Children that ask the hub at the same time, in each web process."""
 QUESTION_S = 45.0
 """Seconds that such a child has."""
-DEFAULT_MEMORY_SHARE = 0.7
-"""As ``inference.worker.bootstrap`` has it, which imports torch."""
 _slots = threading.BoundedSemaphore(MAX_QUESTIONS)
 
 
@@ -169,7 +167,8 @@ def _of_memory(num_stored: int, quantised: Mapping[str, int]) -> dict[str, str]:
     if workers:
         budget, where = max(worker.memory_budget_bytes for worker in workers), "a worker has for models"
     else:
-        budget, where = int(DEFAULT_MEMORY_SHARE * machine_memory_bytes()), "this machine has for models"
+        budget = settings.BLAZR_MEMORY_BUDGET or int(DEFAULT_MEMORY_SHARE * machine_memory_bytes())
+        where = "this machine has for models"
     room = f"the {format_bytes(budget)} that {where}"
     if num_stored < budget:
         return _check("good", f"{format_bytes(num_stored)} of weights fit into {room}; states come on top.")

@@ -16,7 +16,7 @@ from blazr_site.commands.models import pull_bar, pull_model, stderr
 from blazr_site.commands.tables import output_console, table
 from blazr_site.server_client import ServerClient, find_server
 from inference.errors import InvalidRequest
-from inference.host.machine import machine_memory_bytes
+from inference.host.machine import DEFAULT_MEMORY_SHARE, machine_memory_bytes
 from inference.host.units import format_bytes
 from models_registry.detection.child import inspect_in_child
 from models_registry.detection.printable import printable
@@ -27,8 +27,6 @@ from models_registry.package_index import wheel_reference
 from models_registry.services import checkpoint_register
 
 _POLL_S = 0.5
-_SHARE = 0.7
-"""As ``inference.worker.bootstrap`` has it, which imports torch."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -103,10 +101,10 @@ def _print_fit(console: Console, found: PullPreview) -> None:
         verdict = "fits" if size < budget else "doesn't fit"
         console.print(
             f"weights {name}: about {format_bytes(size)}, {verdict} into {format_bytes(budget)}, "
-            f"{_SHARE:.0%} of this machine's memory; states come on top"
+            f"{DEFAULT_MEMORY_SHARE:.0%} of this machine's memory; states come on top"
         )
 
 
 def _budget_bytes() -> int:
     """Return the memory that a worker on this machine's CPU gives to models, unless it is set."""
-    return int(_SHARE * machine_memory_bytes())
+    return int(DEFAULT_MEMORY_SHARE * machine_memory_bytes())

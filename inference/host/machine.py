@@ -11,6 +11,8 @@ import mmap
 import os
 from pathlib import Path
 
+DEFAULT_MEMORY_SHARE = 0.7
+"""Share of the machine's memory for models; ``inference.llm.sizes.CUDA_SHARE`` is the share of a CUDA device."""
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _LARGE = 1 << 30
 _TOP_PAD_BYTES = 64 << 20

@@ -9,15 +9,12 @@ from typing import Any
 
 from celery.signals import worker_ready
 
-from inference.host.machine import freeze_objects, machine_memory_bytes
+from inference.host.machine import DEFAULT_MEMORY_SHARE, freeze_objects, machine_memory_bytes
 from inference.records.tracing import tracing_start
 from inference.worker.model_manager import ModelManager
 from inference.worker.runtime import Background, WorkerConfig, WorkerRuntime, current
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_MEMORY_SHARE = 0.7
-"""Share of the machine's memory for models; ``inference.llm.sizes.CUDA_SHARE`` is the share of a CUDA device."""
 
 MIN_RESIDENCE_S = 5.0
 """Minimum seconds from load to eviction, so that two models in alternating use don't evict each other each time."""

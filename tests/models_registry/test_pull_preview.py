@@ -53,7 +53,8 @@ def test_what_would_be_refused_is_said_before_anything_is_fetched(hub, settings)
         previews.pull_preview("org/none")
 
 
-def test_what_a_disk_and_a_memory_have_no_room_for(monkeypatch):
+def test_what_a_disk_and_a_memory_have_no_room_for(monkeypatch, settings):
+    settings.BLAZR_MEMORY_BUDGET = None
     monkeypatch.setattr(previews.live, "look", lambda: Live({}, ()))
     monkeypatch.setattr(previews, "machine_memory_bytes", lambda: 1000)
     assert previews._of_disk(10, 0, 9)["mark"] == "bad"
