@@ -317,7 +317,10 @@ def _unreachable(repo_id: str, error: Exception) -> Unavailable:
 
 
 def offline_error(error: Exception) -> str:
-    """Return the first line of an error of the hub's library, for a message."""
+    """Return what an error of the hub's library says, for a message: the hub's status, or its first line."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status is not None:
+        return f"it answered {status}"
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:160]}" if text else type(error).__name__
 

@@ -54,7 +54,8 @@ class Hub(BaseHTTPRequestHandler):
             return self.answer(self.files[name])
         self.send_response(503 if name in self.files else 404)
         code = "RevisionNotFound" if "/revision/" in path and "org/tiny" in path else "RepoNotFound"
-        self.send_header("X-Error-Code", code)
+        if name not in self.files:
+            self.send_header("X-Error-Code", code)
         self.send_header("Content-Length", "0")
         self.end_headers()
 

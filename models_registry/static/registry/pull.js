@@ -34,7 +34,7 @@ function drawFound(text, rows) {
   const heading = h("h3", { tabindex: "-1" }, rows.length ? `Found for “${text}”` : `The hub has no model for “${text}”`);
   const items = rows.map((row) => {
     const words = [`${row.downloads.toLocaleString("en")} downloads`, row.updated && `changed ${row.updated}`, row.formats.join(", "), row.is_gated && "gated", !row.can_be_pulled && "no safetensors: can't be pulled"];
-    const name = row.can_be_pulled ? h("button.btn.btn-link.btn-sm.text-break.text-start.text-wrap", { type: "button", "data-preview": row.repo_id }, row.repo_id) : h("span.muted.text-break.px-1", {}, row.repo_id);
+    const name = row.can_be_pulled ? h("button.btn.btn-link.btn-sm.text-break.text-start.text-wrap", { type: "button", "data-preview": row.repo_id }, row.repo_id) : h("span.small.muted.text-break.px-2", {}, row.repo_id);
     return h("li.spread", {}, name, h("span.small.muted", {}, words.filter(Boolean).join(" · ")));
   });
   show(heading, h("ul.list-unstyled.mt-2.mb-0", { "data-rows": true }, items));
