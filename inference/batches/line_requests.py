@@ -7,6 +7,7 @@ https://platform.openai.com/docs/guides/batch and …/api-reference/batch/reques
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import IO, Any
@@ -189,6 +190,12 @@ def line_request(endpoint: str, body: dict[str, Any], *, key: str) -> LineReques
 
 def line_id(batch_id: str, number: int) -> str:
     return f"batch_req_{batch_id.removeprefix('batch_')}{number:06x}"
+
+
+def line_number(line_id: str, batch_id: str) -> int:
+    """Return the number of a line by its id in the output files; 0 for any other text."""
+    digits = line_id.removeprefix(f"batch_req_{batch_id.removeprefix('batch_')}")
+    return int(digits, 16) if re.fullmatch("[0-9a-f]{6,8}", digits) else 0
 
 
 def respond_to_line(*, line_id: str, custom_id: str, request_id: str, body: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from django.utils import timezone
 
+from inference.batches.inspection import payload_of
 from inference.batches.services import batch_create, batches_of
 from inference.dialects.openai.bodies import PATHS, body_of_plan
 from inference.errors import BlazrError, Conflict, InvalidRequest, NotFound
@@ -236,7 +237,7 @@ def replayed_requests(replay: Replay, *, request_id: str = "") -> list[ReplayedR
 
 
 def _replayed(result: BatchResult, row: UsageRecord | None) -> ReplayedRequest:
-    payload = _payload_of(result)
+    payload = payload_of(result)
     response = payload.get("response") or {}
     body = response.get("body") or {}
     error = body.get("error") or payload.get("error") or {}
@@ -248,15 +249,6 @@ def _replayed(result: BatchResult, row: UsageRecord | None) -> ReplayedRequest:
         completion_tokens=result.completion_tokens,
         engine_s=result.engine_s,
     )
-
-
-def _payload_of(result: BatchResult) -> dict[str, Any]:
-    """Return the line of the output or error file; of a damaged row an empty one."""
-    try:
-        found = orjson.loads(result.payload)
-    except orjson.JSONDecodeError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _batches(principal: Principal) -> QuerySet[Batch]:

@@ -20,6 +20,8 @@ from inference.values.principal import Principal
 from models_registry import selectors
 from models_registry.views import StaffAction, StaffPage
 
+BATCHES = "inference.scope_files"
+"""The permission of jobs and batches."""
 NUM_JOBS = 50
 NUM_BATCHES = 20
 MAX_SHOWN_CHARS = 200_000
@@ -36,7 +38,7 @@ _BATCH_MARKS = {
 
 class _JobsBase(StaffPage):
     section = "jobs"
-    permission_required = "inference.scope_files"
+    permission_required = BATCHES
 
     def principal(self) -> Principal:
         """Return the account as a caller; ``dispatch`` has checked that it is staff."""
@@ -71,7 +73,7 @@ class JobsPage(_JobsBase):
             "jobs": [{"row": row, "is_open": row.state not in _ENDED, "took_s": took_s(row)} for row in shown],
             "older": older_address(query, shown[-1]) if len(rows) > NUM_JOBS else "",
             "counts": ", ".join(f"{counts[name]} {name}" for name in JobState.values if counts[name]),
-            "batches": [_batch_row(batch_object(row, progress[row.pk])) for row in batches],
+            "batches": [batch_words(batch_object(row, progress[row.pk])) for row in batches],
         }
 
 
@@ -101,7 +103,7 @@ class JobPage(_JobsBase):
 class JobRetry(StaffAction):
     """Queue the same request again, as a new job with the same label."""
 
-    permission_required = "inference.scope_files"
+    permission_required = BATCHES
 
     def act(self, **kwargs: Any) -> str:
         """Submit the job's plan; returns the address of the new job."""
@@ -153,7 +155,8 @@ def output_text(choice: dict[str, Any]) -> dict[str, Any]:
     return {"text": text or "", "ended_by": choice.get("finish_reason"), "tool_calls": message.get("tool_calls")}
 
 
-def _batch_row(batch: dict[str, Any]) -> dict[str, Any]:
+def batch_words(batch: dict[str, Any]) -> dict[str, Any]:
+    """Return a batch's object with what the pages say of it."""
     counts, progress = batch["request_counts"], batch["progress"]
     errors = batch["errors"]["data"] if batch["errors"] else []
     return {

@@ -1,22 +1,24 @@
 """Route URLs of the pages.
 
-Names: dashboard, jobs, job and job-retry (job_id), playground, playground-chat (chat_id), keys, key-create,
-key-revoke (prefix), requests, request, request-cancel and request-replay (request_id), replay (request_id, job_id),
-replay-create, replays, replay-promote and replay-rollback (batch_id), replayed (batch_id, request_id), model-tokenizer
-(checkpoint_id).
+Names: dashboard, jobs, job and job-retry (job_id), batch and batch-retry (batch_id), playground, playground-chat
+(chat_id), keys, key-create, key-revoke (prefix), requests, request, request-cancel and request-replay (request_id),
+replay (request_id, job_id), replay-create, replays, replay-promote and replay-rollback (batch_id), replayed (batch_id,
+request_id), model-tokenizer (checkpoint_id).
 """
 
 from __future__ import annotations
 
 from django.urls import path
 
-from inference.pages import chats, jobs, keys, overview, playground, replays, requests, tokenizer
+from inference.pages import batches, chats, jobs, keys, overview, playground, replays, requests, tokenizer
 
 urlpatterns = [
     path("", overview.OverviewPage.as_view(), name="dashboard"),
     path("jobs/", jobs.JobsPage.as_view(), name="jobs"),
     path("jobs/<uuid:job_id>/", jobs.JobPage.as_view(), name="job"),
     path("jobs/<uuid:job_id>/retry/", jobs.JobRetry.as_view(), name="job-retry"),
+    path("batches/<str:batch_id>/", batches.BatchPage.as_view(), name="batch"),
+    path("batches/<str:batch_id>/retry/", batches.BatchRetry.as_view(), name="batch-retry"),
     path("playground/", playground.PlaygroundPage.as_view(), name="playground"),
     path("registry/chats/<uuid:chat_id>", chats.ChatView.as_view(), name="playground-chat"),
     path("keys/", keys.KeysPage.as_view(), name="keys"),

@@ -126,3 +126,29 @@ def test_batches_are_shown_with_their_progress_and_files(page: Page, site: LiveS
     start(site, lines_of(400, max_tokens=400))
     row.get_by_role("button", name="Cancel").click()
     expect(page.locator("#batches tbody tr").first).to_contain_text("cancelled")
+
+
+def test_a_batch_has_a_page_and_its_failed_lines_run_again(page: Page, site: LiveServer) -> None:
+    from tests.live.test_batches import lines_of, start
+
+    lines = lines_of(3, max_tokens=4)
+    lines[1] = {**lines[1], "custom_id": HOSTILE, "body": {**lines[1]["body"], "temperature": 77}}
+    start(site, lines)
+    page.goto("/jobs/")
+    page.locator("#batches tbody a").first.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#batch-head")).to_contain_text("All lines have run.")
+    expect(page.locator("#batch-head")).to_contain_text("3 of 3, 1 failed")
+    page.click("#example-1")
+    expect(page.locator("#batch-lines .note.bad")).to_contain_text("temperature")
+    expect(page.locator("#batch-lines")).to_contain_text(HOSTILE)
+    page.click("#open-1")
+    expect(page.locator("#open-1")).to_have_attribute("aria-expanded", "true")
+    expect(page.locator("pre[aria-label=Answer]")).not_to_be_empty()
+    address = page.url.split("?")[0]
+    page.click("#retry")
+    expect(page.locator("#retry-of")).to_be_visible()
+    expect(page.locator("#batch-head")).to_contain_text("1 of 1, 1 failed")
+    page.locator("#retry-of").click()
+    expect(page).to_have_url(address)
+    expect(page.locator("#batch-head")).to_contain_text("were run again")

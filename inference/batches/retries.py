@@ -1,0 +1,116 @@
+"""Run the failed lines of an ended batch again, as a new batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from inference.batches.inspection import failed_payloads
+from inference.batches.line_requests import InputLine, read_lines
+from inference.batches.services import batch_create, batch_get, batches_of
+from inference.errors import Conflict
+from inference.files.services import file_create, files_remove
+from inference.files.store import FileWriter, open_file
+from inference.models import Batch, BatchLine, LineState, StoredFile
+from inference.models.readable_rows import readable_rows
+
+if TYPE_CHECKING:
+    from inference.values.principal import Principal
+
+RETRY_OF = "retry_of"
+"""Member of a batch's metadata: the id of the batch whose failed lines it runs again."""
+MAX_METADATA = 16
+BODY_ROWS = 20
+"""Bodies in memory at a time; each has up to 4 MiB."""
+MAX_RETRIES_SHOWN = 20
+
+
+def failed_lines_retry(*, batch_id: str, principal: Principal) -> Batch:
+    """Make a batch of the failed lines of an ended one, with the same ``custom_id``s, endpoint, window and metadata.
+
+    Lines without a response because their batch was cancelled or expired count as failed. The new batch belongs to
+    ``principal``. It has no webhook, as the secret was another caller's perhaps.
+
+    Raises:
+        NotFound: There is no such batch, or it belongs to another tenant.
+        Conflict: It runs, no line failed, or the input is gone.
+        BlazrError: As ``file_create`` and ``batch_create`` raise.
+    """
+    batch = batch_get(batch_id=batch_id, principal=principal)
+    if not batch.is_finished:
+        raise Conflict(
+            f"The batch is {batch.get_state_display()}; its failed lines can run again when it has ended.",
+            param="batch_id",
+        )
+    if not batch.num_failed:
+        raise Conflict("No line of this batch failed.", param="batch_id")
+    writer = FileWriter()
+    try:
+        for line in _failed_lines(batch):
+            writer.write(orjson.dumps(line) + b"\n")
+        if not writer.size_bytes:
+            raise Conflict("The input of this batch is no longer stored; upload it again.", param="batch_id")
+        file = file_create(
+            writer=writer,
+            filename=f"retry_of_{batch.batch_id}.jsonl",
+            purpose="batch",
+            tenant=principal.tenant,
+            expires_s=None,
+        )
+    finally:
+        writer.discard()
+    try:
+        return batch_create(values=_values(batch, file.file_id, principal), principal=principal)
+    except BaseException:
+        files_remove(StoredFile.objects.filter(pk=file.pk))
+        raise
+
+
+def retries_of(batch: Batch, *, principal: Principal) -> list[Batch]:
+    """Return the batches that run the failed lines of ``batch`` again, newest first."""
+    named = orjson.dumps({RETRY_OF: batch.batch_id}).decode()[1:-1]
+    return readable_rows(batches_of(principal).filter(pk__gt=batch.pk, metadata__contains=named), MAX_RETRIES_SHOWN)
+
+
+def _values(batch: Batch, file_id: str, principal: Principal) -> dict[str, Any]:
+    """Return the members of the new batch's request."""
+    metadata: dict[str, Any] = orjson.loads(batch.metadata) if batch.metadata else {}
+    if len(metadata) < MAX_METADATA or RETRY_OF in metadata:
+        metadata[RETRY_OF] = batch.batch_id
+    values: dict[str, Any] = {
+        "input_file_id": file_id,
+        "endpoint": batch.endpoint,
+        "completion_window": batch.completion_window,
+        "metadata": metadata,
+        "priority": batch.priority if principal.has_scope("priority") else max(0, batch.priority),
+    }
+    if batch.output_expires_s is not None:
+        values["output_expires_after"] = {"anchor": "created_at", "seconds": batch.output_expires_s}
+    return values
+
+
+def _failed_lines(batch: Batch) -> Iterator[dict[str, Any]]:
+    """Yield the failed requests: from the rows while they are stored, else from the input file."""
+    rows = BatchLine.objects.filter(batch=batch, state=LineState.FAILED).order_by("id")
+    last = 0
+    while found := readable_rows(rows.filter(pk__gt=last), BODY_ROWS):
+        last = found[-1].pk
+        for row in found:
+            yield _line(batch, row.custom_id, orjson.loads(row.body))
+    if last:
+        return
+    failed = {payload.get("custom_id") for payload in failed_payloads(batch)}
+    try:
+        file = open_file(batch.input_sha256)
+    except FileNotFoundError:
+        return
+    with file:
+        for item in read_lines(file, batch.endpoint):
+            if isinstance(item, InputLine) and item.custom_id in failed:
+                yield _line(batch, item.custom_id, item.body)
+
+
+def _line(batch: Batch, custom_id: str, body: dict[str, Any]) -> dict[str, Any]:
+    return {"custom_id": custom_id, "method": "POST", "url": batch.endpoint, "body": body}

@@ -1,0 +1,201 @@
+"""Pages of batches: one batch with its progress, its lines and its errors; a retry of the failed lines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from django.http import QueryDict
+from django.urls import reverse
+
+from inference.batches.inspection import (
+    MAX_GROUPED,
+    ListedLine,
+    error_groups,
+    has_lines,
+    line_get,
+    lines_page,
+    num_running,
+    payload_of,
+)
+from inference.batches.progress import batch_progress
+from inference.batches.retries import RETRY_OF, failed_lines_retry, retries_of
+from inference.batches.services import batch_get, batch_object
+from inference.errors import InvalidRequest
+from inference.files.services import files_of
+from inference.models import Batch, BatchState, LineState
+from inference.models.readable_rows import DamagedRow, json_value
+from inference.pages.batch_lines import (
+    output_of_payload,
+    params_of_body,
+    preview,
+    prompt_preview,
+    prompts_of_body,
+)
+from inference.pages.jobs import BATCHES, batch_words
+from inference.pages.keys import tenant_name
+from inference.pages.replay_targets import principal_of
+from models_registry.page_numbers import number_of
+from models_registry.views import StaffAction, StaffPage
+
+NUM_LINES = 50
+MAX_SEARCH = 512
+MAX_JSON_CHARS = 200_000
+HEAD_REGION, LINES_REGION = "batch-head", "batch-lines"
+"""Elements that are drawn anew alone (``templates/registry/batch.html``)."""
+_LINE_MARKS = {LineState.COMPLETED: "succeeded"}
+_FILES = (("input_file_id", "input"), ("output_file_id", "output"), ("error_file_id", "errors"))
+
+
+class BatchPage(StaffPage):
+    """One batch."""
+
+    template_name = "registry/batch.html"
+    section = "jobs"
+    permission_required = BATCHES
+
+    def page_context(self, **kwargs: Any) -> dict[str, Any]:
+        """Return the batch with a page of its lines; a region that is drawn anew needs its own part only."""
+        batch = batch_get(batch_id=kwargs["batch_id"], principal=principal_of(self.request.user))
+        region = self.request.headers.get("HX-Target", "")
+        context: dict[str, Any] = {"batch": batch, "drawn": (HEAD_REGION, LINES_REGION)}
+        if region in context["drawn"]:
+            context["drawn"] = (region,)
+        if HEAD_REGION in context["drawn"]:
+            context |= self._head(batch)
+        if LINES_REGION in context["drawn"]:
+            context |= self._lines(batch)
+        return context
+
+    def _head(self, batch: Batch) -> dict[str, Any]:
+        """Return the state, the files, the errors in groups, and what has been made of the batch."""
+        principal = principal_of(self.request.user)
+        shown = batch_words(batch_object(batch, batch_progress(batch)))
+        metadata = shown["metadata"] or {}
+        ids = {name: getattr(batch, column) for column, name in _FILES}
+        stored = {row.file_id: row for row in files_of(principal).filter(file_id__in=list(ids.values()))}
+        running = num_running(batch) if batch.in_progress_at is not None and not batch.is_finished else 0
+        return {
+            "shown": shown,
+            "owner": tenant_name(batch.tenant),
+            "models": sorted(set(batch.checkpoint_names.values())),
+            "sentence": _sentence(batch, running),
+            "files": [{"name": name, "id": key, "row": stored.get(key)} for name, key in ids.items() if key],
+            "file_errors": shown["errors"]["data"] if shown["errors"] else [],
+            "groups": error_groups(batch) if batch.num_failed else [],
+            "max_grouped": MAX_GROUPED,
+            "metadata": {name: value for name, value in metadata.items() if name != RETRY_OF},
+            "retry_of": metadata.get(RETRY_OF, ""),
+            "retries": retries_of(batch, principal=principal),
+            "can_retry": batch.is_finished and batch.num_failed > 0,
+        }
+
+    def _lines(self, batch: Batch) -> dict[str, Any]:
+        """Return the lines that match the address."""
+        query = self.request.GET
+        state, search = query.get("state", ""), query.get("q", "")[:MAX_SEARCH].replace("\0", "").strip()
+        if state and state not in LineState.values:
+            raise InvalidRequest(
+                f"state is {state[:40]!r}; it must be one of {', '.join(LineState.values)}.", param="state"
+            )
+        after, opened = (number_of(query.get(name), 0, 0, 1 << 31) for name in ("after", "line"))
+        found = lines_page(batch, state=state, search=search, after=after, limit=NUM_LINES + 1)
+        lines = [_line_row(line, query, is_open=line.number == opened) for line in found[:NUM_LINES]]
+        return {
+            "states": LineState.values,
+            "state": state,
+            "q": search,
+            "after": after,
+            "lines": lines,
+            "later": _address(query, after=lines[-1]["number"], line=None) if len(found) > NUM_LINES else "",
+            "opened": _opened_line(batch, opened) if opened else None,
+            "is_listed": any(line["is_open"] for line in lines),
+            "are_gone": not found and batch.is_finished and batch.num_total > 0 and not has_lines(batch),
+        }
+
+
+class BatchRetry(StaffAction):
+    """Run the failed lines of a batch again, as a new batch."""
+
+    permission_required = BATCHES
+
+    def act(self, **kwargs: Any) -> str:
+        """Make the batch; returns the address of its page."""
+        new = failed_lines_retry(batch_id=kwargs["batch_id"], principal=principal_of(self.request.user))
+        return reverse("batch", args=[new.batch_id])
+
+
+def _sentence(batch: Batch, running: int) -> str:
+    """Return what is happening to a batch."""
+    waiting = max(0, batch.num_open - running)
+    if batch.state == BatchState.VALIDATING:
+        return "Its file waits for being checked, or is being checked."
+    if batch.state == BatchState.IN_PROGRESS and not batch.ending:
+        return f"{running:,} of its lines run, {waiting:,} wait. They run when interactive requests leave room."
+    if batch.state == BatchState.CANCELLING:
+        return "Running lines are being stopped; finished ones are kept."
+    if not batch.is_finished:
+        return "Its files are being written."
+    unrun = {
+        BatchState.EXPIRED: "Its window ended before all lines had run; the rest is in the error file.",
+        BatchState.CANCELLED: "It was cancelled; finished lines are kept.",
+        BatchState.FAILED: "It couldn't go on." if batch.in_progress_at else "Its file was refused; no line has run.",
+    }
+    return unrun.get(BatchState(batch.state), "All lines have run.")
+
+
+def _line_row(line: ListedLine, query: QueryDict, *, is_open: bool) -> dict[str, Any]:
+    output = None
+    if line.payload is not None:
+        output = output_of_payload(line.payload, is_error=line.state == LineState.FAILED)
+    return {
+        "number": line.number,
+        "custom_id": line.custom_id,
+        "state": line.state,
+        "mark": _LINE_MARKS.get(LineState(line.state), line.state),
+        "attempts": line.attempts,
+        "tokens": line.completion_tokens,
+        "engine_s": line.engine_s,
+        "prompt": "" if line.body is None else prompt_preview(line.body),
+        "answer": "" if output is None else preview(output.texts),
+        "error": "" if output is None or output.error is None else output.error[1],
+        "is_long": line.is_long,
+        "is_open": is_open,
+        "address": f"{_address(query, line=None if is_open else line.number)}#line-{line.number}",
+    }
+
+
+def _opened_line(batch: Batch, number: int) -> dict[str, Any] | None:
+    """Return a line with its request and what came of it in full; None: it isn't there any more."""
+    found = line_get(batch, number)
+    if found is None:
+        return None
+    line, result = found
+    try:
+        body = json_value(line, "body")
+    except DamagedRow:
+        body = {}
+    payload = {} if result is None else payload_of(result)
+    whole = orjson.dumps(payload, option=orjson.OPT_INDENT_2).decode() if payload else ""
+    return {
+        "number": line.number,
+        "custom_id": line.custom_id,
+        "state": line.state,
+        "model": str(body.get("model", ""))[:200],
+        "prompts": prompts_of_body(body),
+        "params": params_of_body(body),
+        "answer": None if result is None else output_of_payload(payload, is_error=result.is_error),
+        "result": result,
+        "json": whole[:MAX_JSON_CHARS],
+        "is_json_cut": len(whole) > MAX_JSON_CHARS,
+    }
+
+
+def _address(query: QueryDict, **changes: int | None) -> str:
+    """Return the address of the same list with other members; None removes one."""
+    changed = query.copy()
+    for name, value in changes.items():
+        changed.pop(name, None)
+        if value is not None:
+            changed[name] = str(value)
+    return f"?{changed.urlencode()}"

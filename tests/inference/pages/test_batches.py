@@ -1,0 +1,125 @@
+"""A batch on its page, and the retry of its failed lines."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from inference.jobs import hints
+from inference.models import Batch, BatchLine
+from tests.accounts import account
+from tests.inference.batches.fakes import EchoManager, line, make_batch, make_runner, work
+from tests.inference.rows import make_checkpoint
+
+pytestmark = pytest.mark.django_db(transaction=True)
+HOSTILE = "<script>alert(1)</script>"
+
+
+@pytest.fixture(autouse=True)
+def own_store(settings, tmp_path, monkeypatch) -> None:
+    settings.BLAZR_FILES_DIR = tmp_path / "files"
+    monkeypatch.setattr(hints, "wake_workers", lambda: None)
+
+
+@pytest.fixture
+def operator(client: Client) -> Client:
+    client.force_login(account("edwin", "operator"))
+    return client
+
+
+def ended_batch(*more: Any) -> Batch:
+    model = make_checkpoint()
+    lines = [line("good", "one"), line(HOSTILE, HOSTILE, temperature=77), *more]
+    return work(make_batch(lines, metadata={"label": HOSTILE}), make_runner(EchoManager(str(model.pk))))
+
+
+def text_of(client: Client, batch: Batch, query: str = "", **headers: str) -> str:
+    response = client.get(f"/batches/{batch.batch_id}/{query}", headers=headers)
+    assert response.status_code == 200
+    return response.content.decode()
+
+
+def test_a_batch_shows_its_progress_its_lines_and_its_errors(operator: Client) -> None:
+    batch = ended_batch()
+    text = text_of(operator, batch)
+    for piece in ("All lines have run.", "2 of 2, 1 failed", "eno", "temperature", "errors</a>", "output</a>",
+                  "input</a>", "A retry makes a new batch of the 1 failed line alone"):  # fmt: skip
+        assert piece in text, piece
+    assert HOSTILE not in text and "&lt;script&gt;" in text
+    assert f'href="/batches/{batch.batch_id}/"' in operator.get("/jobs/").content.decode()
+
+
+def test_lines_are_filtered_searched_and_opened(operator: Client) -> None:
+    batch = ended_batch(*(line(f"more-{number}") for number in range(60)))
+    first = operator.get(f"/batches/{batch.batch_id}/")
+    assert len(first.context["lines"]) == 50 and first.context["later"] == "?after=50"
+    assert len(operator.get(f"/batches/{batch.batch_id}/?after=50").context["lines"]) == 12
+    found = operator.get(f"/batches/{batch.batch_id}/?state=failed&q=script").context["lines"]
+    assert [item["custom_id"] for item in found] == [HOSTILE]
+    opened = text_of(operator, batch, "?line=1")
+    assert 'aria-label="Answer">eno</pre>' in opened and 'aria-label="Prompt">one</pre>' in opened
+    beyond = text_of(operator, batch, "?line=60")
+    assert "more-57 <span" in beyond and 'aria-label="Prompt"' in beyond
+    assert 'aria-label="Prompt"' not in text_of(operator, batch, "?line=999")
+    assert operator.get(f"/batches/{batch.batch_id}/?state=odd").status_code == 400
+
+
+def test_a_region_that_is_drawn_anew_reads_its_own_part_alone(operator: Client) -> None:
+    batch = ended_batch()
+    head = text_of(operator, batch, **{"HX-Target": "batch-head"})
+    lines = text_of(operator, batch, **{"HX-Target": "batch-lines"})
+    assert "All lines have run." in head and "open-1" not in head
+    assert "All lines have run." not in lines and "open-1" in lines
+
+
+def test_states_in_words(operator: Client) -> None:
+    batch = make_batch([line("a")])
+    assert "waits for being checked" in text_of(operator, batch) and 'id="cancel"' in text_of(operator, batch)
+    refused = work(make_batch([b"{"]), make_runner(EchoManager()))
+    text = text_of(operator, refused)
+    assert "Its file was refused" in text and "Why it was refused" in text and "invalid_json_line" in text
+    for state, ending, words in (
+        ("in_progress", "", "0 of its lines run, 3 wait."),
+        ("cancelling", "cancelled", "are being stopped"),
+        ("finalizing", "", "files are being written"),
+        ("expired", "expired", "window ended before"),
+        ("cancelled", "cancelled", "It was cancelled"),
+        ("failed", "failed", "couldn&#x27;t go on"),
+    ):
+        ended_at = None if state in ("in_progress", "cancelling", "finalizing") else timezone.now()
+        values = {"state": state, "ending": ending, "ended_at": ended_at, "in_progress_at": timezone.now()}
+        Batch.objects.filter(pk=batch.pk).update(**values, num_total=3, num_failed=0)
+        assert words in text_of(operator, batch), state
+
+
+def test_lines_that_are_gone(operator: Client) -> None:
+    batch = ended_batch()
+    BatchLine.objects.filter(batch=batch).delete()
+    Batch.objects.filter(pk=batch.pk).update(input_file_id="file-gone", ended_at=timezone.now() - timedelta(days=2))
+    text = text_of(operator, batch)
+    assert "for a day after the end" in text and "input: removed" in text and "temperature" in text
+
+
+def test_a_retry_leads_to_the_new_batch(operator: Client) -> None:
+    batch = ended_batch()
+    response = operator.post(f"/batches/{batch.batch_id}/retry/")
+    new = Batch.objects.exclude(pk=batch.pk).get()
+    assert response["Location"] == f"/batches/{new.batch_id}/" and new.tenant.startswith("user:")
+    assert batch.batch_id in text_of(operator, new)
+    assert "were run again" in text_of(operator, batch)
+    refused = operator.post(f"/batches/{new.batch_id}/retry/")
+    assert refused.status_code == 409 and "when it has ended" in refused.content.decode()
+    assert operator.get(f"/batches/{batch.batch_id}/retry/").status_code == 405
+
+
+def test_members_see_their_own_batches_alone(client: Client) -> None:
+    batch = ended_batch()
+    client.force_login(account("maria", "member"))
+    assert client.get(f"/batches/{batch.batch_id}/").status_code == 404
+    assert client.post(f"/batches/{batch.batch_id}/retry/").status_code == 404
+    client.force_login(account("victor", "viewer"))
+    assert client.get(f"/batches/{batch.batch_id}/").status_code == 403
