@@ -31,7 +31,7 @@ LARGE_ROUTES = frozenset(
     }
 )
 """Routes whose body holds prompts; ``BLAZR_MAX_BODY_BYTES`` limits it."""
-FILE_ROUTES = frozenset({"api:files", "api:state-content"})
+FILE_ROUTES = frozenset({"api:files", "api:state-content", "api:page-batch-check"})
 """Uploads of files of the API, streamed to the disk; ``BLAZR_MAX_FILE_BYTES`` limits them."""
 BLOB_ROUTE = "api:ollama-blob"
 """Files of models by their digest, read to the disk; ``BLAZR_MAX_UPLOAD_BYTES`` limits them."""

@@ -6,6 +6,7 @@ from django.urls import path, re_path
 
 from inference.api.anthropic.views import CountTokensView, MessagesView
 from inference.api.ollama import urls as ollama
+from inference.api.openai.batch_check import BatchFileCheckOfPages
 from inference.api.openai.batch_views import (
     BatchCancelOfPages,
     BatchCancelView,
@@ -93,6 +94,7 @@ urlpatterns = [
     path("v1/batches/<str:batch_id>", BatchView.as_view(), name="batch"),
     path("v1/batches/<str:batch_id>/cancel", BatchCancelView.as_view(), name="batch-cancel"),
     path("api/batches", BatchesOfPages.as_view(), name="page-batches"),
+    path("api/batches/check", BatchFileCheckOfPages.as_view(), name="page-batch-check"),
     path("api/batches/<str:batch_id>/cancel", BatchCancelOfPages.as_view(), name="page-batch-cancel"),
     path("api/files/<str:file_id>/content", FileContentOfPages.as_view(), name="page-file-content"),
     path("api/jobs", JobsView.as_view(), name="jobs"),

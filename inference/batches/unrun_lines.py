@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 from uuid import UUID
 
 from django.db import transaction
@@ -42,19 +43,26 @@ def fail_unservable(batch: Batch) -> int:
         except DamagedRow:
             model = None
         name = line_id(batch.batch_id, row.number)
-        error: BlazrError
-        if row.checkpoint_id == NOT_ALLOWED:
-            error = PermissionRefused(f"This API key may not use the model {str(model)[:120]!r}.", param="model")
-        elif model is None:
-            error = InvalidRequest("model is required.", param="model")
-        else:
-            error = UnknownModel(
-                f"The model {str(model)[:120]!r} does not exist; GET /v1/models lists the models that do.",
-                param="model",
-            )
+        error = unservable_error(row.checkpoint_id, model)
         return refusal_line(line_id=name, custom_id=row.custom_id, request_id=name, error=error)
 
     return _fail(waiting, payload)
+
+
+def unservable_error(checkpoint_id: UUID, model: Any) -> BlazrError:
+    """Return why a line can't be served.
+
+    Args:
+        checkpoint_id: ``NO_CHECKPOINT`` or ``NOT_ALLOWED``.
+        model: What its body names; None: nothing.
+    """
+    if checkpoint_id == NOT_ALLOWED:
+        return PermissionRefused(f"This API key may not use the model {str(model)[:120]!r}.", param="model")
+    if model is None:
+        return InvalidRequest("model is required.", param="model")
+    return UnknownModel(
+        f"The model {str(model)[:120]!r} does not exist; GET /v1/models lists the models that do.", param="model"
+    )
 
 
 def unrun_error(ending: str) -> tuple[str, str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from uuid import UUID
 
 import orjson
@@ -23,6 +24,7 @@ from inference.serving.served_models import served_model_read
 from models_registry.models import Checkpoint
 
 MAX_ERRORS = 100
+"""Errors of a file that its batch keeps."""
 MAX_LINES = 50_000
 """Lines in the input file of a batch; OpenAI's limit."""
 MAX_INPUTS = 50_000
@@ -43,7 +45,7 @@ def batch_validate(claim: BatchClaim) -> None:
         _fail(claim, [LineError("file_deleted", f"The input file {batch.input_file_id} was deleted.", None)])
         return
     with file:
-        errors = list(_errors(claim, read_lines(file, batch.endpoint)))
+        errors = list(islice(file_errors(read_lines(file, batch.endpoint), claim.pause), MAX_ERRORS))
         if errors:
             _fail(claim, errors)
             return
@@ -63,10 +65,16 @@ def batch_validate(claim: BatchClaim) -> None:
     hints.wake_workers()
 
 
-def _errors(claim: BatchClaim, lines: Iterator[InputLine | LineError]) -> Iterator[LineError]:
-    """Yield up to ``MAX_ERRORS`` errors of the file."""
+def file_errors(lines: Iterator[InputLine | LineError], pause: Callable[[], None]) -> Iterator[LineError]:
+    """Yield the errors of a file that refuse it as a whole.
+
+    Args:
+        lines: As ``read_lines`` yields them.
+        pause: Called now and then between two lines.
+    """
     first_seen: dict[str, int] = {}
-    found = num_inputs = 0
+    has_errors = False
+    num_inputs = 0
     for count, item in enumerate(lines, start=1):
         error: LineError | None = None
         if count > MAX_LINES:
@@ -88,12 +96,10 @@ def _errors(claim: BatchClaim, lines: Iterator[InputLine | LineError]) -> Iterat
             first_seen[item.custom_id] = item.number
         if error is not None:
             yield error
-            found += 1
-            if found == MAX_ERRORS:
-                return
+            has_errors = True
         if count % INSERT_BATCH == 0:
-            claim.pause()
-    if not found and not first_seen:
+            pause()
+    if not has_errors and not first_seen:
         yield LineError("empty_file", "The file has no requests.", None)
 
 
@@ -114,7 +120,7 @@ def _store_lines(claim: BatchClaim, lines: Iterator[InputLine], *, allowed: froz
         if line.number <= last:
             continue
         if line.model not in checkpoint_ids:
-            checkpoint_ids[line.model] = _checkpoint_id(line.model, allowed)
+            checkpoint_ids[line.model] = checkpoint_id_of(line.model, allowed)
         rows.append(
             BatchLine(
                 batch=batch,
@@ -131,7 +137,12 @@ def _store_lines(claim: BatchClaim, lines: Iterator[InputLine], *, allowed: froz
         store()
 
 
-def _checkpoint_id(model: str, allowed: frozenset[str] | None) -> UUID:
+def checkpoint_id_of(model: str, allowed: frozenset[str] | None) -> UUID:
+    """Return the checkpoint that serves a model; ``NO_CHECKPOINT`` or ``NOT_ALLOWED``: none does.
+
+    Args:
+        allowed: Models that the caller may use; None: any.
+    """
     if allowed is not None and model not in allowed:
         return NOT_ALLOWED
     try:

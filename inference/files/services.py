@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
@@ -128,7 +128,6 @@ def file_store_row(
 ) -> StoredFile:
     """``file_create`` without the limits, for callers that hold ``store_lock``, taken before any transaction."""
     now = timezone.now()
-    seconds = expires_s if expires_s is not None else int(settings.BLAZR_FILE_EXPIRE_DAYS) * 86_400
     return StoredFile.objects.create(
         file_id=f"file-{secrets.token_hex(16)}",
         tenant=tenant,
@@ -139,8 +138,28 @@ def file_store_row(
         request_key=None if request_key is None else request_key.name,
         request_digest="" if request_key is None else request_key.digest,
         created_at=now,
-        expires_at=now + timedelta(seconds=seconds) if seconds else None,
+        expires_at=_expires_at(now, expires_s),
     )
+
+
+def file_keep(*, file_id: str, principal: Principal) -> None:
+    """Let a file expire as late as one that is uploaded now without an expiry.
+
+    Raises:
+        NotFound: There is no such file, or it belongs to another tenant.
+    """
+    row = file_get(file_id=file_id, principal=principal)
+    StoredFile.objects.filter(pk=row.pk).update(expires_at=_expires_at(timezone.now(), None))
+
+
+def _expires_at(now: datetime, expires_s: int | None) -> datetime | None:
+    """Return when a file expires; None: never.
+
+    Args:
+        expires_s: Seconds from ``now``; None: the server's default.
+    """
+    seconds = expires_s if expires_s is not None else int(settings.BLAZR_FILE_EXPIRE_DAYS) * 86_400
+    return now + timedelta(seconds=seconds) if seconds else None
 
 
 def files_of(principal: Principal) -> QuerySet[StoredFile]:

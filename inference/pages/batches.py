@@ -1,7 +1,8 @@
-"""Pages of batches: one batch with its progress, its lines and its errors; a retry of the failed lines."""
+"""Pages of batches: one with its progress, lines and errors; queueing a file; a retry of the failed lines."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import orjson
@@ -18,11 +19,13 @@ from inference.batches.inspection import (
     num_running,
     payload_of,
 )
+from inference.batches.line_requests import ENDPOINT_KINDS
 from inference.batches.progress import batch_progress
 from inference.batches.retries import RETRY_OF, failed_lines_retry, retries_of
-from inference.batches.services import batch_get, batch_object
+from inference.batches.services import batch_create, batch_get, batch_object
+from inference.dialects.openai.sampling_fields import MAX_PRIORITY
 from inference.errors import InvalidRequest
-from inference.files.services import files_of
+from inference.files.services import file_delete, file_keep, files_of
 from inference.models import Batch, BatchState, LineState
 from inference.models.readable_rows import DamagedRow, json_value
 from inference.pages.batch_lines import (
@@ -123,6 +126,59 @@ class BatchRetry(StaffAction):
         """Make the batch; returns the address of its page."""
         new = failed_lines_retry(batch_id=kwargs["batch_id"], principal=principal_of(self.request.user))
         return reverse("batch", args=[new.batch_id])
+
+
+class BatchQueue(StaffAction):
+    """Queue a file that was checked, or discard it."""
+
+    permission_required = BATCHES
+
+    def act(self, **kwargs: Any) -> str:
+        """Make the batch; returns the address of its page."""
+        form, principal = self.request.POST, principal_of(self.request.user)
+        file_id = form.get("file", "")
+        if "discard" in form:
+            file_delete(file_id=file_id, principal=principal)
+            return reverse("jobs")
+        values = {
+            "input_file_id": file_id,
+            "endpoint": form.get("endpoint", ""),
+            "completion_window": form.get("window", ""),
+            "priority": _priority(form.get("priority", "")),
+            "metadata": form_metadata(form.get("label", ""), form.get("metadata", "")),
+        }
+        if values["endpoint"] not in ENDPOINT_KINDS:
+            raise InvalidRequest(
+                f"endpoint is {str(values['endpoint'])[:60]!r}; it must be one of {', '.join(ENDPOINT_KINDS)}.",
+                param="endpoint",
+            )
+        row = batch_create(values=values, principal=principal)
+        file_keep(file_id=file_id, principal=principal)
+        return reverse("batch", args=[row.batch_id])
+
+
+def form_metadata(label: str, text: str) -> dict[str, str] | None:
+    """Return the metadata of a form: a label, and ``name=value`` in each line of ``text``; None: there is none.
+
+    Raises:
+        InvalidRequest: A line has no name.
+    """
+    found = {"label": label.strip()} if label.strip() else {}
+    for line in filter(None, map(str.strip, text.splitlines())):
+        name, separator, value = line.partition("=")
+        if not separator or not name.strip():
+            raise InvalidRequest(f"{line[:60]!r} is no metadata; write name=value in each line.", param="metadata")
+        found[name.strip()] = value.strip()
+    return found or None
+
+
+def _priority(text: str) -> int:
+    if not re.fullmatch("-?[0-9]{1,3}", text or "0") or abs(int(text or "0")) > MAX_PRIORITY:
+        raise InvalidRequest(
+            f"priority is {text[:20]!r}; it must be a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}.",
+            param="priority",
+        )
+    return int(text or "0")
 
 
 def _sentence(batch: Batch, running: int) -> str:

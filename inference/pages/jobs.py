@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
+from django.conf import settings
 from django.http import QueryDict
 from django.urls import reverse
 
 from inference.access.accounts import principal_of_user
 from inference.batches.progress import batches_progress
 from inference.batches.services import batch_list, batch_object
+from inference.batches.validation import MAX_LINES
 from inference.errors import Conflict
 from inference.jobs.selectors import job_counts, job_error, job_get, job_list
 from inference.jobs.services import JobRequest, jobs_submit
@@ -66,6 +68,8 @@ class JobsPage(_JobsBase):
         shown = rows[:NUM_JOBS]
         return {
             "models": list(selectors.checkpoint_list().values_list("served_model_name", flat=True)),
+            "max_file_bytes": settings.BLAZR_MAX_FILE_BYTES,
+            "max_lines": MAX_LINES,
             "states": JobState.values,
             "state": state,
             "label": label,

@@ -1,9 +1,9 @@
 """Route URLs of the pages.
 
-Names: dashboard, jobs, job and job-retry (job_id), batch and batch-retry (batch_id), playground, playground-chat
-(chat_id), keys, key-create, key-revoke (prefix), requests, request, request-cancel and request-replay (request_id),
-replay (request_id, job_id), replay-create, replays, replay-promote and replay-rollback (batch_id), replayed (batch_id,
-request_id), model-tokenizer (checkpoint_id).
+Names: dashboard, jobs, job and job-retry (job_id), batch-queue, batch and batch-retry (batch_id), playground,
+playground-chat (chat_id), keys, key-create, key-revoke (prefix), requests, request, request-cancel and request-replay
+(request_id), replay (request_id, job_id), replay-create, replays, replay-promote and replay-rollback (batch_id),
+replayed (batch_id, request_id), model-tokenizer (checkpoint_id).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ urlpatterns = [
     path("jobs/", jobs.JobsPage.as_view(), name="jobs"),
     path("jobs/<uuid:job_id>/", jobs.JobPage.as_view(), name="job"),
     path("jobs/<uuid:job_id>/retry/", jobs.JobRetry.as_view(), name="job-retry"),
+    path("batches/new/", batches.BatchQueue.as_view(), name="batch-queue"),
     path("batches/<str:batch_id>/", batches.BatchPage.as_view(), name="batch"),
     path("batches/<str:batch_id>/retry/", batches.BatchRetry.as_view(), name="batch-retry"),
     path("playground/", playground.PlaygroundPage.as_view(), name="playground"),

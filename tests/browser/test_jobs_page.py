@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Page, Route, expect
@@ -152,3 +154,28 @@ def test_a_batch_has_a_page_and_its_failed_lines_run_again(page: Page, site: Liv
     page.locator("#retry-of").click()
     expect(page).to_have_url(address)
     expect(page.locator("#batch-head")).to_contain_text("were run again")
+
+
+def test_a_file_is_checked_before_it_is_queued(page: Page) -> None:
+    from tests.live.test_batches import lines_of
+
+    def chosen(*lines: Any) -> dict[str, Any]:
+        text = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
+        return {"name": "in.jsonl", "mimeType": "application/jsonl", "buffer": text.encode()}
+
+    good, odd = lines_of(2, max_tokens=4)
+    page.goto("/jobs/")
+    page.set_input_files("#batch-file", [chosen(good, HOSTILE, good)])
+    expect(page.locator("#report .note.bad")).to_contain_text("2 problems")
+    expect(page.locator("#problems tbody tr")).to_have_count(2)
+    expect(page.locator("#queue")).to_be_hidden()
+    with page.expect_file_chooser() as found:
+        page.focus("#choose-file")
+        page.keyboard.press("Enter")
+    found.value.set_files([chosen(good, {**odd, "body": {**odd["body"], "model": HOSTILE}})])
+    expect(page.locator("#report")).to_contain_text("1 line of 2 would fail")
+    expect(page.locator("#report")).to_contain_text(HOSTILE)
+    expect(page.locator("#queue-label")).to_have_value("in")
+    page.locator("#queue-it").press("Enter")
+    page.wait_for_url("**/batches/batch_*/")
+    expect(page.locator("#batch-head")).to_contain_text("2 of 2, 1 failed")

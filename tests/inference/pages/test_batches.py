@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -10,9 +11,9 @@ from django.test import Client
 from django.utils import timezone
 
 from inference.jobs import hints
-from inference.models import Batch, BatchLine
+from inference.models import Batch, BatchLine, StoredFile
 from tests.accounts import account
-from tests.inference.batches.fakes import EchoManager, line, make_batch, make_runner, work
+from tests.inference.batches.fakes import EchoManager, line, make_batch, make_runner, store_file, work
 from tests.inference.rows import make_checkpoint
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -123,3 +124,55 @@ def test_members_see_their_own_batches_alone(client: Client) -> None:
     assert client.post(f"/batches/{batch.batch_id}/retry/").status_code == 404
     client.force_login(account("victor", "viewer"))
     assert client.get(f"/batches/{batch.batch_id}/").status_code == 403
+
+
+def queued(client: Client, **values: str) -> Any:
+    file = store_file([line("a")])
+    form = {"file": file.file_id, "endpoint": "/v1/completions", "window": "3d", "priority": "0", **values}
+    return client.post("/batches/new/", form)
+
+
+def test_a_checked_file_is_queued_and_kept(client: Client) -> None:
+    client.force_login(account("sonja", "superuser"))
+    file = store_file([line("a")])
+    StoredFile.objects.update(expires_at=timezone.now() + timedelta(hours=1))
+    more = {"label": " first ", "metadata": "team = a\n\nrun=1=2", "priority": "-5"}
+    response = client.post(
+        "/batches/new/", {"file": file.file_id, "endpoint": "/v1/completions", "window": "3d", **more}
+    )
+    batch = Batch.objects.get()
+    assert response["Location"] == f"/batches/{batch.batch_id}/"
+    assert (batch.completion_window, batch.priority) == ("3d", -5)
+    assert json.loads(batch.metadata) == {"label": "first", "team": "a", "run": "1=2"}
+    file.refresh_from_db()
+    assert file.expires_at is not None and file.expires_at > timezone.now() + timedelta(days=1)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"window": "1s"}, "a time from 1m to 14d"),
+        ({"endpoint": "/v1/images"}, "endpoint is"),
+        ({"priority": "1.5"}, "a whole number"),
+        ({"priority": "101"}, "a whole number"),
+        ({"metadata": "=x"}, "name=value"),
+        ({"metadata": "x"}, "name=value"),
+    ],
+)
+def test_a_form_that_is_wrong_says_what(client: Client, values: dict[str, str], words: str) -> None:
+    client.force_login(account("sonja", "superuser"))
+    response = queued(client, **values)
+    assert response.status_code == 400 and words in response.content.decode()
+    assert Batch.objects.count() == 0
+
+
+def test_a_file_is_discarded(client: Client) -> None:
+    client.force_login(account("sonja", "superuser"))
+    assert queued(client, discard="1")["Location"] == "/jobs/"
+    assert StoredFile.objects.count() == Batch.objects.count() == 0
+
+
+def test_another_accounts_file_is_not_queued(client: Client) -> None:
+    client.force_login(account("maria", "member"))
+    assert queued(client).status_code == queued(client, discard="1").status_code == 404
+    assert StoredFile.objects.count() == 2

@@ -1,0 +1,65 @@
+"""Check a batch's file for the pages of this site, before anything is queued."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.conf import settings
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+
+from inference.api.base import ApiView, json_response
+from inference.api.paging import check_parameters
+from inference.batches.file_check import FileReport, check_file
+from inference.errors import InvalidRequest
+from inference.files.services import MIN_EXPIRY_S, file_create, file_object
+from inference.files.store import READ_BYTES, FileWriter
+
+
+class BatchFileCheckOfPages(ApiView):
+    """/api/batches/check: the bytes of a file as the body, with ``filename`` in the address.
+
+    A file that a batch would refuse is a 400 with a ``report``, and nothing of it stays. Any other file is stored for
+    an hour; the page that queues it keeps it.
+    """
+
+    schema = None
+    session_allowed = True
+
+    async def post(self, request: HttpRequest) -> HttpResponseBase:
+        """Check one file."""
+        check_parameters(request, "filename")
+        filename = request.GET.get("filename", "")[:255].replace("\0", "") or "batch.jsonl"
+
+        def check() -> tuple[FileReport, dict[str, Any] | None]:
+            writer = FileWriter(settings.BLAZR_MAX_FILE_BYTES)
+            try:
+                while piece := request.read(READ_BYTES):
+                    writer.write(piece)
+                if not writer.size_bytes:
+                    raise InvalidRequest("The file is empty.", param="file")
+                writer.flush()
+                with writer.path.open("rb") as file:
+                    report = check_file(file, self.principal)
+                if report.refused:
+                    return report, None
+                row = file_create(
+                    writer=writer,
+                    filename=filename,
+                    purpose="batch",
+                    tenant=self.principal.tenant,
+                    expires_s=MIN_EXPIRY_S,
+                )
+                return report, file_object(row)
+            finally:
+                writer.discard()
+
+        report, file = await sync_to_async(check)()
+        if file is None:
+            number = report.refused.total()
+            error = InvalidRequest(
+                f"The file has {number:,} problem{'' if number == 1 else 's'} that a batch would refuse.", param="file"
+            )
+            return json_response({**error.to_openai(), "report": report.to_dict()}, status=error.http_status)
+        return json_response({"file": file, "report": report.to_dict()})
