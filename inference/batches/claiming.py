@@ -81,7 +81,9 @@ class LineClaimer:
         """Return the claimed lines by share, and the batches that have only suspects left."""
         if not OPEN_BATCHES.exists():
             return [], []
-        batches = {row.pk: row for row in open_batches().filter(state=BatchState.IN_PROGRESS, ending="")}
+        batches = {
+            row.pk: row for row in open_batches().filter(state=BatchState.IN_PROGRESS, ending="", paused_at=None)
+        }
         capacities = {tenant: self._limits.capacity(tenant) for tenant in {row.tenant for row in batches.values()}}
         candidates = [self._candidate(row) for row in batches.values() if row.num_open and capacities[row.tenant] != 0]
         lines: list[ClaimedLine] = []

@@ -112,8 +112,9 @@ def lines_claim(
         if connection.features.has_select_for_update_skip_locked:
             rows = rows.select_for_update(skip_locked=True)
         keys = list(rows.order_by("id").values_list("pk", flat=True)[:limit])
-        # A batch that another transaction is ending takes no new claims.
-        if not keys or not Batch.objects.filter(pk=batch.pk, state=BatchState.IN_PROGRESS, ending="").exists():
+        # A batch that another transaction is ending or has paused takes no new claims.
+        claimable = Batch.objects.filter(pk=batch.pk, state=BatchState.IN_PROGRESS, ending="", paused_at=None)
+        if not keys or not claimable.exists():
             return []
         BatchLine.objects.filter(pk__in=keys, state=LineState.QUEUED).update(
             state=LineState.RUNNING,

@@ -27,7 +27,8 @@ def batches_progress(rows: Iterable[Batch]) -> dict[int, dict[str, Any]]:
     if len(found_by_key) == len(batches):
         return found_by_key
     now = timezone.now()
-    queue = list(open_batches().only("pk", "num_total", "num_completed", "num_failed", "in_progress_at", "ending"))
+    columns = ("pk", "num_total", "num_completed", "num_failed", "in_progress_at", "ending", "paused_at", "state")
+    queue = [row for row in open_batches().only(*columns) if not row.is_paused]
     recent = {
         key: (lines, tokens or 0)
         for key, lines, tokens in BatchResult.objects.filter(
@@ -45,15 +46,17 @@ def batches_progress(rows: Iterable[Batch]) -> dict[int, dict[str, Any]]:
     for row in batches:
         if row.pk in found_by_key:
             continue
-        place = places.get(row.pk, 0)
+        place = None if row.is_paused else places.get(row.pk, 0)
         lines, tokens = recent.get(row.pk, (0, 0))
         span_s = _span(row.in_progress_at, now) if row.in_progress_at is not None else RATE_WINDOW_S
         rate = lines / span_s
-        before = sum(item.num_open for item in queue[:place])
+        before = sum(item.num_open for item in queue[:place]) if place is not None else 0
         seconds: float | None = None
-        if row.num_total and rate > 0:
+        if row.is_paused or not row.num_total:
+            pass  # nobody knows when it goes on, or how many lines it has
+        elif rate > 0:
             seconds = row.num_open / rate
-        elif row.num_total and total_rate > 0:
+        elif total_rate > 0:
             seconds = (before + row.num_open) / total_rate
         finish = None if seconds is None else now + timedelta(seconds=min(seconds, 10.0 * 365 * 86_400))
         found_by_key[row.pk] = {
@@ -63,6 +66,7 @@ def batches_progress(rows: Iterable[Batch]) -> dict[int, dict[str, Any]]:
             "tokens_per_s": round(tokens / span_s, 3),
             "estimated_finish_at": None if finish is None else int(finish.timestamp()),
             "is_feasible": None if finish is None else finish <= row.expires_at,
+            "is_paused": row.is_paused,
         }
     return found_by_key
 
@@ -83,6 +87,7 @@ def _of_ended(row: Batch) -> dict[str, Any]:
         "tokens_per_s": round(row.completion_tokens / span_s, 3),
         "estimated_finish_at": None,
         "is_feasible": None,
+        "is_paused": False,
     }
 
 

@@ -1,4 +1,4 @@
-"""Create, look up, list and cancel batches for callers.
+"""Create, look up, list, pause, resume and cancel batches for callers.
 
     validating ─► in_progress ─► finalizing ─► completed | expired
         │              │
@@ -222,6 +222,43 @@ def batch_cancel(*, batch_id: str, principal: Principal) -> Batch:
     row.refresh_from_db()
     if not changed and row.state not in (BatchState.CANCELLING, BatchState.CANCELLED):
         raise Conflict(f"The batch is {row.state}; it can't be cancelled any more.", param="batch_id")
+    return row
+
+
+def batch_pause(*, batch_id: str, principal: Principal) -> Batch:
+    """Pause a batch: no line starts, running lines end, its window goes on. A second call changes nothing.
+
+    Raises:
+        NotFound: There is no such batch, or it belongs to another tenant.
+        Conflict: The batch is ending or has ended.
+    """
+    row = batch_get(batch_id=batch_id, principal=principal)
+    _unended(row).filter(paused_at=None).update(paused_at=Now())
+    return _paused_or_not(row, "paused")
+
+
+def batch_resume(*, batch_id: str, principal: Principal) -> Batch:
+    """Let the lines of a paused batch start again. A second call changes nothing.
+
+    Raises:
+        NotFound: There is no such batch, or it belongs to another tenant.
+        Conflict: The batch is ending or has ended.
+    """
+    row = batch_get(batch_id=batch_id, principal=principal)
+    with transaction.atomic():
+        if _unended(row).filter(paused_at__isnull=False).update(paused_at=None):
+            transaction.on_commit(hints.wake_workers, robust=True)
+    return _paused_or_not(row, "resumed")
+
+
+def _unended(row: Batch) -> QuerySet[Batch]:
+    return Batch.objects.filter(pk=row.pk, state__in=(BatchState.VALIDATING, BatchState.IN_PROGRESS), ending="")
+
+
+def _paused_or_not(row: Batch, verb: str) -> Batch:
+    row.refresh_from_db()
+    if row.state not in (BatchState.VALIDATING, BatchState.IN_PROGRESS) or row.ending:
+        raise Conflict(f"The batch is {row.ending or row.state}; it can't be {verb} any more.", param="batch_id")
     return row
 
 

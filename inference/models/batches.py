@@ -84,6 +84,7 @@ class Batch(models.Model):
     in_progress_at = models.DateTimeField(null=True, blank=True)
     finalizing_at = models.DateTimeField(null=True, blank=True)
     cancelling_at = models.DateTimeField(null=True, blank=True)
+    paused_at = models.DateTimeField(null=True, blank=True, help_text="No line starts until it is resumed.")
     ended_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
@@ -108,6 +109,12 @@ class Batch(models.Model):
     def is_finished(self) -> bool:
         """Whether it has reached a state that never changes."""
         return self.state in TERMINAL_BATCH_STATES
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether its lines wait for a resume; what ends or has ended isn't paused any more."""
+        is_running = self.state in (BatchState.VALIDATING, BatchState.IN_PROGRESS) and not self.ending
+        return self.paused_at is not None and is_running
 
     @property
     def checkpoint_names(self) -> dict[str, str]:

@@ -184,6 +184,8 @@ def _priority(text: str) -> int:
 def _sentence(batch: Batch, running: int) -> str:
     """Return what is happening to a batch."""
     waiting = max(0, batch.num_open - running)
+    if batch.is_paused:
+        return f"It is paused: no line starts. {running:,} still run, {waiting:,} wait. Its window goes on."
     if batch.state == BatchState.VALIDATING:
         return "Its file waits for being checked, or is being checked."
     if batch.state == BatchState.IN_PROGRESS and not batch.ending:

@@ -165,8 +165,8 @@ def batch_words(batch: dict[str, Any]) -> dict[str, Any]:
     errors = batch["errors"]["data"] if batch["errors"] else []
     return {
         **batch,
-        "mark": _BATCH_MARKS.get(batch["status"], batch["status"]),
-        "words": batch["status"].replace("_", " "),
+        "mark": "queued" if progress["is_paused"] else _BATCH_MARKS.get(batch["status"], batch["status"]),
+        "words": "paused" if progress["is_paused"] else batch["status"].replace("_", " "),
         "short_id": batch["id"][6:14],
         "kind": batch["endpoint"].removeprefix("/v1/"),
         "num_done": counts["completed"] + counts["failed"],

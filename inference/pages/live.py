@@ -179,7 +179,7 @@ def _jobs(seen: live.Live) -> Any:
 
 
 def _batches(seen: live.Live) -> Any:
-    columns = ("pk", "state", "num_completed", "num_failed", "completion_tokens")
+    columns = ("pk", "state", "num_completed", "num_failed", "completion_tokens", "paused_at")
     return list(Batch.objects.values_list(*columns)[:_NUM_ROWS])
 
 

@@ -138,7 +138,9 @@ class BatchProgressSerializer(serializers.Serializer[Any]):
 
     percent = serializers.FloatField(min_value=0, max_value=100)
     queue_position = serializers.IntegerField(
-        allow_null=True, min_value=0, help_text="Batches that go before it; null once it has ended."
+        allow_null=True,
+        min_value=0,
+        help_text="Batches that go before it; null while it is paused and once it has ended.",
     )
     lines_per_s = serializers.FloatField(min_value=0, help_text="Over the last minute.")
     tokens_per_s = serializers.FloatField(min_value=0, help_text="Generated tokens, over the last minute.")
@@ -146,6 +148,7 @@ class BatchProgressSerializer(serializers.Serializer[Any]):
     is_feasible = serializers.BooleanField(
         allow_null=True, help_text="Whether the estimate lies within the window; null: unknown."
     )
+    is_paused = serializers.BooleanField(help_text="Whether it starts no line until it is resumed.")
 
 
 class WebhookSerializer(serializers.Serializer[Any]):

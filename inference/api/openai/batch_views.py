@@ -1,4 +1,4 @@
-"""Serve OpenAI's batches: create, list, retrieve, cancel; and schedules that create batches."""
+"""Serve OpenAI's batches: create, list, retrieve, pause, resume, cancel; and schedules that create batches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,15 @@ from inference.batches.schedules import (
     schedule_object,
     schedules_of,
 )
-from inference.batches.services import batch_cancel, batch_create, batch_get, batch_list, batch_object
+from inference.batches.services import (
+    batch_cancel,
+    batch_create,
+    batch_get,
+    batch_list,
+    batch_object,
+    batch_pause,
+    batch_resume,
+)
 from inference.models.readable_rows import readable_rows
 
 MAX_PAGE = 100
@@ -132,6 +140,52 @@ class BatchCancelView(ApiView):
         return json_response(await sync_to_async(cancel)())
 
 
+class BatchPauseView(ApiView):
+    """/v1/batches/{id}/pause."""
+
+    admits_itself = True
+
+    @documented(
+        operation_id="batches_pause",
+        summary="Pause a batch",
+        description="Nothing more starts, what runs ends, and the completion window goes on. The status stays as it "
+        "is; `progress.is_paused` says that the batch is paused. A pause survives restarts.",
+        responses={200: BatchSerializer},
+        errors=(401, 403, 404, 409, 503),
+        tags=["batches"],
+    )
+    async def post(self, request: HttpRequest, batch_id: str) -> HttpResponseBase:
+        """Pause a batch."""
+
+        def pause() -> dict[str, Any]:
+            row = batch_pause(batch_id=batch_id, principal=self.principal)
+            return batch_object(row, batch_progress(row))
+
+        return json_response(await sync_to_async(pause)())
+
+
+class BatchResumeView(ApiView):
+    """/v1/batches/{id}/resume."""
+
+    admits_itself = True
+
+    @documented(
+        operation_id="batches_resume",
+        summary="Let a paused batch go on",
+        responses={200: BatchSerializer},
+        errors=(401, 403, 404, 409, 503),
+        tags=["batches"],
+    )
+    async def post(self, request: HttpRequest, batch_id: str) -> HttpResponseBase:
+        """Resume a batch."""
+
+        def resume() -> dict[str, Any]:
+            row = batch_resume(batch_id=batch_id, principal=self.principal)
+            return batch_object(row, batch_progress(row))
+
+        return json_response(await sync_to_async(resume)())
+
+
 class SchedulesView(ApiView):
     """/v1/batches/schedules."""
 
@@ -210,6 +264,20 @@ class BatchesOfPages(BatchesView):
 
 class BatchCancelOfPages(BatchCancelView):
     """/api/batches/{id}/cancel."""
+
+    schema = None
+    session_allowed = True
+
+
+class BatchPauseOfPages(BatchPauseView):
+    """/api/batches/{id}/pause."""
+
+    schema = None
+    session_allowed = True
+
+
+class BatchResumeOfPages(BatchResumeView):
+    """/api/batches/{id}/resume."""
 
     schema = None
     session_allowed = True

@@ -50,6 +50,8 @@ NEEDED: dict[str, str] = {
         GET /v1/batches/schedules/<str:schedule_id>           DELETE /v1/batches/schedules/<str:schedule_id>
         GET /api/batches            POST /api/batches         POST /api/batches/<str:batch_id>/cancel
         POST /api/batches/check
+        POST /v1/batches/<str:batch_id>/pause                 POST /v1/batches/<str:batch_id>/resume
+        POST /api/batches/<str:batch_id>/pause                POST /api/batches/<str:batch_id>/resume
         GET /api/jobs               POST /api/jobs            GET /api/jobs/<str:job_id>
         POST /api/jobs/<str:job_id>/cancel                    GET /api/jobs/<str:job_id>/result
     """,

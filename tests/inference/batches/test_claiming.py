@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+from django.utils import timezone
+
 from inference.batches import lines, upkeep
+from inference.batches.services import batch_cancel, batch_pause, batch_resume
+from inference.errors import Conflict
 from inference.models import Batch, BatchLine
+from inference.values.principal import LOCAL
 from tests.inference.batches.fakes import line, make_batch, make_runner, work
 from tests.inference.batches.test_runner import die
 
@@ -52,3 +58,35 @@ def test_a_draining_worker_hands_its_lines_back_without_counting_the_attempt(man
     item._hand_back()
     row = BatchLine.objects.get()
     assert (row.state, row.attempts, row.owner) == ("queued", 0, "")
+
+
+def test_a_paused_batch_claims_nothing_and_its_running_lines_end(manager):
+    manager.holds = lambda message: True
+    batch = make_batch(line(str(number)) for number in range(8))
+    work(batch, make_runner(manager, window=3), turns=2)
+    running = make_runner(manager, "other", window=3)
+    batch_pause(batch_id=batch.batch_id, principal=LOCAL)
+    batch_pause(batch_id=batch.batch_id, principal=LOCAL)
+    held = set(manager.held)
+    work(batch, running, turns=3)
+    assert set(manager.held) == held and len(held) == 3
+    assert lines.lines_claim(batch=batch, owner="late", limit=3) == []  # its row was read before the pause
+    batch_resume(batch_id=batch.batch_id, principal=LOCAL)
+    work(batch, running, turns=2)
+    assert len(manager.held) == 6
+
+
+def test_a_paused_batch_expires_and_is_cancelled_like_any_other(manager):
+    expiring, cancelled = (make_batch([line("a")]) for _ in range(2))
+    for batch in (expiring, cancelled):
+        batch_pause(batch_id=batch.batch_id, principal=LOCAL)  # before it is validated
+    for batch in (expiring, cancelled):
+        work(batch, make_runner(manager), turns=2)
+        assert (batch.state, batch.num_open, batch.is_paused) == ("in_progress", 1, True)
+    batch_cancel(batch_id=cancelled.batch_id, principal=LOCAL)
+    assert work(cancelled).state == "cancelled" and not cancelled.is_paused
+    Batch.objects.filter(pk=expiring.pk).update(expires_at=timezone.now())
+    assert work(expiring).state == "expired"
+    for change in (batch_pause, batch_resume):
+        with pytest.raises(Conflict, match="any more"):
+            change(batch_id=expiring.batch_id, principal=LOCAL)

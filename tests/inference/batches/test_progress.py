@@ -10,6 +10,7 @@ from django.utils import timezone
 from inference.access.api_keys import api_key_create
 from inference.batches import upkeep
 from inference.batches.progress import batch_progress
+from inference.batches.services import batch_pause
 from inference.jobs import hints
 from inference.models import Batch, BatchLine, BatchResult
 from inference.values.principal import LOCAL
@@ -42,6 +43,17 @@ def half_done(lines: int = 20, **values) -> Batch:
     Batch.objects.filter(pk=batch.pk).update(num_completed=10, in_progress_at=now - timedelta(seconds=10))
     batch.refresh_from_db()
     return batch
+
+
+def test_a_paused_batch_has_no_place_and_no_estimate(model):
+    first, second = half_done(), half_done()
+    assert batch_progress(second)["queue_position"] == 1
+    batch_pause(batch_id=first.batch_id, principal=LOCAL)
+    first.refresh_from_db()
+    found = batch_progress(first)
+    assert (found["is_paused"], found["queue_position"], found["estimated_finish_at"]) == (True, None, None)
+    found = batch_progress(second)
+    assert (found["is_paused"], found["queue_position"]) == (False, 0)
 
 
 def test_a_batch_that_runs_goes_on_at_its_own_rate(model):

@@ -176,3 +176,14 @@ def test_another_accounts_file_is_not_queued(client: Client) -> None:
     client.force_login(account("maria", "member"))
     assert queued(client).status_code == queued(client, discard="1").status_code == 404
     assert StoredFile.objects.count() == 2
+
+
+def test_a_paused_batch_says_so(operator: Client) -> None:
+    batch = make_batch([line("a")])
+    assert 'id="pause"' in text_of(operator, batch)
+    assert operator.post(f"/api/batches/{batch.batch_id}/pause").json()["progress"]["is_paused"] is True
+    text = text_of(operator, batch)
+    assert "It is paused: no line starts." in text and 'id="resume"' in text and 'id="pause"' not in text
+    assert "paused" in operator.get("/jobs/").content.decode()
+    assert operator.post(f"/api/batches/{batch.batch_id}/resume").json()["progress"]["is_paused"] is False
+    assert 'id="pause"' in text_of(operator, batch)
