@@ -46,6 +46,7 @@ MAX_SEARCH = 512
 MAX_JSON_CHARS = 200_000
 HEAD_REGION, LINES_REGION = "batch-head", "batch-lines"
 """Elements that are drawn anew alone (``templates/registry/batch.html``)."""
+_BATCH_ID = re.compile("batch_[0-9a-f]{1,34}")
 _LINE_MARKS = {LineState.COMPLETED: "succeeded"}
 _FILES = (("input_file_id", "input"), ("output_file_id", "output"), ("error_file_id", "errors"))
 
@@ -74,21 +75,26 @@ class BatchPage(StaffPage):
         """Return the state, the files, the errors in groups, and what has been made of the batch."""
         principal = principal_of(self.request.user)
         shown = batch_words(batch_object(batch, batch_progress(batch)))
-        metadata = shown["metadata"] or {}
+        metadata = dict(shown["metadata"] or {})
+        earlier = str(metadata.get(RETRY_OF, ""))
+        if _BATCH_ID.fullmatch(earlier):  # clients may write anything there
+            del metadata[RETRY_OF]
+        else:
+            earlier = ""
         ids = {name: getattr(batch, column) for column, name in _FILES}
         stored = {row.file_id: row for row in files_of(principal).filter(file_id__in=list(ids.values()))}
         running = num_running(batch) if batch.in_progress_at is not None and not batch.is_finished else 0
         return {
             "shown": shown,
             "owner": tenant_name(batch.tenant),
-            "models": sorted(set(batch.checkpoint_names.values())),
+            "models": sorted({str(name) for name in batch.checkpoint_names.values()}),
             "sentence": _sentence(batch, running),
             "files": [{"name": name, "id": key, "row": stored.get(key)} for name, key in ids.items() if key],
             "file_errors": shown["errors"]["data"] if shown["errors"] else [],
             "groups": error_groups(batch) if batch.num_failed else [],
             "max_grouped": MAX_GROUPED,
-            "metadata": {name: value for name, value in metadata.items() if name != RETRY_OF},
-            "retry_of": metadata.get(RETRY_OF, ""),
+            "metadata": metadata,
+            "retry_of": earlier,
             "retries": retries_of(batch, principal=principal),
             "can_retry": batch.is_finished and batch.num_failed > 0,
         }

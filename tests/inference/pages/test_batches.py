@@ -187,3 +187,9 @@ def test_a_paused_batch_says_so(operator: Client) -> None:
     assert "paused" in operator.get("/jobs/").content.decode()
     assert operator.post(f"/api/batches/{batch.batch_id}/resume").json()["progress"]["is_paused"] is False
     assert 'id="pause"' in text_of(operator, batch)
+
+
+def test_any_metadata_is_shown_as_text(operator: Client) -> None:
+    batch = make_batch([line("a")], metadata={"retry_of": "a/b", HOSTILE: HOSTILE})
+    text = text_of(operator, batch)
+    assert "<dd>a/b</dd>" in text and HOSTILE not in text
