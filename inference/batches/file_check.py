@@ -11,12 +11,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import IO, TYPE_CHECKING, Any
 from uuid import UUID
 
 from inference.batches.line_requests import ENDPOINT_KINDS, InputLine, LineError, line_request, read_lines
 from inference.batches.unrun_lines import NO_CHECKPOINT, NOT_ALLOWED, unservable_error
-from inference.batches.validation import MAX_ERRORS, checkpoint_id_of, file_errors
+from inference.batches.validation import MAX_ERRORS, MAX_LINES, checkpoint_id_of, file_errors
 from inference.errors import BlazrError
 from inference.serving.served_models import plan_for_model, served_model_read
 from inference.values.limits import estimate_prompt_tokens, estimate_tokens
@@ -103,17 +104,22 @@ class _Check:
         self._paused_at = time.monotonic()
 
     def run(self, file: IO[bytes]) -> None:
-        first = next((item for item in read_lines(file, *ENDPOINT_KINDS) if isinstance(item, InputLine)), None)
+        some = islice(self._with_pauses(read_lines(file, *ENDPOINT_KINDS)), MAX_LINES)
+        first = next((item for item in some if isinstance(item, InputLine)), None)
         file.seek(0)
         self.report.endpoint = "" if first is None else first.url
         endpoints = tuple(ENDPOINT_KINDS) if first is None else (first.url,)
-        for error in file_errors(self._taken(read_lines(file, *endpoints)), lambda: None):
+        for error in file_errors(self._with_pauses(self._taken(read_lines(file, *endpoints))), lambda: None):
             self.report.add_problem(error, refuses=True)
 
     def _taken(self, lines: Iterator[InputLine | LineError]) -> Iterator[InputLine | LineError]:
         for item in lines:
             if isinstance(item, InputLine):
                 self._take(item)
+            yield item
+
+    def _with_pauses(self, lines: Iterator[InputLine | LineError]) -> Iterator[InputLine | LineError]:
+        for item in lines:
             yield item
             if time.monotonic() - self._paused_at > WORK_S:
                 time.sleep(PAUSE_S)

@@ -77,8 +77,7 @@ def lines_page(batch: Batch, *, state: str, search: str, after: int, limit: int)
     if search:
         rows = rows.filter(custom_id__contains=search.replace("\0", ""))
     if after:
-        first = BatchLine.objects.filter(batch=batch, number__lte=after).order_by("-id").values_list("pk", flat=True)
-        rows = rows.filter(pk__gt=first.first() or 0)
+        rows = rows.filter(number__gt=after)
     found = rows.order_by("id").values_list(
         "number", "custom_id", "state", "attempts",
         Substr("body", 1, PREVIEW_CHARS + 1), Substr("result__payload", 1, PREVIEW_CHARS + 1),

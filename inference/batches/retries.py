@@ -15,6 +15,7 @@ from inference.files.services import file_create, files_remove
 from inference.files.store import FileWriter, open_file
 from inference.models import Batch, BatchLine, LineState, StoredFile
 from inference.models.readable_rows import readable_rows
+from inference.values.request_key import RequestKey
 
 if TYPE_CHECKING:
     from inference.values.principal import Principal
@@ -27,11 +28,14 @@ BODY_ROWS = 20
 MAX_RETRIES_SHOWN = 20
 
 
-def failed_lines_retry(*, batch_id: str, principal: Principal) -> Batch:
+def failed_lines_retry(*, batch_id: str, principal: Principal, number: int) -> Batch:
     """Make a batch of the failed lines of an ended one, with the same ``custom_id``s, endpoint, window and metadata.
 
     Lines without a response because their batch was cancelled or expired count as failed. The new batch belongs to
     ``principal``. It has no webhook, as the secret was another caller's perhaps.
+
+    Args:
+        number: How many retries the caller has seen; calls with the same number make one batch.
 
     Raises:
         NotFound: There is no such batch, or it belongs to another tenant.
@@ -61,11 +65,14 @@ def failed_lines_retry(*, batch_id: str, principal: Principal) -> Batch:
         )
     finally:
         writer.discard()
+    new: Batch | None = None
     try:
-        return batch_create(values=_values(batch, file.file_id, principal), principal=principal)
-    except BaseException:
-        files_remove(StoredFile.objects.filter(pk=file.pk))
-        raise
+        key = RequestKey(f"retry-{batch.batch_id}-{number}", "")
+        new = batch_create(values=_values(batch, file.file_id, principal), principal=principal, request_key=key)
+        return new
+    finally:
+        if new is None or new.input_file_id != file.file_id:
+            files_remove(StoredFile.objects.filter(pk=file.pk))
 
 
 def retries_of(batch: Batch, *, principal: Principal) -> list[Batch]:

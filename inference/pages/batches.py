@@ -38,11 +38,14 @@ from inference.pages.batch_lines import (
 from inference.pages.jobs import BATCHES, batch_words
 from inference.pages.keys import tenant_name
 from inference.pages.replay_targets import principal_of
+from inference.values.request_key import RequestKey
 from models_registry.page_numbers import number_of
 from models_registry.views import StaffAction, StaffPage
 
 NUM_LINES = 50
 MAX_SEARCH = 512
+MAX_NUMBER = (1 << 31) - 1
+"""Largest number that a column of lines takes."""
 MAX_JSON_CHARS = 200_000
 HEAD_REGION, LINES_REGION = "batch-head", "batch-lines"
 """Elements that are drawn anew alone (``templates/registry/batch.html``)."""
@@ -107,7 +110,7 @@ class BatchPage(StaffPage):
             raise InvalidRequest(
                 f"state is {state[:40]!r}; it must be one of {', '.join(LineState.values)}.", param="state"
             )
-        after, opened = (number_of(query.get(name), 0, 0, 1 << 31) for name in ("after", "line"))
+        after, opened = (number_of(query.get(name), 0, 0, MAX_NUMBER) for name in ("after", "line"))
         found = lines_page(batch, state=state, search=search, after=after, limit=NUM_LINES + 1)
         lines = [_line_row(line, query, is_open=line.number == opened) for line in found[:NUM_LINES]]
         return {
@@ -130,7 +133,8 @@ class BatchRetry(StaffAction):
 
     def act(self, **kwargs: Any) -> str:
         """Make the batch; returns the address of its page."""
-        new = failed_lines_retry(batch_id=kwargs["batch_id"], principal=principal_of(self.request.user))
+        number = number_of(self.request.POST.get("number"), 0, 0, MAX_NUMBER)
+        new = failed_lines_retry(batch_id=kwargs["batch_id"], principal=principal_of(self.request.user), number=number)
         return reverse("batch", args=[new.batch_id])
 
 
@@ -158,7 +162,9 @@ class BatchQueue(StaffAction):
                 f"endpoint is {str(values['endpoint'])[:60]!r}; it must be one of {', '.join(ENDPOINT_KINDS)}.",
                 param="endpoint",
             )
-        row = batch_create(values=values, principal=principal)
+        # A form that is sent twice makes one batch.
+        key = RequestKey(f"queue-{file_id[:40]}", "")
+        row = batch_create(values=values, principal=principal, request_key=key)
         file_keep(file_id=file_id, principal=principal)
         return reverse("batch", args=[row.batch_id])
 

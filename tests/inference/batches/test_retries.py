@@ -31,13 +31,13 @@ def ended(manager) -> Batch:
 def test_only_the_failed_lines_run_again(ended: Batch, manager, has_rows: bool) -> None:
     if not has_rows:
         BatchLine.objects.filter(batch=ended).delete()
-    new = failed_lines_retry(batch_id=ended.batch_id, principal=LOCAL)
+    new = failed_lines_retry(batch_id=ended.batch_id, principal=LOCAL, number=0)
     assert custom_ids(new) == ["bad", "later"]
     assert orjson.loads(new.metadata) == {"label": "x", RETRY_OF: ended.batch_id}
     assert (new.endpoint, new.completion_window, new.priority, new.num_lines) == ("/v1/completions", "3d", 5, 2)
     assert retries_of(ended, principal=LOCAL) == [new] and retries_of(new, principal=LOCAL) == []
     assert work(new, make_runner(manager)).num_failed == 2
-    again = failed_lines_retry(batch_id=new.batch_id, principal=LOCAL)
+    again = failed_lines_retry(batch_id=new.batch_id, principal=LOCAL, number=0)
     assert orjson.loads(again.metadata)[RETRY_OF] == new.batch_id
 
 
@@ -49,26 +49,34 @@ def test_lines_that_never_ran_are_among_them(manager) -> None:
     batch_cancel(batch_id=batch.batch_id, principal=LOCAL)
     ended = work(batch, runner)
     assert (ended.state, ended.num_failed) == ("cancelled", 2)
-    assert custom_ids(failed_lines_retry(batch_id=batch.batch_id, principal=LOCAL)) == ["a", "b"]
+    assert custom_ids(failed_lines_retry(batch_id=batch.batch_id, principal=LOCAL, number=0)) == ["a", "b"]
 
 
 def test_what_cannot_be_retried_says_why_and_leaves_no_file(ended: Batch, manager, monkeypatch) -> None:
     runs = make_batch([line("a")])
     with pytest.raises(Conflict, match="when it has ended"):
-        failed_lines_retry(batch_id=runs.batch_id, principal=LOCAL)
+        failed_lines_retry(batch_id=runs.batch_id, principal=LOCAL, number=0)
     with pytest.raises(Conflict, match="No line of this batch failed"):
-        failed_lines_retry(batch_id=work(runs, make_runner(manager)).batch_id, principal=LOCAL)
+        failed_lines_retry(batch_id=work(runs, make_runner(manager)).batch_id, principal=LOCAL, number=0)
     stranger = Principal("user", "user:9", "eve", scopes=frozenset({"files"}))
     with pytest.raises(NotFound):
-        failed_lines_retry(batch_id=ended.batch_id, principal=stranger)
+        failed_lines_retry(batch_id=ended.batch_id, principal=stranger, number=0)
     before = StoredFile.objects.count()
     make_batch([line("open")])
     monkeypatch.setattr(services, "MAX_OPEN", 1)
     with pytest.raises(QueueFull):
-        failed_lines_retry(batch_id=ended.batch_id, principal=LOCAL)
+        failed_lines_retry(batch_id=ended.batch_id, principal=LOCAL, number=0)
     assert StoredFile.objects.count() == before + 1  # the open batch's own
     BatchResult.objects.filter(batch=ended).delete()
     BatchLine.objects.filter(batch=ended).delete()
     Batch.objects.filter(pk=ended.pk).update(error_file_id="")
     with pytest.raises(Conflict, match="no longer stored"):
-        failed_lines_retry(batch_id=ended.batch_id, principal=LOCAL)
+        failed_lines_retry(batch_id=ended.batch_id, principal=LOCAL, number=0)
+
+
+def test_a_retry_that_is_asked_for_twice_is_one(ended: Batch) -> None:
+    before = StoredFile.objects.count()
+    first, second = (failed_lines_retry(batch_id=ended.batch_id, principal=LOCAL, number=0) for _ in range(2))
+    assert first.pk == second.pk and StoredFile.objects.count() == before + 1
+    third = failed_lines_retry(batch_id=ended.batch_id, principal=LOCAL, number=1)
+    assert retries_of(ended, principal=LOCAL) == [third, first]

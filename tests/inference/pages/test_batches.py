@@ -48,7 +48,7 @@ def test_a_batch_shows_its_progress_its_lines_and_its_errors(operator: Client) -
     batch = ended_batch()
     text = text_of(operator, batch)
     for piece in ("All lines have run.", "2 of 2, 1 failed", "eno", "temperature", "errors</a>", "output</a>",
-                  "input</a>", "A retry makes a new batch of the 1 failed line alone"):  # fmt: skip
+                  "input</a>", "A retry makes a new batch, which is yours, of the 1 failed line alone"):  # fmt: skip
         assert piece in text, piece
     assert HOSTILE not in text and "&lt;script&gt;" in text
     assert f'href="/batches/{batch.batch_id}/"' in operator.get("/jobs/").content.decode()
@@ -140,6 +140,8 @@ def test_a_checked_file_is_queued_and_kept(client: Client) -> None:
     response = client.post(
         "/batches/new/", {"file": file.file_id, "endpoint": "/v1/completions", "window": "3d", **more}
     )
+    again = client.post("/batches/new/", {"file": file.file_id, "endpoint": "/v1/completions", "window": "3d"})
+    assert again["Location"] == response["Location"]
     batch = Batch.objects.get()
     assert response["Location"] == f"/batches/{batch.batch_id}/"
     assert (batch.completion_window, batch.priority) == ("3d", -5)
