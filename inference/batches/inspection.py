@@ -139,13 +139,12 @@ def error_of(payload: dict[str, Any]) -> tuple[str, str]:
 
 def failed_payloads(batch: Batch) -> Iterator[dict[str, Any]]:
     """Yield the lines of the error file in their order: from the rows while they are stored, else from the file."""
-    rows = BatchResult.objects.filter(batch=batch, is_error=True).order_by("line_id")
-    last = 0
-    while found := list(rows.filter(line_id__gt=last).values_list("line_id", "payload")[:READ_ROWS]):
-        last = found[-1][0]
-        for _, payload in found:
-            yield json_object(payload)
-    if last == 0 and batch.error_file_id:
+    rows = BatchResult.objects.filter(batch=batch, is_error=True).order_by("line_id").values_list("payload", flat=True)
+    is_stored = False
+    for payload in rows.iterator(chunk_size=READ_ROWS):
+        is_stored = True
+        yield json_object(payload)
+    if not is_stored and batch.error_file_id:
         stored = StoredFile.objects.filter(file_id=batch.error_file_id).first()
         if stored is None:
             return
