@@ -15,6 +15,7 @@ from inference.files.services import (
     file_create,
     file_delete,
     file_get,
+    file_keep,
     file_object,
     files_of,
     files_sweep,
@@ -64,6 +65,20 @@ def test_a_tenant_sees_its_own_files():
     assert not files_of(stranger).exists()
     with pytest.raises(NotFound):
         file_get(file_id=row.file_id, principal=stranger)
+
+
+def test_a_file_that_is_kept_expires_like_others(settings):
+    row = store_file([line("a")])
+    StoredFile.objects.update(expires_at=timezone.now() + timedelta(hours=1))
+    settings.BLAZR_FILE_EXPIRE_DAYS = 3
+    file_keep(file_id=row.file_id, principal=LOCAL)
+    row.refresh_from_db()
+    assert timedelta(days=2) < row.expires_at - timezone.now() <= timedelta(days=3)
+    settings.BLAZR_FILE_EXPIRE_DAYS = 0
+    file_keep(file_id=row.file_id, principal=LOCAL)
+    assert StoredFile.objects.get().expires_at is None
+    with pytest.raises(NotFound):
+        file_keep(file_id="file-none", principal=LOCAL)
 
 
 def test_expired_files_are_swept():
