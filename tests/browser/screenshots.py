@@ -16,13 +16,14 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from tests.browser.actions import second_revision
 from tests.browser.chromium import chromium_binary
-from tests.live.conftest import ROOT, LiveServer
+from tests.live.conftest import ROOT, LiveServer, wait_until
+from tests.live.test_batches import lines_of, look, start
 
 SIZES = {"wide": (1440, 900), "narrow": (360, 780)}
 THEMES = ("light", "dark")
 
 
-def pages(site: LiveServer, chat: str) -> dict[str, str]:
+def pages(site: LiveServer, chat: str, batch: str) -> dict[str, str]:
     """The pages by the names of their pictures."""
     key = site.checkpoint_id("demo")
     model = f"/models/{key}/"
@@ -39,6 +40,7 @@ def pages(site: LiveServer, chat: str) -> dict[str, str]:
         "compare": f"/models/compare/?a={key}&b={site.checkpoint_id('other')}",
         "playground": f"/playground/{chat}",
         "jobs": "/jobs/",
+        "batch": f"/batches/{batch}/?line=2",
         "requests": "/requests/",
         "keys": "/keys/",
         "settings": "/settings/",
@@ -87,6 +89,15 @@ def chat(context: BrowserContext) -> str:
     return address
 
 
+def batch(site: LiveServer) -> str:
+    """Run a batch with a line that fails; returns its id when it has ended."""
+    lines = lines_of(12, max_tokens=8)
+    lines[3]["body"]["temperature"] = 70
+    made = start(site, lines)
+    wait_until(lambda: look(site, made)["status"] == "completed", 120, "the batch's end")
+    return made
+
+
 def take(page: Page, path: str, file: Path, width: int) -> None:
     page.goto(path)
     page.wait_for_timeout(500)
@@ -110,6 +121,7 @@ def main() -> int:
         browser = playwright.chromium.launch(executable_path=binary, args=["--no-sandbox"])
         state = sign_in(browser, site)
         kept = chat(browser.new_context(base_url=site.url, storage_state=state))
+        ended = batch(site)
         for size, (width, height) in SIZES.items():
             for theme in THEMES:
                 context = browser.new_context(
@@ -119,7 +131,7 @@ def main() -> int:
                     viewport={"width": width, "height": height},
                 )
                 page = context.new_page()
-                for name, path in pages(site, kept).items():
+                for name, path in pages(site, kept, ended).items():
                     if not wanted or name in wanted:
                         take(page, path, arguments.directory / f"{name}-{size}-{theme}.png", width)
                 context.close()
