@@ -20,8 +20,9 @@ from inference.files.store import READ_BYTES, FileWriter
 class BatchFileCheckOfPages(ApiView):
     """/api/batches/check: the bytes of a file as the body, with ``filename`` in the address.
 
-    A file that a batch would refuse is a 400 with a ``report``, and nothing of it stays. Any other file is stored for
-    an hour; the page that queues it keeps it.
+    The body is no form, as the CSRF check of a session reads a whole form before the view can. A file that a batch
+    would refuse is a 400 with a ``report``, and nothing of it stays. Any other file is stored for an hour; the page
+    that queues it keeps it.
     """
 
     schema = None
