@@ -48,9 +48,8 @@ def fetch_into_cache(
         StorageFull: The disk is full.
     """
     from huggingface_hub import hf_hub_url
-    from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils._headers import build_hf_headers
 
+    url = hf_hub_url(repo_id, name, revision=commit, endpoint=endpoint)
     blobs = _blobs_dir(repo_id, cache_dir)
     blob, part = blobs / sha256, _part(blobs, sha256)
     blobs.mkdir(parents=True, exist_ok=True)
@@ -60,14 +59,7 @@ def fetch_into_cache(
             return
         part.touch()
         try:
-            with part.open("r+b") as file:
-                size = file.seek(0, 2)
-                if size > size_bytes:
-                    size = file.truncate(0)
-                    file.seek(0)
-                url = hf_hub_url(repo_id, name, revision=commit, endpoint=endpoint)
-                headers = build_hf_headers()
-                http_get(url, file, resume_size=size, headers=headers, expected_size=size_bytes, tqdm_class=bar)
+            _append(url, part, size_bytes, bar)
         except (BlazrError, OSError):
             if part.stat().st_size > size_bytes:  # more came than was stated
                 part.unlink()
@@ -86,6 +78,20 @@ def fetch_into_cache(
                 f"{name} of {repo_id} has the SHA-256 {found}, but the hub states {sha256}; pull it again.", param=name
             )
         part.replace(blob)
+
+
+def _append(url: str, part: Path, size_bytes: int, bar: type[Any]) -> None:
+    """Fetch what is missing of a file; one that is too long begins anew."""
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils._headers import build_hf_headers
+
+    with part.open("r+b") as file:
+        size = file.seek(0, 2)
+        if size > size_bytes:
+            size = file.truncate(0)
+            file.seek(0)
+        headers = build_hf_headers()
+        http_get(url, file, resume_size=size, headers=headers, expected_size=size_bytes, tqdm_class=bar)
 
 
 def cached_bytes(repo_id: str, sha256: str, *, size_bytes: int, cache_dir: Path | None) -> int:

@@ -27,11 +27,11 @@ from models_registry.package_index import PREFIX
 from models_registry.pull_jobs import CHILD, check_pulls_allowed
 from models_registry.services import free_name
 
-MAX_QUESTIONS = 2
+MAX_QUERIES = 2
 """Children that ask the hub at the same time, in each web process."""
-QUESTION_S = 45.0
+QUERY_S = 45.0
 """Seconds that such a child has."""
-_slots = threading.BoundedSemaphore(MAX_QUESTIONS)
+_slots = threading.BoundedSemaphore(MAX_QUERIES)
 
 
 def pull_preview(text: str) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def pull_preview(text: str) -> dict[str, Any]:
     }
     if origin.startswith(PREFIX):
         return shown | {"checks": _checks_of_wheel(), "can_be_pulled": True}
-    found = _ask({"repo_id": origin, "is_preview": True})
+    found: dict[str, Any] = _query_hub({"repo_id": origin, "is_preview": True})
     checks = list(_checks(found))
     files = [{"name": name, "size_bytes": size} for name, size in found["files"]]
     can_be_pulled = all(check["mark"] != "bad" for check in checks)
@@ -77,28 +77,28 @@ def pull_search(text: str, limit: int = 20) -> list[dict[str, Any]]:
     if not text.strip():
         raise InvalidRequest("the search is empty; give a part of a model's name.", param="text")
     check_pulls_allowed()
-    found: list[dict[str, Any]] = _ask({"search": text, "limit": limit})
+    found: list[dict[str, Any]] = _query_hub({"search": text, "limit": limit})
     return [{**row, "can_be_pulled": "safetensors" in row["formats"]} for row in found]
 
 
-def _ask(question: Mapping[str, Any]) -> Any:
+def _query_hub(query: Mapping[str, Any]) -> Any:
     """Return the child's answer."""
-    deadline = time.monotonic() + QUESTION_S
-    with _slot(), JobProcess(CHILD, question, can_fetch=True) as child:
+    deadline = time.monotonic() + QUERY_S
+    with _slot(), JobProcess(CHILD, query, can_fetch=True) as child:
         for message in child.messages(TICK_S):
             if "error" in message:
                 raise BlazrError.from_dict(message["error"])
             if "result" in message:
                 return message["result"]
             if time.monotonic() > deadline:
-                raise Unavailable(f"the hub didn't answer within {QUESTION_S:g} s; try again later.")
+                raise Unavailable(f"the hub didn't answer within {QUERY_S:g} s; try again later.")
     raise EngineError("the hub was asked, and nothing came of it; the server's log says why.")
 
 
 @contextmanager
 def _slot() -> Iterator[None]:
     if not _slots.acquire(blocking=False):
-        raise QueueFull(f"{MAX_QUESTIONS} others ask the hub right now; try again in a moment.", retry_after_s=2)
+        raise QueueFull(f"{MAX_QUERIES} others ask the hub right now; try again in a moment.", retry_after_s=2)
     try:
         yield
     finally:
@@ -169,10 +169,10 @@ def _of_memory(num_stored: int, quantised: Mapping[str, int]) -> dict[str, str]:
     else:
         budget = settings.BLAZR_MEMORY_BUDGET or int(DEFAULT_MEMORY_SHARE * machine_memory_bytes())
         where = "this machine has for models"
-    room = f"the {format_bytes(budget)} that {where}"
+    capacity = f"the {format_bytes(budget)} that {where}"
     if num_stored < budget:
-        return _check("good", f"{format_bytes(num_stored)} of weights fit into {room}; states come on top.")
-    words = f"{format_bytes(num_stored)} of weights don't fit into {room}"
+        return _check("good", f"{format_bytes(num_stored)} of weights fit into {capacity}; states come on top.")
+    words = f"{format_bytes(num_stored)} of weights don't fit into {capacity}"
     fitting = [f"{name} (about {format_bytes(size)})" for name, size in quantised.items() if size < budget]
     if fitting:
         return _check("warn", f"{words}; quantised while they are loaded they do: {' or '.join(fitting)}.")

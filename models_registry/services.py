@@ -76,8 +76,7 @@ def checkpoint_register(
 
     Raises:
         CheckpointError: The files aren't a checkpoint that can be served; nothing is stored.
-        Conflict: The name is taken by another checkpoint.
-        InvalidRequest: The name is not legal, or an override is unknown.
+        Conflict, InvalidRequest: The name is taken by another checkpoint, or not legal, or an override is unknown.
     """
     place = Path(path).expanduser().absolute()
     if served_model_name is not None:

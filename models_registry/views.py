@@ -183,11 +183,11 @@ class UploadPage(StaffPage):
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
         """Return what the page shows, or the region that htmx asks for alone."""
-        wanted = self.request.headers.get("HX-Target")
+        requested = self.request.headers.get("HX-Target")
         regions = {"unfinished": _unfinished_uploads, "pulls": pull_rows}
         not_allowed = "" if settings.BLAZR_MAX_PULLS else NOT_ALLOWED
-        if wanted in regions:
-            return {wanted: regions[wanted](), "not_allowed": not_allowed}
+        if requested in regions:
+            return {requested: regions[requested](), "not_allowed": not_allowed}
         return {
             "rules": {
                 "kinds": upload_rules.accepted_kinds(),
