@@ -10,19 +10,22 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from inference.api.base import ApiView, json_response
+from inference.api.exception_handler import UnsupportedMediaType
 from inference.api.paging import check_parameters
 from inference.batches.file_check import FileReport, check_file
 from inference.errors import InvalidRequest
 from inference.files.services import MIN_EXPIRY_S, file_create, file_object
 from inference.files.store import READ_BYTES, FileWriter
 
+CONTENT_TYPE = "application/octet-stream"
+
 
 class BatchFileCheckOfPages(ApiView):
     """/api/batches/check: the bytes of a file as the body, with ``filename`` in the address.
 
-    The body is no form, as the CSRF check of a session reads a whole form before the view can. A file that a batch
-    would refuse is a 400 with a ``report``, and nothing of it stays. Any other file is stored for an hour; the page
-    that queues it keeps it.
+    The body is no form, as the CSRF check of a session reads a whole form before the view can. Of a file that a batch
+    would refuse nothing stays, and ``file`` is null. Any other file is stored for an hour; the page that queues it
+    keeps it.
     """
 
     schema = None
@@ -31,6 +34,10 @@ class BatchFileCheckOfPages(ApiView):
     async def post(self, request: HttpRequest) -> HttpResponseBase:
         """Check one file."""
         check_parameters(request, "filename")
+        if request.content_type != CONTENT_TYPE:
+            raise UnsupportedMediaType(
+                f"The Content-Type is {(request.content_type or 'missing')[:80]!r}; send {CONTENT_TYPE}."
+            )
         filename = request.GET.get("filename", "")[:255].replace("\0", "") or "batch.jsonl"
 
         def check() -> tuple[FileReport, dict[str, Any] | None]:
@@ -57,10 +64,4 @@ class BatchFileCheckOfPages(ApiView):
                 writer.discard()
 
         report, file = await sync_to_async(check)()
-        if file is None:
-            number = report.refused.total()
-            error = InvalidRequest(
-                f"The file has {number:,} problem{'' if number == 1 else 's'} that a batch would refuse.", param="file"
-            )
-            return json_response({**error.to_openai(), "report": report.to_dict()}, status=error.http_status)
         return json_response({"file": file, "report": report.to_dict()})

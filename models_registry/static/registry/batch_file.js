@@ -32,8 +32,7 @@ function check(file) {
     request.upload.addEventListener("progress", ({ loaded }) => showSending(`Sending ${bytes(loaded)} of ${bytes(file.size)}`, loaded / file.size));
     request.upload.addEventListener("load", () => showSending("The server is checking it …"));
     request.addEventListener("load", () => {
-      const found = request.status === 200 || request.status === 400 ? JSON.parse(request.responseText) : {};
-      if (found.report) resolve(found);
+      if (request.status === 200) resolve(JSON.parse(request.responseText));
       else reject(errorOf(request.status, request.responseText));
     });
     request.addEventListener("error", () => reject(new Error("The file can't be read, or the server can't be reached.")));
