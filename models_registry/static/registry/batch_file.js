@@ -78,7 +78,7 @@ function problemTable({ problems, refused, failing, counts }) {
               "tr",
               {},
               h("th", { scope: "row" }, line === null ? "–" : line.toLocaleString()),
-              h("td.text-break", { "data-label": "Problem" }, h("div", {}, message, " ", h("span.small.muted.font-monospace", {}, code))),
+              h("td.wide", { "data-label": "Problem" }, h("div.text-break", {}, message, " ", h("span.small.muted.font-monospace", {}, code))),
               h("td", { "data-label": "What follows" }, refuses ? "the file is refused" : "the line fails"),
             ),
           ),
