@@ -468,7 +468,13 @@ def test_kill_9_while_it_is_checked(hybrid: Path, storage_dirs: Path) -> None:
             victim.ask("check", id=upload_id)
             time.sleep(delay_s)
             victim.kill()
-            rows = {row[0]: tuple(row[1:]) for row in steady.ask("sweep")["rows"]}
+            deadline = time.monotonic() + 60
+            while True:
+                rows = {row[0]: tuple(row[1:]) for row in steady.ask("sweep")["rows"]}
+                # The victim's child ends with it, and holds the upload's lock until then.
+                if rows[upload_id][0] != "checking" or time.monotonic() > deadline:
+                    break
+                time.sleep(0.05)
             assert rows[upload_id] in {("receiving", False), ("refused", False), ("done", True)}
             if rows[upload_id][0] == "refused":
                 assert not any(upload_id in name for name in left_behind(storage_dirs))
