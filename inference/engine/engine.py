@@ -20,7 +20,7 @@ from inference.engine.config import EngineConfig
 from inference.engine.device import is_memory_error, on_device
 from inference.engine.failures import failure_of
 from inference.engine.images import ImageRows
-from inference.engine.model_runner import ModelRunner, Network
+from inference.engine.model_runner import ModelRunner, Network, fail_unusable
 from inference.engine.prefix_cache.cache import PrefixCache
 from inference.engine.prefix_cache.disk import DiskTier
 from inference.engine.prefix_cache.lookup import Fetched
@@ -268,6 +268,7 @@ class Engine:
             return
         try:
             hidden = self._runner.forward(step)
+            fail_unusable(step, hidden)
             if self._speculator is not None:
                 self._speculator.observe(step, hidden)
             sampled = self._sample(step, hidden)

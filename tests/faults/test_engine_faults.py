@@ -103,6 +103,14 @@ def test_f32_unusable_logits_end_their_row_alone(campaign):
     check(figures, schedules=60, least={"neighbours": 250, "failed": 15})
 
 
+@pytest.mark.parametrize("seed", [51001200, 55000400])
+def test_a_prefix_in_a_chunk_with_unusable_rows_is_not_shared(seed):
+    """Masked attention made the rows before an unusable one NaN; others found them in the prefix cache, and failed."""
+    figures = Campaign(["attention"]).run("logits", range(seed, seed + 1))
+    assert figures.problems == []
+    assert figures.counts["neighbours"] >= 1 and figures.counts["failed"] >= 1
+
+
 @pytest.mark.fault(
     "F34",
     provoked="20 loads and unloads of two models that don't fit together, with requests and cancels meanwhile, and "
