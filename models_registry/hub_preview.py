@@ -139,7 +139,7 @@ def hub_preview(
         commit=info.sha or "",
         files=tuple((name, sizes[name]) for name in names),
         omitted_bytes=sum(sizes.values()) - sum(sizes[name] for name in names),
-        cached_bytes=_cached(info, names, cache_dir),
+        cached_bytes=_cached(repo_id, info, names, cache_dir),
         free_disk_bytes=free_cache_bytes(cache_dir),
         licence=_licence(info),
         is_gated=bool(info.gated),
@@ -160,11 +160,11 @@ def _verdict(config: Mapping[str, Any]) -> tuple[str, str]:
         return "", error.message
 
 
-def _cached(info: Any, names: Collection[str], cache_dir: Path | None) -> int:
-    """Return how many bytes of the large files needn't be fetched."""
+def _cached(repo_id: str, info: Any, names: Collection[str], cache_dir: Path | None) -> int:
+    """Return how many bytes of the large files needn't be fetched; a pull keeps them under the id that it asks for."""
     large = [sibling for sibling in info.siblings or () if sibling.rfilename in names and sibling.lfs is not None]
     digests = [(sibling.lfs.sha256, sibling.size or 0) for sibling in large if SHA256.match(sibling.lfs.sha256)]
-    return sum(cached_bytes(info.id, digest, size_bytes=size, cache_dir=cache_dir) for digest, size in digests)
+    return sum(cached_bytes(repo_id, digest, size_bytes=size, cache_dir=cache_dir) for digest, size in digests)
 
 
 def _licence(info: Any) -> str:

@@ -36,12 +36,12 @@ class JobProcess:
     """
 
     def __init__(self, module: str, request: Mapping[str, Any], *, can_fetch: bool = False) -> None:
-        offline = {} if can_fetch else {"HF_HUB_OFFLINE": "1"}
+        hub = {"HF_HUB_DISABLE_TELEMETRY": "1"} if can_fetch else {"HF_HUB_OFFLINE": "1"}
         self._process = subprocess.Popen(  # noqa: S603 - no shell, and a name of our own
             [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(_ROOT), **offline},
+            env={**os.environ, "PYTHONPATH": str(_ROOT), **hub},
             cwd=_ROOT,
             start_new_session=True,
         )

@@ -23,7 +23,7 @@ def test_jobs_are_queued_run_and_shown(page: Page) -> None:
     page.check("#job-lines")
     page.fill("#job-max", "12")
     page.fill("#job-label", HOSTILE)
-    page.click("text=Queue it")
+    page.click("#submit-dialog >> text=Queue it")
     expect(page.locator("#toasts")).to_contain_text("3 jobs are queued")
     page.fill("#label", HOSTILE)
     expect(page.locator("#counts")).to_have_text("3 succeeded")
@@ -69,7 +69,7 @@ def test_a_job_can_be_cancelled(page: Page, site: LiveServer) -> None:
     page.check("#job-lines")
     page.fill("#job-max", "900")
     page.fill("#job-label", "long")
-    page.click("text=Queue it")
+    page.click("#submit-dialog >> text=Queue it")
     expect(page.locator("#submit-dialog")).to_be_hidden()
     page.fill("#label", "long")
     # Rows of other tests are gone and all of these are stored, so that none is left to run unnoticed.
@@ -110,6 +110,18 @@ def test_the_list_is_the_one_for_the_newest_filters(page: Page) -> None:
     wait_until(lambda: page.title() and len(asked) > 1, 60, "the list behind it")
     expect(page.locator("#jobs")).to_contain_text("No job matches")
     assert set(asked[1:]) == {"label=newest"}
+    # An older page stays the older one.
+    job_id = page.evaluate(
+        """async () => {
+          const { call } = await import("/static/registry/kit.js");
+          const body = { model: "demo", prompt: "one", max_tokens: 1 };
+          return (await call("POST", "/api/jobs", { jobs: [{ endpoint: "completion", body }] })).data[0].id;
+        }"""
+    )
+    page.goto(f"/jobs/?state=failed&after={job_id}")
+    with page.expect_request(lambda request: request.headers.get("hx-target") == "jobs-region") as found:
+        page.evaluate("document.body.dispatchEvent(new CustomEvent('live:jobs'))")
+    assert found.value.url.endswith(f"/jobs/?state=failed&after={job_id}")
 
 
 def test_batches_are_shown_with_their_progress_and_files(page: Page, site: LiveServer) -> None:

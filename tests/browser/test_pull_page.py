@@ -71,6 +71,9 @@ def test_a_model_is_found_looked_at_and_pulled_with_the_keyboard(page: Page, sit
 def test_a_pull_that_broke_off_or_was_cancelled_goes_on(page: Page, site: LiveServer, tiny: type[Hub]) -> None:
     tiny.is_broken = True
     page.goto("/models/upload/?pull=org/tiny")
+    expect(page.locator("#hub-look-up")).to_be_focused()
+    assert tiny.asked == []  # a link alone asks no hub
+    page.keyboard.press("Enter")
     page.click("#pull-form >> text=Pull")
     expect(pull_row(page)).to_contain_text("could not be fetched (it answered 503); pull it again")
     tiny.is_broken = False
@@ -99,6 +102,7 @@ def test_what_cannot_be_pulled_is_said(
     page = context.new_page()
     complaints.watch(page)
     page.goto("/models/upload/?pull=org/tiny")
+    page.click("#hub-look-up")
     expect(page.locator("#hub-checks")).to_contain_text(f"It would be refused: model_type '{HOSTILE}' is not supported")
     expect(page.locator("#pull-form")).to_have_count(0)
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0

@@ -124,7 +124,7 @@ function localTimes(root = document) {
 
 /** Show what needs scripts: buttons that post. */
 function enhance(root = document) {
-  for (const button of $$("[data-post], [data-delete-url]", root)) button.hidden = false;
+  for (const button of $$("[data-post], [data-delete-url], [data-go-on]", root)) button.hidden = false;
   localTimes(root);
 }
 enhance();
@@ -168,8 +168,7 @@ function connect() {
   socket.addEventListener("message", (event) => {
     const { changed, ages = {}, memory, uploads, pulls } = JSON.parse(event.data);
     // What has changed since this page was asked for, and before it was connected, was told to others only.
-    const missed = Object.keys(ages).filter((topic) => ages[topic] * 1000 < performance.now());
-    if (failures) tell(["models", "jobs", "batches", "uploads", "checkpoint-jobs", "pulls", "usage", "requests", "request-log"]);
+    const missed = Object.keys(ages).filter((topic) => failures || ages[topic] * 1000 < performance.now());
     failures = 0;
     setNotice("connection", "");
     drawMemory(memory);

@@ -4,19 +4,14 @@ import { $, call, submitted, toast } from "./kit.js";
 const filters = $("#filters");
 let timer;
 
-/** Address of the list for the filters as they are. */
-function address() {
-  const query = new URLSearchParams([...new FormData(filters)].filter(([, value]) => value.trim()));
-  return `${location.pathname}${query.size ? `?${query}` : ""}`;
-}
-
-/** Have the list drawn for these filters, behind one that is on its way, and keep them in the page's address. */
+/** Keep the filters in the page's address, and have the list for it drawn, behind one that is on its way. */
 function show() {
-  history.replaceState(null, "", address());
+  const query = new URLSearchParams([...new FormData(filters)].filter(([, value]) => value.trim()));
+  history.replaceState(null, "", `${location.pathname}${query.size ? `?${query}` : ""}`);
   document.body.dispatchEvent(new CustomEvent("live:jobs"));
 }
 
-$("#jobs-region").addEventListener("htmx:configRequest", (event) => (event.detail.path = address()));
+$("#jobs-region").addEventListener("htmx:configRequest", (event) => (event.detail.path = location.pathname + location.search));
 filters.addEventListener("input", () => {
   clearTimeout(timer);
   timer = setTimeout(show, 150);

@@ -119,4 +119,4 @@ document.addEventListener("click", (event) => {
   const { goOn: model, name } = button.dataset;
   act(button, async () => (await call("POST", "/registry/pulls", { model, served_model_name: name }), drawPulls()));
 });
-if (field?.value) begin(field.value);
+if (field?.value) $("#hub-look-up").focus(); // a link alone asks no hub for anything
