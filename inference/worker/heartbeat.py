@@ -24,6 +24,8 @@ INTERVAL_S = 1.0
 WEB_CHECK_INTERVAL_S = 5.0
 PEER_CHECK_INTERVAL_S = 2.0
 MIN_GAP_S = 0.1
+SPARE_EVERY_S = 3 * DEAD_AFTER_S
+"""Fewest seconds between two times that a late heartbeat gives the others."""
 
 
 class Heartbeat:
@@ -57,7 +59,7 @@ class Heartbeat:
         self._on_fenced = on_fenced
         self._missing: set[str] = set()
         self._checked_at = self._check_peers_at = self._turn_at = 0.0
-        self._is_late = False
+        self._spared_at = -SPARE_EVERY_S
         self._changed = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -116,13 +118,13 @@ class Heartbeat:
     def _spare_peers_if_late(self) -> None:
         """Give peers time for a heartbeat if this thread is late: the machine may have stood still, they with it.
 
-        They get it once, so that a worker whose turns are always slow finds dead ones too.
+        They get it seldom, so that a worker whose turns are often slow finds dead ones too.
         """
         now = time.monotonic()
-        was_late, self._is_late = self._is_late, now - self._turn_at > DEAD_AFTER_S / 2
+        is_late = now - self._turn_at > DEAD_AFTER_S / 2
         self._turn_at = now
-        if self._is_late and not was_late:
-            self._check_peers_at = now + DEAD_AFTER_S
+        if is_late and now >= self._spared_at + SPARE_EVERY_S:
+            self._spared_at, self._check_peers_at = now, now + DEAD_AFTER_S
 
     def _beat(self) -> None:
         state = self._describe()

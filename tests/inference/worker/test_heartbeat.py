@@ -182,11 +182,12 @@ def test_after_an_outage_workers_have_time_to_beat_again(beats, client, clock, w
     assert not beats.fenced
 
 
-def test_a_worker_whose_turns_are_always_slow_finds_dead_ones_too(beats, client, clock):
+@pytest.mark.parametrize("every", [1, 2], ids=["always", "every second time"])
+def test_a_worker_whose_turns_are_slow_finds_dead_ones_too(beats, client, clock, every):
     tick = beats.heartbeat._tick
 
     def slow_tick() -> None:
-        clock.now += module.DEAD_AFTER_S
+        clock.now += module.DEAD_AFTER_S if beats.num_ticks % every == 0 else 1
         tick()
 
     beats.heartbeat._tick = slow_tick
