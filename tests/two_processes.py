@@ -5,8 +5,7 @@ red run is red again. The checks (ruff, import-linter, mypy) come before the sho
 both sessions: ``python -m tests.two_processes -x``.
 
 Where at most three tests of a lane failed, they run once more when both lanes have ended. What passes then, with the
-machine to itself, is called unsteady by name and doesn't make the run red: it has a race to be found. What fails again
-does.
+machine to itself, is named as UNSTEADY and doesn't make the run red: it has a race to be found. What fails again does.
 """
 
 from __future__ import annotations
@@ -42,6 +41,7 @@ class Part:
     name: str
     command: list[str]
     complaints: list[str] = field(default_factory=list)
+    is_cut_short: bool = False
     status: int = -1
     seconds: float = 0.0
 
@@ -55,12 +55,14 @@ class Part:
         with subprocess.Popen(
             self.command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process:
+            is_summary = False  # before it, such lines are what a failed test has logged
             for line in process.stdout or ():
-                shown = f"{self.name:9} | {line.rstrip()}\n"
-                sys.stdout.write(shown)
+                sys.stdout.write(f"{self.name:9} | {line.rstrip()}\n")
                 sys.stdout.flush()
-                if line.startswith(("FAILED ", "ERROR ")):
-                    self.complaints.append(shown)
+                is_summary = is_summary or "short test summary info" in line
+                self.is_cut_short = self.is_cut_short or "stopping after" in line
+                if is_summary and line.startswith(("FAILED ", "ERROR ")):
+                    self.complaints.append(line.rstrip())
         self.status, self.seconds = process.returncode, time.monotonic() - started
 
     @property
@@ -89,7 +91,7 @@ def lanes() -> list[list[Part]]:
 
 def repeated(lane: Part) -> Part | None:
     """The session that runs the failed tests of a lane again, if they are few; its lane is good if it is."""
-    if lane.status != TESTS_FAILED or not 0 < len(lane.complaints) <= MAX_REPEATED:
+    if lane.status != TESTS_FAILED or lane.is_cut_short or not 0 < len(lane.complaints) <= MAX_REPEATED:
         return None
     again = pytest(lane.name, "--last-failed", "--last-failed-no-failures=none")
     again.run()
@@ -113,11 +115,12 @@ def main() -> int:
         list(pool.map(run_lane, chosen))
     parts = [part for lane in chosen for part in lane]
     for part in parts:
-        sys.stdout.writelines(part.complaints)
         again = repeated(part) if "pytest" in part.command else None
-        if again is not None and again.status == 0:
-            sys.stdout.write(f"{part.name:9} | UNSTEADY: what is named above passed when it ran alone\n")
+        is_unsteady = again is not None and again.status == 0
+        if is_unsteady:
             part.status = 0
+        for complaint in part.complaints:
+            sys.stdout.write(f"{part.name:9} | {'UNSTEADY: ' if is_unsteady else ''}{complaint}\n")
     for part in parts:
         verdict = "passed" if part.is_good else f"FAILED (status {part.status})"
         sys.stdout.write(f"{part.name:9} | {verdict} after {part.seconds:.0f} s\n")
