@@ -106,8 +106,8 @@ def line_get(batch: Batch, number: int) -> tuple[BatchLine, BatchResult | None] 
 
 
 def has_lines(batch: Batch) -> bool:
-    """Whether the lines of a batch are still stored; a day after its end the files alone hold them."""
-    return BatchLine.objects.filter(batch=batch).exists()
+    """Whether all lines of a batch are still stored; from a day after its end they go, and the files alone hold them."""
+    return BatchLine.objects.filter(batch=batch).count() == batch.num_total
 
 
 def num_running(batch: Batch) -> int:
@@ -138,23 +138,20 @@ def error_of(payload: dict[str, Any]) -> tuple[str, str]:
 
 
 def failed_payloads(batch: Batch) -> Iterator[dict[str, Any]]:
-    """Yield the lines of the error file in their order: from the rows while they are stored, else from the file."""
+    """Yield the lines of the error file in their order: from the rows while all are stored, else from the file."""
     rows = BatchResult.objects.filter(batch=batch, is_error=True).order_by("line_id").values_list("payload", flat=True)
-    is_stored = False
-    for payload in rows.iterator(chunk_size=READ_ROWS):
-        is_stored = True
-        yield json_object(payload)
-    if not is_stored and batch.error_file_id:
-        stored = StoredFile.objects.filter(file_id=batch.error_file_id).first()
-        if stored is None:
-            return
-        try:
-            file = open_file(stored.sha256)
-        except FileNotFoundError:
-            return
-        with file:
-            for line in file:
-                yield json_object(line)
+    if not batch.error_file_id or rows.count() == batch.num_failed:
+        yield from map(json_object, rows.iterator(chunk_size=READ_ROWS))
+        return
+    stored = StoredFile.objects.filter(file_id=batch.error_file_id).first()
+    if stored is None:
+        return
+    try:
+        file = open_file(stored.sha256)
+    except FileNotFoundError:
+        return
+    with file:
+        yield from map(json_object, file)
 
 
 def error_groups(batch: Batch) -> list[ErrorGroup]:

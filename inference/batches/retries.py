@@ -99,15 +99,22 @@ def _values(batch: Batch, file_id: str, principal: Principal) -> dict[str, Any]:
 
 
 def _failed_lines(batch: Batch) -> Iterator[dict[str, Any]]:
-    """Yield the failed requests: from the rows while they are stored, else from the input file."""
+    """Yield the failed requests: from the rows while all are stored, else from the input file.
+
+    Raises:
+        Conflict: Rows were removed while they were read.
+    """
     rows = BatchLine.objects.filter(batch=batch, state=LineState.FAILED).order_by("id")
-    last = 0
-    while found := readable_rows(rows.filter(pk__gt=last), BODY_ROWS):
-        last = found[-1].pk
-        for row in found:
-            yield _line(batch, row.custom_id, orjson.loads(row.body))
-    if last:
-        return
+    if not batch.error_file_id or rows.count() == batch.num_failed:
+        last = 0
+        while found := readable_rows(rows.filter(pk__gt=last), BODY_ROWS):
+            last = found[-1].pk
+            for row in found:
+                yield _line(batch, row.custom_id, orjson.loads(row.body))
+        if batch.error_file_id and rows.count() != batch.num_failed:
+            raise Conflict("The lines of this batch were removed while they were read; try again.", param="batch_id")
+        if last:
+            return
     failed = {payload.get("custom_id") for payload in failed_payloads(batch)}
     try:
         file = open_file(batch.input_sha256)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from inference.batches import services
+from inference.batches import retries, services
 from inference.batches.retries import RETRY_OF, failed_lines_retry, retries_of
 from inference.batches.services import batch_cancel
 from inference.errors import Conflict, NotFound, QueueFull
@@ -27,10 +27,9 @@ def ended(manager) -> Batch:
     return work(make_batch(LINES, metadata={"label": "x"}, completion_window="3d", priority=5), make_runner(manager))
 
 
-@pytest.mark.parametrize("has_rows", [True, False])
-def test_only_the_failed_lines_run_again(ended: Batch, manager, has_rows: bool) -> None:
-    if not has_rows:
-        BatchLine.objects.filter(batch=ended).delete()
+@pytest.mark.parametrize("num_swept", [0, 2, 3])
+def test_only_the_failed_lines_run_again(ended: Batch, manager, num_swept: int) -> None:
+    BatchLine.objects.filter(batch=ended, number__lte=num_swept).delete()
     new = failed_lines_retry(batch_id=ended.batch_id, principal=LOCAL, number=0)
     assert custom_ids(new) == ["bad", "later"]
     assert orjson.loads(new.metadata) == {"label": "x", RETRY_OF: ended.batch_id}
@@ -39,6 +38,15 @@ def test_only_the_failed_lines_run_again(ended: Batch, manager, has_rows: bool) 
     assert work(new, make_runner(manager)).num_failed == 2
     again = failed_lines_retry(batch_id=new.batch_id, principal=LOCAL, number=0)
     assert orjson.loads(again.metadata)[RETRY_OF] == new.batch_id
+
+
+def test_rows_that_go_while_they_are_read_lose_no_line(ended: Batch, monkeypatch) -> None:
+    monkeypatch.setattr(retries, "BODY_ROWS", 1)
+    lines = retries._failed_lines(ended)
+    assert next(lines)["custom_id"] == "bad"
+    BatchLine.objects.filter(batch=ended).delete()
+    with pytest.raises(Conflict, match="try again"):
+        list(lines)
 
 
 def test_lines_that_never_ran_are_among_them(manager) -> None:
