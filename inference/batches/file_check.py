@@ -30,7 +30,7 @@ MAX_MODELS = 20
 WORK_S, PAUSE_S = 0.004, 0.001
 """Seconds of work after which a check pauses, and of its pause."""
 
-_turn = threading.Lock()
+_check_lock = threading.Lock()
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class FileReport:
     Attributes:
         endpoint: Of the first readable line; empty: there is none.
         num_lines: Lines that are requests.
-        refused, failing: Problems by code: those that refuse the file, and those of lines that would fail.
+        refusal_counts, failure_counts: Problems by code: of those that refuse the file, and of lines that would fail.
         problems: The first problems, each with whether it refuses the file.
         models: Lines by model; an empty name for lines without one.
         prompt_tokens, output_tokens: Estimates without a tokenizer, four bytes to a token; outputs as their limits
@@ -49,8 +49,8 @@ class FileReport:
 
     endpoint: str = ""
     num_lines: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
-    failing: Counter[str] = field(default_factory=Counter)
+    refusal_counts: Counter[str] = field(default_factory=Counter)
+    failure_counts: Counter[str] = field(default_factory=Counter)
     problems: list[tuple[LineError, bool]] = field(default_factory=list)
     models: Counter[str] = field(default_factory=Counter)
     prompt_tokens: int = 0
@@ -58,13 +58,13 @@ class FileReport:
 
     def add_problem(self, problem: LineError, *, refuses: bool) -> None:
         """Count a problem, and keep it if it is one of the first."""
-        (self.refused if refuses else self.failing)[problem.code] += 1
+        (self.refusal_counts if refuses else self.failure_counts)[problem.code] += 1
         if len(self.problems) < MAX_ERRORS:
             self.problems.append((problem, refuses))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON."""
-        counts = [(self.refused, True), (self.failing, False)]
+        counts = [(self.refusal_counts, True), (self.failure_counts, False)]
         return {
             "endpoint": self.endpoint,
             "lines": self.num_lines,
@@ -72,8 +72,8 @@ class FileReport:
             "num_models": len(self.models),
             "prompt_tokens": self.prompt_tokens,
             "output_tokens": self.output_tokens,
-            "refused": self.refused.total(),
-            "failing": self.failing.total(),
+            "refused": self.refusal_counts.total(),
+            "failing": self.failure_counts.total(),
             "counts": [
                 {"code": code, "count": count, "refuses": refuses}
                 for found, refuses in counts
@@ -89,7 +89,7 @@ def check_file(file: IO[bytes], principal: Principal) -> FileReport:
     Args:
         file: JSON lines; read twice from the start.
     """
-    with _turn:
+    with _check_lock:
         check = _Check(principal)
         check.run(file)
         return check.report
@@ -104,18 +104,18 @@ class _Check:
         self._paused_at = time.monotonic()
 
     def run(self, file: IO[bytes]) -> None:
-        some = islice(self._with_pauses(read_lines(file, *ENDPOINT_KINDS)), MAX_LINES)
-        first = next((item for item in some if isinstance(item, InputLine)), None)
+        lines = islice(self._with_pauses(read_lines(file, *ENDPOINT_KINDS)), MAX_LINES)
+        first = next((item for item in lines if isinstance(item, InputLine)), None)
         file.seek(0)
         self.report.endpoint = "" if first is None else first.url
         endpoints = tuple(ENDPOINT_KINDS) if first is None else (first.url,)
-        for error in file_errors(self._with_pauses(self._taken(read_lines(file, *endpoints))), lambda: None):
+        for error in file_errors(self._with_pauses(self._counting(read_lines(file, *endpoints))), lambda: None):
             self.report.add_problem(error, refuses=True)
 
-    def _taken(self, lines: Iterator[InputLine | LineError]) -> Iterator[InputLine | LineError]:
+    def _counting(self, lines: Iterator[InputLine | LineError]) -> Iterator[InputLine | LineError]:
         for item in lines:
             if isinstance(item, InputLine):
-                self._take(item)
+                self._count_request(item)
             yield item
 
     def _with_pauses(self, lines: Iterator[InputLine | LineError]) -> Iterator[InputLine | LineError]:
@@ -125,7 +125,7 @@ class _Check:
                 time.sleep(PAUSE_S)
                 self._paused_at = time.monotonic()
 
-    def _take(self, line: InputLine) -> None:
+    def _count_request(self, line: InputLine) -> None:
         """Count a request, and read its body as the runner of lines does."""
         self.report.num_lines += 1
         self.report.models[line.model] += 1

@@ -17,8 +17,8 @@ from inference.files.store import open_file
 from inference.models import Batch, BatchLine, BatchResult, LineState, StoredFile
 from inference.models.readable_rows import readable_rows
 
-PREVIEW_CHARS = 16_384
-"""Longest body and result that a list of lines reads; of longer ones only the open line shows something."""
+MAX_LISTED_CHARS = 16_384
+"""Longest body or result that a list of lines reads; a longer one is shown when its line is opened."""
 MAX_GROUPED = 10_000
 """Errors that are grouped; the first ones in the order of the file."""
 MAX_GROUPS = 50
@@ -80,7 +80,7 @@ def lines_page(batch: Batch, *, state: str, search: str, after: int, limit: int)
         rows = rows.filter(number__gt=after)
     found = rows.order_by("id").values_list(
         "number", "custom_id", "state", "attempts",
-        Substr("body", 1, PREVIEW_CHARS + 1), Substr("result__payload", 1, PREVIEW_CHARS + 1),
+        Substr("body", 1, MAX_LISTED_CHARS + 1), Substr("result__payload", 1, MAX_LISTED_CHARS + 1),
         F("result__completion_tokens"), F("result__engine_s"),
     )[:limit]  # fmt: skip
     return [
@@ -91,7 +91,7 @@ def lines_page(batch: Batch, *, state: str, search: str, after: int, limit: int)
             attempts=attempts,
             body=_short_value(body),
             payload=_short_value(payload),
-            is_long=max(len(body), len(payload or "")) > PREVIEW_CHARS,
+            is_long=max(len(body), len(payload or "")) > MAX_LISTED_CHARS,
             completion_tokens=tokens or 0,
             engine_s=engine_s or 0.0,
         )
@@ -106,7 +106,7 @@ def line_get(batch: Batch, number: int) -> tuple[BatchLine, BatchResult | None] 
 
 
 def has_lines(batch: Batch) -> bool:
-    """Whether all lines of a batch are still stored; from a day after its end they go, and the files alone hold them."""
+    """Whether all lines of a batch are still stored; a day after its end they go, and the files alone hold them."""
     return BatchLine.objects.filter(batch=batch).count() == batch.num_total
 
 
@@ -170,4 +170,4 @@ def error_groups(batch: Batch) -> list[ErrorGroup]:
 
 
 def _short_value(text: str | None) -> dict[str, Any] | None:
-    return None if text is None or len(text) > PREVIEW_CHARS else json_object(text)
+    return None if text is None or len(text) > MAX_LISTED_CHARS else json_object(text)

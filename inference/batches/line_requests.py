@@ -32,6 +32,8 @@ ENDPOINT_KINDS: dict[str, Endpoint] = {
 MAX_LINE_BYTES = 4 << 20
 MAX_BLANK_LINES = 50_000
 MAX_CUSTOM_ID = 512
+MAX_METADATA = 16
+"""Pairs in the metadata of a batch."""
 _MEMBERS = frozenset({"custom_id", "method", "url", "body"})
 
 
@@ -220,8 +222,10 @@ def check_metadata(metadata: dict[str, Any]) -> None:
     Raises:
         InvalidRequest: The metadata exceeds a limit.
     """
-    if len(metadata) > 16:
-        raise InvalidRequest(f"metadata has {len(metadata)} pairs, at most 16 are allowed.", param="metadata")
+    if len(metadata) > MAX_METADATA:
+        raise InvalidRequest(
+            f"metadata has {len(metadata)} pairs, at most {MAX_METADATA} are allowed.", param="metadata"
+        )
     for name, value in metadata.items():
         if len(name) > 64:
             raise InvalidRequest(f"metadata has a name of {len(name)} characters, at most 64.", param="metadata")

@@ -52,11 +52,11 @@ def batches_progress(rows: Iterable[Batch]) -> dict[int, dict[str, Any]]:
         rate = lines / span_s
         before = sum(item.num_open for item in queue[:place]) if place is not None else 0
         seconds: float | None = None
-        if row.is_paused or not row.num_total:
-            pass  # nobody knows when it goes on, or how many lines it has
-        elif rate > 0:
+        # Nobody knows when a paused batch goes on, or how many lines an unchecked one has.
+        is_estimable = row.num_total and not row.is_paused
+        if is_estimable and rate > 0:
             seconds = row.num_open / rate
-        elif total_rate > 0:
+        elif is_estimable and total_rate > 0:
             seconds = (before + row.num_open) / total_rate
         finish = None if seconds is None else now + timedelta(seconds=min(seconds, 10.0 * 365 * 86_400))
         found_by_key[row.pk] = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from inference.batches.inspection import failed_payloads
-from inference.batches.line_requests import InputLine, read_lines
+from inference.batches.line_requests import MAX_METADATA, InputLine, read_lines
 from inference.batches.services import batch_create, batch_get, batches_of
 from inference.errors import Conflict
 from inference.files.services import file_create, files_remove
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 RETRY_OF = "retry_of"
 """Member of a batch's metadata: the id of the batch whose failed lines it runs again."""
-MAX_METADATA = 16
 BODY_ROWS = 20
 """Bodies in memory at a time; each has up to 4 MiB."""
 MAX_RETRIES_SHOWN = 20

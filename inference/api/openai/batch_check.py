@@ -50,7 +50,7 @@ class BatchFileCheckOfPages(ApiView):
                 writer.flush()
                 with writer.path.open("rb") as file:
                     report = check_file(file, self.principal)
-                if report.refused:
+                if report.refusal_counts:
                     return report, None
                 row = file_create(
                     writer=writer,

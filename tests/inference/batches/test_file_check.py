@@ -34,14 +34,14 @@ def test_a_file_is_refused_for_what_its_batch_would_fail(model, manager, lines) 
     batch = work(make_batch(lines), make_runner(manager))
     errors = json.loads(batch.errors)
     assert [problem.to_dict() for problem, refuses in report.problems if refuses] == errors
-    assert report.refused.total() == len(errors) and not report.failing
+    assert report.refusal_counts.total() == len(errors) and not report.failure_counts
 
 
 def test_lines_that_would_fail_are_those_that_do(model, manager) -> None:
     lines = [line("a"), line("b", temperature=77), line("c", model="nobody"), line("d", stream=True)]
     lines.append({**line("e"), "body": {"prompt": "x"}})
     report = checked(lines)
-    assert not report.refused and report.num_lines == 5
+    assert not report.refusal_counts and report.num_lines == 5
     batch = work(make_batch(lines), make_runner(manager))
     failed = {item["custom_id"]: item["response"]["body"]["error"] for item in contents(batch.error_file_id)}
     assert sorted(failed) == ["b", "c", "d", "e"]
@@ -63,7 +63,7 @@ def test_what_a_file_asks_for(model) -> None:
 def test_all_problems_are_counted_and_the_first_are_kept(model, monkeypatch) -> None:
     monkeypatch.setattr(file_check, "MAX_ERRORS", 3)
     report = checked([*(b"{" for _ in range(5)), line("a", temperature=77)])
-    assert (report.refused.total(), report.failing.total(), len(report.problems)) == (5, 1, 3)
+    assert (report.refusal_counts.total(), report.failure_counts.total(), len(report.problems)) == (5, 1, 3)
     assert report.to_dict()["counts"][0] == {"code": "invalid_json_line", "count": 5, "refuses": True}
 
 
@@ -85,4 +85,4 @@ def test_a_file_without_a_readable_line_is_not_read_to_its_end(model, monkeypatc
     monkeypatch.setattr(file_check, "MAX_LINES", 2)
     monkeypatch.setattr("inference.batches.validation.MAX_LINES", 2)
     report = checked([*(b"{" for _ in range(5)), line("a")])
-    assert report.refused == {"invalid_json_line": 2, "too_many_requests": 1} and report.endpoint == ""
+    assert report.refusal_counts == {"invalid_json_line": 2, "too_many_requests": 1} and report.endpoint == ""

@@ -35,7 +35,7 @@ def test_a_listed_line_has_its_request_and_its_result_unless_they_are_long(batch
     first = lines_page(batch, state="", search="a-1", after=0, limit=1)[0]
     assert first.body is not None and first.payload is not None and not first.is_long
     assert (first.body["prompt"], first.payload["response"]["body"]["choices"][0]["text"]) == ("one", "eno")
-    monkeypatch.setattr(inspection, "PREVIEW_CHARS", 100)
+    monkeypatch.setattr(inspection, "MAX_LISTED_CHARS", 100)
     first = lines_page(batch, state="", search="a-1", after=0, limit=1)[0]
     assert first.body is not None and first.payload is None and first.is_long
     found = line_get(batch, 1)
