@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import orjson
 from inference.batches.inspection import failed_payloads
 from inference.batches.line_requests import MAX_METADATA, InputLine, read_lines
 from inference.batches.services import batch_create, batch_get, batches_of
-from inference.errors import Conflict
+from inference.errors import Conflict, InvalidRequest
 from inference.files.services import file_create, files_remove
 from inference.files.store import FileWriter, open_file
 from inference.models import Batch, BatchLine, LineState, StoredFile
@@ -25,23 +26,29 @@ RETRY_OF = "retry_of"
 BODY_ROWS = 20
 """Bodies in memory at a time; each has up to 4 MiB."""
 MAX_RETRIES_SHOWN = 20
+_TOKEN = re.compile("[0-9a-f]{16}")
 
 
-def failed_lines_retry(*, batch_id: str, principal: Principal, number: int) -> Batch:
+def failed_lines_retry(*, batch_id: str, principal: Principal, token: str) -> Batch:
     """Make a batch of the failed lines of an ended one, with the same ``custom_id``s, endpoint, window and metadata.
 
     Lines without a response because their batch was cancelled or expired count as failed. The new batch belongs to
     ``principal``. It has no webhook, as the secret was another caller's perhaps.
 
     Args:
-        number: How many retries the caller has seen; calls with the same number make one batch.
+        token: 16 hexadecimal digits, drawn where the retry is offered; calls with the same ones make one batch.
 
     Raises:
         NotFound: There is no such batch, or it belongs to another tenant.
+        InvalidRequest: ``token`` is something else.
         Conflict: It runs, no line failed, or the input is gone.
         BlazrError: As ``file_create`` and ``batch_create`` raise.
     """
     batch = batch_get(batch_id=batch_id, principal=principal)
+    if not _TOKEN.fullmatch(token):
+        raise InvalidRequest(
+            f"token is {token[:20]!r}, it must be 16 hexadecimal digits; open the batch's page again.", param="token"
+        )
     if not batch.is_finished:
         raise Conflict(
             f"The batch is {batch.get_state_display()}; its failed lines can run again when it has ended.",
@@ -66,7 +73,7 @@ def failed_lines_retry(*, batch_id: str, principal: Principal, number: int) -> B
         writer.discard()
     new: Batch | None = None
     try:
-        key = RequestKey(f"retry-{batch.batch_id}-{number}", "")
+        key = RequestKey(f"retry-{batch.batch_id}-{token}", "")
         new = batch_create(values=_values(batch, file.file_id, principal), principal=principal, request_key=key)
         return new
     finally:
@@ -75,7 +82,7 @@ def failed_lines_retry(*, batch_id: str, principal: Principal, number: int) -> B
 
 
 def retries_of(batch: Batch, *, principal: Principal) -> list[Batch]:
-    """Return the batches that run the failed lines of ``batch`` again, newest first."""
+    """Return the newest batches whose metadata says that they run the failed lines of ``batch`` again."""
     named = orjson.dumps({RETRY_OF: batch.batch_id}).decode()[1:-1]
     return readable_rows(batches_of(principal).filter(pk__gt=batch.pk, metadata__contains=named), MAX_RETRIES_SHOWN)
 

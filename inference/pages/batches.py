@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from typing import Any
 
 import orjson
@@ -99,6 +100,7 @@ class BatchPage(StaffPage):
             "metadata": metadata,
             "retry_of": earlier,
             "retries": retries_of(batch, principal=principal),
+            "retry_token": secrets.token_hex(8),
             "can_retry": batch.is_finished and batch.num_failed > 0,
         }
 
@@ -133,8 +135,8 @@ class BatchRetry(StaffAction):
 
     def act(self, **kwargs: Any) -> str:
         """Make the batch; returns the address of its page."""
-        number = number_of(self.request.POST.get("number"), 0, 0, MAX_NUMBER)
-        new = failed_lines_retry(batch_id=kwargs["batch_id"], principal=principal_of(self.request.user), number=number)
+        token = self.request.POST.get("token", "")
+        new = failed_lines_retry(batch_id=kwargs["batch_id"], principal=principal_of(self.request.user), token=token)
         return reverse("batch", args=[new.batch_id])
 
 

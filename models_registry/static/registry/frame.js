@@ -150,6 +150,16 @@ document.addEventListener("submit", async (event) => {
   if (await confirmDialog(ask, askText ?? "", event.submitter.textContent.trim())) event.target.submit();
 });
 
+// Forms that make something are sent once: a region that is drawn again meanwhile has a new form with another token.
+const SENT_MS = 10000; // in case the page was never left
+let sentAt = -SENT_MS;
+document.addEventListener("submit", (event) => {
+  if (event.defaultPrevented || !("once" in event.target.dataset)) return;
+  if (event.timeStamp - sentAt < SENT_MS) event.preventDefault();
+  else sentAt = event.timeStamp;
+});
+window.addEventListener("pageshow", () => (sentAt = -SENT_MS));
+
 // --- live ----------------------------------------------------------------------------------------
 // The server says which topics have changed; regions of the page that name one are drawn again by htmx.
 

@@ -44,6 +44,10 @@ def text_of(client: Client, batch: Batch, query: str = "", **headers: str) -> st
     return response.content.decode()
 
 
+def retry_token(client: Client, batch: Batch) -> str:
+    return str(client.get(f"/batches/{batch.batch_id}/").context["retry_token"])
+
+
 def test_a_batch_shows_its_progress_its_lines_and_its_errors(operator: Client) -> None:
     batch = ended_batch()
     text = text_of(operator, batch)
@@ -107,14 +111,29 @@ def test_lines_that_are_gone(operator: Client) -> None:
 
 def test_a_retry_leads_to_the_new_batch(operator: Client) -> None:
     batch = ended_batch()
-    response = operator.post(f"/batches/{batch.batch_id}/retry/")
+    token = retry_token(operator, batch)
+    response = operator.post(f"/batches/{batch.batch_id}/retry/", {"token": token})
     new = Batch.objects.exclude(pk=batch.pk).get()
     assert response["Location"] == f"/batches/{new.batch_id}/" and new.tenant.startswith("user:")
     assert batch.batch_id in text_of(operator, new)
     assert "were run again" in text_of(operator, batch)
-    refused = operator.post(f"/batches/{new.batch_id}/retry/")
+    refused = operator.post(f"/batches/{new.batch_id}/retry/", {"token": token})
     assert refused.status_code == 409 and "when it has ended" in refused.content.decode()
     assert operator.get(f"/batches/{batch.batch_id}/retry/").status_code == 405
+
+
+def test_a_page_makes_one_retry_and_a_later_one_another(operator: Client) -> None:
+    batch = ended_batch()
+    first = retry_token(operator, batch)
+    second = retry_token(operator, batch)
+    found = [
+        operator.post(f"/batches/{batch.batch_id}/retry/", {"token": token})["Location"]
+        for token in (first, first, second, first)
+    ]
+    assert found[0] == found[1] == found[3] != found[2]
+    refused = operator.post(f"/batches/{batch.batch_id}/retry/", {"token": "x"})
+    assert refused.status_code == 400 and "16 hexadecimal digits" in refused.content.decode()
+    assert Batch.objects.count() == 3
 
 
 def test_members_see_their_own_batches_alone(client: Client) -> None:
