@@ -115,6 +115,7 @@ class BatchPage(StaffPage):
         after, opened = (number_of(query.get(name), 0, 0, MAX_NUMBER) for name in ("after", "line"))
         found = lines_page(batch, state=state, search=search, after=after, limit=NUM_LINES + 1)
         lines = [_line_row(line, query, is_open=line.number == opened) for line in found[:NUM_LINES]]
+        line = _opened_line(batch, opened) if opened else None
         return {
             "states": LineState.values,
             "state": state,
@@ -122,9 +123,10 @@ class BatchPage(StaffPage):
             "after": after,
             "lines": lines,
             "later": _address(query, after=lines[-1]["number"], line=None) if len(found) > NUM_LINES else "",
-            "opened": _opened_line(batch, opened) if opened else None,
+            "opened": line,
+            "missing": opened if line is None and batch.is_finished else 0,
             "is_listed": any(line["is_open"] for line in lines),
-            "are_gone": not found and batch.is_finished and batch.num_total > 0 and not has_lines(batch),
+            "are_gone": batch.is_finished and batch.num_total > 0 and not has_lines(batch),
         }
 
 
@@ -198,10 +200,11 @@ def _priority(text: str) -> int:
 def _sentence(batch: Batch, running: int) -> str:
     """Return what is happening to a batch."""
     waiting = max(0, batch.num_open - running)
+    if batch.state == BatchState.VALIDATING:
+        paused = " It is paused: no line starts after that. Its window goes on." if batch.is_paused else ""
+        return f"Its file waits for being checked, or is being checked.{paused}"
     if batch.is_paused:
         return f"It is paused: no line starts. {running:,} still run, {waiting:,} wait. Its window goes on."
-    if batch.state == BatchState.VALIDATING:
-        return "Its file waits for being checked, or is being checked."
     if batch.state == BatchState.IN_PROGRESS and not batch.ending:
         return f"{running:,} of its lines run, {waiting:,} wait. They run when interactive requests leave room."
     if batch.state == BatchState.CANCELLING:

@@ -11,7 +11,7 @@ from django.test import Client
 from django.utils import timezone
 
 from inference.jobs import hints
-from inference.models import Batch, BatchLine, StoredFile
+from inference.models import Batch, BatchLine, BatchResult, StoredFile
 from tests.accounts import account
 from tests.inference.batches.fakes import EchoManager, line, make_batch, make_runner, store_file, work
 from tests.inference.rows import make_checkpoint
@@ -107,6 +107,27 @@ def test_lines_that_are_gone(operator: Client) -> None:
     Batch.objects.filter(pk=batch.pk).update(input_file_id="file-gone", ended_at=timezone.now() - timedelta(days=2))
     text = text_of(operator, batch)
     assert "for a day after the end" in text and "input: removed" in text and "temperature" in text
+    assert 'href="?line=2#line-2"' in text and "stored any more" not in text
+    text = text_of(operator, batch, "?line=2")
+    assert 'id="line-2">Line 2 isn\'t stored any more; the files have it.</p>' in text
+
+
+def test_a_line_that_was_never_there(operator: Client) -> None:
+    batch = ended_batch()
+    assert "There is no line 1,999." in text_of(operator, batch, "?line=1999")
+    BatchLine.objects.filter(batch=batch, number=1).delete()
+    text = text_of(operator, batch, "?line=1")
+    assert "Line 1 isn't stored any more" in text and 'id="open-2"' in text
+
+
+def test_an_example_without_a_number_is_no_link(operator: Client) -> None:
+    batch = ended_batch()
+    row = BatchResult.objects.get(batch=batch, is_error=True)
+    row.payload = json.dumps({**json.loads(row.payload), "id": "odd"})
+    row.save()
+    text = text_of(operator, batch)
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;</div></td>" in text
+    assert "line=0" not in text and 'id="example-1"' not in text
 
 
 def test_a_retry_leads_to_the_new_batch(operator: Client) -> None:
@@ -203,6 +224,8 @@ def test_a_paused_batch_says_so(operator: Client) -> None:
     batch = make_batch([line("a")])
     assert 'id="pause"' in text_of(operator, batch)
     assert operator.post(f"/api/batches/{batch.batch_id}/pause").json()["progress"]["is_paused"] is True
+    assert "Its file waits for being checked, or is being checked. It is paused" in text_of(operator, batch)
+    Batch.objects.filter(pk=batch.pk).update(state="in_progress", in_progress_at=timezone.now(), num_total=3)
     text = text_of(operator, batch)
     assert "It is paused: no line starts." in text and 'id="resume"' in text and 'id="pause"' not in text
     assert "paused" in operator.get("/jobs/").content.decode()
