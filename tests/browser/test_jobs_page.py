@@ -13,6 +13,14 @@ from playwright.sync_api import Page, Route, expect
 from tests.browser.actions import HOSTILE
 from tests.live.conftest import LiveServer, wait_until
 
+CLICK_TWICE = """() => {
+  document.querySelector("#retry").click();
+  setTimeout(() => {
+    document.querySelector("[name=token]").value = "f".repeat(16); // as when the region is drawn again
+    document.querySelector("#retry").click();
+  }, 100);
+}"""
+
 pytestmark = pytest.mark.browser
 
 
@@ -161,12 +169,9 @@ def test_a_batch_has_a_page_and_its_failed_lines_run_again(page: Page, site: Liv
     expect(page.locator("pre[aria-label=Answer]")).not_to_be_empty()
     address = page.url.split("?")[0]
     sent: list[Route] = []
-    page.route("**/retry/", sent.append)
-    page.locator("#retry").dispatch_event("click")
-    page.wait_for_timeout(100)
-    page.locator("[name=token]").evaluate("field => { field.value = 'f'.repeat(16) }")  # as when it is drawn again
-    page.locator("#retry").dispatch_event("click")
-    page.wait_for_timeout(100)
+    page.route("**/retry/", lambda route: sent.append(route))
+    page.evaluate(CLICK_TWICE)
+    page.wait_for_timeout(500)
     assert len(sent) == 1
     sent[0].continue_()
     expect(page.locator("#retry-of")).to_be_visible()
