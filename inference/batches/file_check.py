@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from uuid import UUID
 from inference.batches.line_requests import ENDPOINT_KINDS, InputLine, LineError, line_request, read_lines
 from inference.batches.unrun_lines import NO_CHECKPOINT, NOT_ALLOWED, unservable_error
 from inference.batches.validation import MAX_ERRORS, MAX_LINES, checkpoint_id_of, file_errors
-from inference.errors import BlazrError
+from inference.errors import BlazrError, QueueFull
 from inference.serving.served_models import plan_for_model, served_model_read
 from inference.values.limits import estimate_prompt_tokens, estimate_tokens
 
@@ -27,10 +28,36 @@ if TYPE_CHECKING:
     from inference.values.served_model import ServedModel
 
 MAX_MODELS = 20
+MAX_MODEL_CHARS = 200
+MAX_WAITING = 4
+"""Checks of a process that wait for the one that runs: each has its file on the disk."""
+TICK_S = 0.5
 WORK_S, PAUSE_S = 0.004, 0.001
 """Seconds of work after which a check pauses, and of its pause."""
 
 _check_lock = threading.Lock()
+_places = threading.BoundedSemaphore(MAX_WAITING + 1)
+
+
+class CheckStopped(Exception):
+    """Nobody waits for the report any more."""
+
+
+@contextmanager
+def check_place() -> Iterator[None]:
+    """Hold one of the places for checks of this process; take it before the file is stored.
+
+    Raises:
+        QueueFull: All are taken.
+    """
+    if not _places.acquire(blocking=False):
+        raise QueueFull(
+            f"{MAX_WAITING + 1} files are being checked, or wait for that. Try again in some seconds.", retry_after_s=5
+        )
+    try:
+        yield
+    finally:
+        _places.release()
 
 
 @dataclass(slots=True)
@@ -83,21 +110,31 @@ class FileReport:
         }
 
 
-def check_file(file: IO[bytes], principal: Principal) -> FileReport:
+def check_file(file: IO[bytes], principal: Principal, stopped: threading.Event) -> FileReport:
     """Read a file as a batch of ``principal`` would; waits for other checks of this process.
 
     Args:
         file: JSON lines; read twice from the start.
+        stopped: Set when nobody waits for the report any more.
+
+    Raises:
+        CheckStopped: ``stopped`` was set.
     """
-    with _check_lock:
-        check = _Check(principal)
+    while not _check_lock.acquire(timeout=TICK_S):
+        if stopped.is_set():
+            raise CheckStopped
+    try:
+        check = _Check(principal, stopped)
         check.run(file)
         return check.report
+    finally:
+        _check_lock.release()
 
 
 class _Check:
-    def __init__(self, principal: Principal) -> None:
+    def __init__(self, principal: Principal, stopped: threading.Event) -> None:
         self.report = FileReport()
+        self._stopped = stopped
         self._principal = principal
         self._models: dict[str, UUID] = {}
         self._served: dict[str, ServedModel] = {}
@@ -122,18 +159,22 @@ class _Check:
         for item in lines:
             yield item
             if time.monotonic() - self._paused_at > WORK_S:
-                time.sleep(PAUSE_S)
+                if self._stopped.wait(PAUSE_S):
+                    raise CheckStopped
                 self._paused_at = time.monotonic()
 
     def _count_request(self, line: InputLine) -> None:
         """Count a request, and read its body as the runner of lines does."""
+        name = line.model
+        if len(name) > MAX_MODEL_CHARS:  # no model's; 50,000 of them may be as long as their lines
+            name = f"{name[:MAX_MODEL_CHARS]}…"
         self.report.num_lines += 1
-        self.report.models[line.model] += 1
+        self.report.models[name] += 1
         try:
-            if line.model not in self._models:
-                self._models[line.model] = checkpoint_id_of(line.model, self._principal.models)
-            if self._models[line.model] in (NO_CHECKPOINT, NOT_ALLOWED):
-                raise unservable_error(self._models[line.model], line.body.get("model"))
+            if name not in self._models:
+                self._models[name] = checkpoint_id_of(name, self._principal.models)
+            if self._models[name] in (NO_CHECKPOINT, NOT_ALLOWED):
+                raise unservable_error(self._models[name], line.body.get("model"))
             request = line_request(line.url, line.body, key=str(line.number))
             plan = request.plan
             self._principal.check_options(priority=plan.priority, keep_alive_s=plan.keep_alive_s)

@@ -30,15 +30,21 @@ class LineOutput:
     usage: dict[str, int] | None = None
 
 
-def prompts_of_body(body: dict[str, Any]) -> list[str]:
-    """Return the prompts of a request's body as texts, whatever a client has put there."""
+def prompts_of_body(body: dict[str, Any], limit: int) -> list[str]:
+    """Return the first ``limit`` prompts of a request's body as texts, whatever a client has put there."""
     if "messages" in body:
         return [_conversation(body["messages"])]
     if "prompt" in body:
-        return _texts(body["prompt"])
+        return _texts(body["prompt"], limit)
     if "instructions" in body:
-        return [f"[instructions]\n{content_text(body['instructions'])}", *_input(body.get("input"))]
-    return _input(body.get("input"))
+        return [f"[instructions]\n{content_text(body['instructions'])}", *_input(body.get("input"), limit)]
+    return _input(body.get("input"), limit)
+
+
+def num_prompts(body: dict[str, Any]) -> int:
+    """Return the number of prompts that a body has."""
+    value: Any = None if "messages" in body else body.get("prompt", body.get("input"))
+    return len(value) if _is_list_of_prompts(value) else 1
 
 
 def params_of_body(body: dict[str, Any]) -> dict[str, Any]:
@@ -70,11 +76,11 @@ def preview(texts: list[str] | tuple[str, ...]) -> str:
 
 
 def prompt_preview(body: dict[str, Any]) -> str:
-    """Return the beginning of a prompt; of a conversation the last message's."""
+    """Return the beginning of the first prompt; of a conversation the last message's."""
     messages = body.get("messages")
     if isinstance(messages, list) and messages and isinstance(messages[-1], dict):
         return preview([content_text(messages[-1].get("content"))])
-    return preview(prompts_of_body(body)[-1:])
+    return preview(prompts_of_body(body, 1)[-1:])
 
 
 def _response_texts(body: dict[str, Any]) -> tuple[str, ...]:
@@ -97,16 +103,19 @@ def _item_text(item: dict[str, Any]) -> str:
     return "".join(str(part.get("text") or part.get("refusal") or "") for part in parts if isinstance(part, dict))
 
 
-def _input(value: Any) -> list[str]:
+def _input(value: Any, limit: int) -> list[str]:
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
         return [_conversation(value)]
-    return _texts(value)
+    return _texts(value, limit)
 
 
-def _texts(value: Any) -> list[str]:
+def _texts(value: Any, limit: int) -> list[str]:
     """Return one text per prompt: texts and token ids, alone or in lists."""
-    is_list = isinstance(value, list) and bool(value) and isinstance(value[0], str | list)
-    return [_text(item) for item in (value if is_list else [value])]
+    return [_text(item) for item in (value[:limit] if _is_list_of_prompts(value) else [value])]
+
+
+def _is_list_of_prompts(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], str | list)
 
 
 def _text(value: Any) -> str:

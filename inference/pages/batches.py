@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from itertools import islice
 from typing import Any
 
 import orjson
@@ -30,6 +31,7 @@ from inference.files.services import file_delete, file_keep, files_of
 from inference.models import Batch, BatchState, LineState
 from inference.models.readable_rows import DamagedRow, json_value
 from inference.pages.batch_lines import (
+    num_prompts,
     output_of_payload,
     params_of_body,
     preview,
@@ -48,6 +50,8 @@ MAX_SEARCH = 512
 MAX_NUMBER = (1 << 31) - 1
 """Largest number that a column of lines takes."""
 MAX_JSON_CHARS = 200_000
+MAX_SHOWN = 20
+"""Prompts and members of a line's body that are shown: a client may have put 500,000 there."""
 HEAD_REGION, LINES_REGION = "batch-head", "batch-lines"
 """Elements that are drawn anew alone (``templates/registry/batch.html``)."""
 _BATCH_ID = re.compile("batch_[0-9a-f]{1,34}")
@@ -79,6 +83,7 @@ class BatchPage(StaffPage):
         """Return the state, the files, the errors in groups, and what has been made of the batch."""
         principal = principal_of(self.request.user)
         shown = batch_words(batch_object(batch, batch_progress(batch)))
+        shown["is_open"] = shown["is_open"] and not batch.ending
         metadata = dict(shown["metadata"] or {})
         earlier = str(metadata.get(RETRY_OF, ""))
         if _BATCH_ID.fullmatch(earlier):  # clients may write anything there
@@ -97,7 +102,7 @@ class BatchPage(StaffPage):
             "file_errors": shown["errors"]["data"] if shown["errors"] else [],
             "groups": error_groups(batch) if batch.num_failed else [],
             "max_grouped": MAX_GROUPED,
-            "metadata": metadata,
+            "metadata": list(metadata.items()),  # a name may be "items", which templates would take for the method
             "retry_of": earlier,
             "retries": retries_of(batch, principal=principal),
             "retry_token": secrets.token_hex(8),
@@ -207,7 +212,7 @@ def _sentence(batch: Batch, running: int) -> str:
         return f"It is paused: no line starts. {running:,} still run, {waiting:,} wait. Its window goes on."
     if batch.state == BatchState.IN_PROGRESS and not batch.ending:
         return f"{running:,} of its lines run, {waiting:,} wait. They run when interactive requests leave room."
-    if batch.state == BatchState.CANCELLING:
+    if batch.state == BatchState.CANCELLING or (batch.ending and running):
         return "Running lines are being stopped; finished ones are kept."
     if not batch.is_finished:
         return "Its files are being written."
@@ -251,15 +256,18 @@ def _opened_line(batch: Batch, number: int) -> dict[str, Any] | None:
     except DamagedRow:
         body = {}
     payload = {} if result is None else payload_of(result)
+    output = None if result is None else output_of_payload(payload, is_error=result.is_error)
     whole = orjson.dumps(payload, option=orjson.OPT_INDENT_2).decode() if payload else ""
     return {
         "number": line.number,
         "custom_id": line.custom_id,
         "state": line.state,
         "model": str(body.get("model", ""))[:200],
-        "prompts": prompts_of_body(body),
-        "params": params_of_body(body),
-        "answer": None if result is None else output_of_payload(payload, is_error=result.is_error),
+        "prompts": prompts_of_body(body, MAX_SHOWN),
+        "num_prompts": num_prompts(body),
+        "params": list(islice(params_of_body(body).items(), MAX_SHOWN)),
+        "answer": output,
+        "usage": [] if output is None else list((output.usage or {}).items()),
         "result": result,
         "json": whole[:MAX_JSON_CHARS],
         "is_json_cut": len(whole) > MAX_JSON_CHARS,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import threading
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -12,7 +15,7 @@ from django.http.response import HttpResponseBase
 from inference.api.base import ApiView, json_response
 from inference.api.exception_handler import UnsupportedMediaType
 from inference.api.paging import check_parameters
-from inference.batches.file_check import FileReport, check_file
+from inference.batches.file_check import CheckStopped, FileReport, check_file, check_place
 from inference.errors import InvalidRequest
 from inference.files.services import MIN_EXPIRY_S, file_create, file_object
 from inference.files.store import READ_BYTES, FileWriter
@@ -38,9 +41,15 @@ class BatchFileCheckOfPages(ApiView):
             raise UnsupportedMediaType(
                 f"The Content-Type is {(request.content_type or 'missing')[:80]!r}; send {CONTENT_TYPE}."
             )
+        stopped = threading.Event()
         filename = request.GET.get("filename", "")[:255].replace("\0", "") or "batch.jsonl"
 
         def check() -> tuple[FileReport, dict[str, Any] | None]:
+            with check_place(), contextlib.suppress(CheckStopped):
+                return checked()
+            return FileReport(), None  # for nobody
+
+        def checked() -> tuple[FileReport, dict[str, Any] | None]:
             writer = FileWriter(settings.BLAZR_MAX_FILE_BYTES)
             try:
                 while piece := request.read(READ_BYTES):
@@ -49,8 +58,8 @@ class BatchFileCheckOfPages(ApiView):
                     raise InvalidRequest("The file is empty.", param="file")
                 writer.flush()
                 with writer.path.open("rb") as file:
-                    report = check_file(file, self.principal)
-                if report.refusal_counts:
+                    report = check_file(file, self.principal, stopped)
+                if report.refusal_counts or stopped.is_set():
                     return report, None
                 row = file_create(
                     writer=writer,
@@ -63,5 +72,9 @@ class BatchFileCheckOfPages(ApiView):
             finally:
                 writer.discard()
 
-        report, file = await sync_to_async(check)()
+        try:
+            report, file = await sync_to_async(check)()
+        except asyncio.CancelledError:  # the client has left; the thread goes on until it looks
+            stopped.set()
+            raise
         return json_response({"file": file, "report": report.to_dict()})

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import threading
 from typing import Any
 
 import orjson
 import pytest
 
 from inference.batches import file_check
-from inference.batches.file_check import FileReport, check_file
+from inference.batches.file_check import CheckStopped, FileReport, check_file, check_place
+from inference.errors import QueueFull
 from inference.values.principal import LOCAL, Principal
 from tests.inference.batches.fakes import contents, line, make_batch, make_runner, work
 
 
 def checked(lines: list[dict[str, Any] | bytes], principal: Principal = LOCAL) -> FileReport:
     text = b"".join((item if isinstance(item, bytes) else orjson.dumps(item)) + b"\n" for item in lines)
-    return check_file(io.BytesIO(text), principal)
+    return check_file(io.BytesIO(text), principal, threading.Event())
 
 
 @pytest.mark.parametrize(
@@ -75,9 +78,15 @@ def test_models_and_options_that_a_key_may_not_use(model) -> None:
 
 def test_long_checks_pause(model, monkeypatch) -> None:
     pauses: list[float] = []
+
+    class Unset(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout or 0.0)
+            return False
+
     monkeypatch.setattr(file_check, "WORK_S", 0.0)
-    monkeypatch.setattr("inference.batches.file_check.time.sleep", pauses.append)
-    checked([line("a"), line("b")])
+    text = b"".join(orjson.dumps(line(name)) + b"\n" for name in "ab")
+    check_file(io.BytesIO(text), LOCAL, Unset())
     assert set(pauses) == {file_check.PAUSE_S} and len(pauses) >= 2
 
 
@@ -86,3 +95,32 @@ def test_a_file_without_a_readable_line_is_not_read_to_its_end(model, monkeypatc
     monkeypatch.setattr("inference.batches.validation.MAX_LINES", 2)
     report = checked([*(b"{" for _ in range(5)), line("a")])
     assert report.refusal_counts == {"invalid_json_line": 2, "too_many_requests": 1} and report.endpoint == ""
+
+
+def test_a_check_ends_when_nobody_waits_for_it(model, monkeypatch) -> None:
+    stopped = threading.Event()
+    stopped.set()
+    monkeypatch.setattr(file_check, "WORK_S", 0.0)
+    with pytest.raises(CheckStopped):
+        check_file(io.BytesIO(orjson.dumps(line("a"))), LOCAL, stopped)
+    monkeypatch.setattr(file_check, "TICK_S", 0.01)
+    with file_check._check_lock, pytest.raises(CheckStopped):
+        check_file(io.BytesIO(b""), LOCAL, stopped)
+    assert not file_check._check_lock.locked()
+
+
+def test_few_checks_wait() -> None:
+    with contextlib.ExitStack() as places:
+        for _ in range(file_check.MAX_WAITING + 1):
+            places.enter_context(check_place())
+        with pytest.raises(QueueFull, match="5 files are being checked"), check_place():
+            pass
+    with check_place():
+        pass
+
+
+def test_long_names_of_models_are_cut(model) -> None:
+    names = ["m" * 5000 + str(number) for number in range(3)]
+    report = checked([line(name[-1], model=name) for name in names])
+    assert report.models == {"m" * 200 + "…": 3}
+    assert report.failure_counts == {"model_not_found": 3}

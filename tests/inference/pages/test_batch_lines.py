@@ -19,29 +19,29 @@ from inference.pages.batch_lines import (
     ("body", "prompts", "shown"),
     [
         ({"prompt": "Once  upon\na time"}, ["Once  upon\na time"], "Once upon a time"),
-        ({"prompt": ["a", "b"]}, ["a", "b"], "b"),
+        ({"prompt": ["a", "b"]}, ["a", "b"], "a"),
         ({"prompt": [1, 2]}, ["1, 2"], "1, 2"),
-        ({"prompt": [[1, 2], [3]]}, ["1, 2", "3"], "3"),
+        ({"prompt": [[1, 2], [3]]}, ["1, 2", "3"], "1, 2"),
         ({"prompt": {"a": 1}}, ['{\n  "a": 1\n}'], '{ "a": 1 }'),
         ({"messages": [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Why?"}]},
          ["[system]\nBe short.\n\n[user]\nWhy?"], "Why?"),
         ({"messages": "Why?"}, ["Why?"], "Why?"),
         ({"messages": [1]}, ["[\n  1\n]"], "[ 1 ]"),
         ({"input": "x"}, ["x"], "x"),
-        ({"input": ["x", "y"]}, ["x", "y"], "y"),
+        ({"input": ["x", "y"]}, ["x", "y"], "x"),
         ({"instructions": "Be short.", "input": [{"type": "message", "role": "user", "content": "Why?"}]},
          ["[instructions]\nBe short.", "[user]\nWhy?"], "[user] Why?"),
         ({}, ["null"], "null"),
     ],
 )  # fmt: skip
 def test_prompts_of_every_endpoint(body: dict[str, Any], prompts: list[str], shown: str) -> None:
-    assert prompts_of_body(body) == prompts
+    assert prompts_of_body(body, 9) == prompts
     assert prompt_preview(body) == shown
 
 
 def test_calls_of_tools_are_part_of_a_conversation() -> None:
     body = {"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]}
-    assert '"tool_calls"' in prompts_of_body(body)[0]
+    assert '"tool_calls"' in prompts_of_body(body, 9)[0]
 
 
 def test_what_else_is_asked_for() -> None:

@@ -237,3 +237,28 @@ def test_any_metadata_is_shown_as_text(operator: Client) -> None:
     batch = make_batch([line("a")], metadata={"retry_of": "a/b", HOSTILE: HOSTILE})
     text = text_of(operator, batch)
     assert "<dd>a/b</dd>" in text and HOSTILE not in text
+
+
+def test_names_of_methods_are_no_methods(operator: Client) -> None:
+    model = make_checkpoint()
+    lines = [{**line("a"), "body": {"model": "tiny", "prompt": "x", "items": 5, "keys": "k"}}]
+    batch = work(make_batch(lines, metadata={"items": "nightly"}), make_runner(EchoManager(str(model.pk))))
+    text = text_of(operator, batch, "?line=1")
+    assert "<dd>nightly</dd>" in text
+    assert 'text-break">items</dt><dd class="font-monospace">5</dd>' in text
+
+
+def test_a_line_with_many_prompts_is_shown_in_part(operator: Client) -> None:
+    make_checkpoint()
+    batch = make_batch([line("many", [f"p{number}" for number in range(3000)])])
+    work(batch, make_runner(EchoManager("nobody")))
+    text = text_of(operator, batch, "?line=1")
+    assert text.count('aria-label="Prompt"') == 20 and "The first 20 of 3,000 prompts." in text
+
+
+def test_an_ending_batch_has_no_buttons(operator: Client) -> None:
+    batch = ended_batch()
+    Batch.objects.filter(pk=batch.pk).update(state="in_progress", ended_at=None, ending="expired")
+    text = text_of(operator, batch)
+    assert "Its files are being written." in text
+    assert 'id="pause"' not in text and 'id="cancel"' not in text
