@@ -54,9 +54,12 @@ def test_a_program_of_the_page_runs_without_django(program, model):
     program = program.replace('"demo"', repr(str(model)))
     for name in ADAPTERS:
         program = program.replace(f'"adapters/{name}"', repr(str(model / name)))
-    done = subprocess.run(
-        [sys.executable, "-c", RUNNER], input=program, cwd=ROOT, text=True, capture_output=True, timeout=240
-    )
+    for _ in range(5):
+        done = subprocess.run(
+            [sys.executable, "-c", RUNNER], input=program, cwd=ROOT, text=True, capture_output=True, timeout=240
+        )
+        if "has a NUL at character" not in done.stderr:  # random weights write it now and then; a message may not
+            break
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip()
 

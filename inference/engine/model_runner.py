@@ -245,12 +245,13 @@ def fail_unusable(step: SchedulerOutput, hidden: torch.Tensor) -> None:
 
     A masked product multiplies what comes later by zero, which leaves NaN: one such token makes the rows before it in
     its chunk unusable too. Their states look like those of a prefix that other requests share, and must not enter the
-    prefix cache. The rows of decodes are only their own, and their logits tell.
+    prefix cache. The rows of decodes are only their own, and their logits tell. On a device nothing is looked at: a
+    step waits there once, for its tokens.
 
     Args:
         hidden: (T, h) hidden rows of the step.
     """
-    if step.num_decodes == len(step.scheduled):
+    if step.num_decodes == len(step.scheduled) or hidden.device.type != "cpu":
         return
     is_usable = torch.isfinite(hidden.sum(-1, dtype=torch.float32)).tolist()
     row = 0
