@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -40,7 +41,9 @@ from inference.batches.services import (
     batch_pause,
     batch_resume,
 )
+from inference.models import Batch
 from inference.models.readable_rows import readable_rows
+from inference.values.principal import Principal
 
 MAX_PAGE = 100
 
@@ -97,6 +100,16 @@ class BatchesView(ApiView):
         return json_response(await sync_to_async(read)())
 
 
+async def _batch_response(step: Callable[..., Batch], batch_id: str, principal: Principal) -> HttpResponseBase:
+    """Take a step with a batch, such as ``batch_cancel``, and return the batch."""
+
+    def take() -> dict[str, Any]:
+        row = step(batch_id=batch_id, principal=principal)
+        return batch_object(row, batch_progress(row))
+
+    return json_response(await sync_to_async(take)())
+
+
 class BatchView(ApiView):
     """/v1/batches/{id}."""
 
@@ -109,12 +122,7 @@ class BatchView(ApiView):
     )
     async def get(self, request: HttpRequest, batch_id: str) -> HttpResponseBase:
         """Return the state, counts and progress of a batch."""
-
-        def read() -> dict[str, Any]:
-            row = batch_get(batch_id=batch_id, principal=self.principal)
-            return batch_object(row, batch_progress(row))
-
-        return json_response(await sync_to_async(read)())
+        return await _batch_response(batch_get, batch_id, self.principal)
 
 
 class BatchCancelView(ApiView):
@@ -132,12 +140,7 @@ class BatchCancelView(ApiView):
     )
     async def post(self, request: HttpRequest, batch_id: str) -> HttpResponseBase:
         """Cancel a batch."""
-
-        def cancel() -> dict[str, Any]:
-            row = batch_cancel(batch_id=batch_id, principal=self.principal)
-            return batch_object(row, batch_progress(row))
-
-        return json_response(await sync_to_async(cancel)())
+        return await _batch_response(batch_cancel, batch_id, self.principal)
 
 
 class BatchPauseView(ApiView):
@@ -156,12 +159,7 @@ class BatchPauseView(ApiView):
     )
     async def post(self, request: HttpRequest, batch_id: str) -> HttpResponseBase:
         """Pause a batch."""
-
-        def pause() -> dict[str, Any]:
-            row = batch_pause(batch_id=batch_id, principal=self.principal)
-            return batch_object(row, batch_progress(row))
-
-        return json_response(await sync_to_async(pause)())
+        return await _batch_response(batch_pause, batch_id, self.principal)
 
 
 class BatchResumeView(ApiView):
@@ -178,12 +176,7 @@ class BatchResumeView(ApiView):
     )
     async def post(self, request: HttpRequest, batch_id: str) -> HttpResponseBase:
         """Resume a batch."""
-
-        def resume() -> dict[str, Any]:
-            row = batch_resume(batch_id=batch_id, principal=self.principal)
-            return batch_object(row, batch_progress(row))
-
-        return json_response(await sync_to_async(resume)())
+        return await _batch_response(batch_resume, batch_id, self.principal)
 
 
 class SchedulesView(ApiView):
