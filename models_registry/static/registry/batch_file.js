@@ -1,8 +1,7 @@
 // A file of requests: sent to the server, which checks it, and shown with what is wrong before it is queued.
-import { $, bytes, count, csrfToken, errorOf, h } from "./kit.js";
+import { $, bytes, count, csrfToken, errorOf, fact, h, onDrop } from "./kit.js";
 
 const section = $("#bring");
-const drop = $("#drop-file");
 const input = $("#batch-file");
 const report = $("#report");
 const queue = $("#queue");
@@ -40,8 +39,6 @@ function check(file) {
     request.send(file);
   });
 }
-
-const fact = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
 
 function modelWords({ models, num_models: number }) {
   const words = models.map(({ model, lines }) => `${model || "(none)"}: ${lines.toLocaleString()}`).join(", ");
@@ -130,18 +127,7 @@ async function take(file) {
 $("#choose-file").addEventListener("click", () => input.click());
 input.addEventListener("change", () => take(input.files[0]));
 $("#sending-stop").addEventListener("click", () => sending?.abort());
-for (const name of ["dragenter", "dragover"]) {
-  drop.addEventListener(name, (event) => {
-    event.preventDefault();
-    drop.classList.add("over");
-  });
-}
-drop.addEventListener("dragleave", (event) => {
-  if (!drop.contains(event.relatedTarget)) drop.classList.remove("over");
-});
-drop.addEventListener("drop", (event) => {
-  event.preventDefault();
-  drop.classList.remove("over");
-  if (event.dataTransfer.files.length > 1) return showError("Drop one file; each is a batch of its own.");
-  take(event.dataTransfer.files[0]);
+onDrop($("#drop-file"), ({ files }) => {
+  if (files.length > 1) return showError("Drop one file; each is a batch of its own.");
+  take(files[0]);
 });

@@ -119,25 +119,32 @@ export async function call(method, url, body) {
   return text ? JSON.parse(text) : null;
 }
 
-/** Run a task when one of the topics of the server changes. Returns a function that runs it now. */
-export function onLive(topics, task) {
-  let running = null;
+/** A function that runs a task, which must not throw, once at a time: what is asked for meanwhile is one run behind it. */
+function oneAtATime(task) {
+  let isRunning = false;
   let again = false;
-  const run = async () => {
-    if (running) return (again = true);
-    running = task();
-    try {
-      await running;
-      setNotice("connection", "");
-    } catch (error) {
-      setNotice("connection", error.message);
-    }
-    running = null;
+  return async function run() {
+    if (isRunning) return (again = true);
+    isRunning = true;
+    await task();
+    isRunning = false;
     if (again) {
       again = false;
       run();
     }
   };
+}
+
+/** Run a task when one of the topics of the server changes. Returns a function that runs it now. */
+export function onLive(topics, task) {
+  const run = oneAtATime(async () => {
+    try {
+      await task();
+      setNotice("connection", "");
+    } catch (error) {
+      setNotice("connection", error.message);
+    }
+  });
   for (const topic of topics) document.body.addEventListener(`live:${topic}`, run);
   return run;
 }
@@ -146,12 +153,8 @@ export function onLive(topics, task) {
 export function poll(task, everyMs) {
   let failures = 0;
   let timer = null;
-  let isRunning = false;
-  let again = false;
-  const run = async () => {
+  const run = oneAtATime(async () => {
     clearTimeout(timer);
-    if (isRunning) return (again = true);
-    isRunning = true;
     if (!document.hidden) {
       try {
         await task();
@@ -162,14 +165,33 @@ export function poll(task, everyMs) {
         setNotice("connection", error.message);
       }
     }
-    isRunning = false;
-    timer = setTimeout(run, again ? 0 : Math.min(everyMs * 2 ** failures, 30000));
-    again = false;
-  };
+    timer = setTimeout(run, Math.min(everyMs * 2 ** failures, 30000));
+  });
   document.addEventListener("visibilitychange", () => document.hidden || run());
   timer = setTimeout(run, everyMs);
   return run;
 }
+
+/** Let files be dropped on an element, which has the class "over" meanwhile; ``take`` gets the drop's data. */
+export function onDrop(place, take) {
+  for (const name of ["dragenter", "dragover"]) {
+    place.addEventListener(name, (event) => {
+      event.preventDefault();
+      place.classList.add("over");
+    });
+  }
+  place.addEventListener("dragleave", (event) => {
+    if (!place.contains(event.relatedTarget)) place.classList.remove("over");
+  });
+  place.addEventListener("drop", (event) => {
+    event.preventDefault();
+    place.classList.remove("over");
+    take(event.dataTransfer);
+  });
+}
+
+/** A name and its value in a list of facts (dl.fields); nothing if there is no value. */
+export const fact = (name, value) => (value ? h("div", {}, h("dt", {}, name), h("dd", {}, value)) : null);
 
 /** A line at the top of the page that stays until it is cleared. */
 export function setNotice(key, message, kind = "warn") {

@@ -1,5 +1,5 @@
 // Pulling a model from a hub: search, show what would be fetched, start. The server draws the list of pulls.
-import { $, act, bytes, call, h, pageData, submitted, toast } from "./kit.js";
+import { $, act, bytes, call, fact, h, pageData, submitted, toast } from "./kit.js";
 
 const rules = pageData("pull-rules");
 const form = $("#hub-form"); // none where the server asks no hub
@@ -41,8 +41,6 @@ function drawFound(text, rows) {
 }
 
 // --- a preview ---------------------------------------------------------------------------------
-
-const fact = (name, value) => (value ? h("div", {}, h("dt", {}, name), h("dd", {}, value)) : null);
 
 function facts(found) {
   if (!found.files) return null;

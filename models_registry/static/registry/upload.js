@@ -1,6 +1,6 @@
 // Bringing a model: choose files, follow how they are sent (see uploader.js), go on with unfinished uploads.
 import { factField, factValue } from "./facts.js";
-import { $, $$, act, bytes, call, count, duration, h, pageData } from "./kit.js";
+import { $, $$, act, bytes, call, count, duration, h, onDrop, pageData } from "./kit.js";
 import { currentUploads, isRunning, onUploads, sendToUploads } from "./transfers.js";
 
 const rules = pageData("rules");
@@ -90,21 +90,9 @@ async function droppedEntries(items) {
   return found;
 }
 
-const drop = $("#choose");
-for (const name of ["dragenter", "dragover"]) {
-  drop.addEventListener(name, (event) => {
-    event.preventDefault();
-    drop.classList.add("over");
-  });
-}
-drop.addEventListener("dragleave", (event) => {
-  if (!drop.contains(event.relatedTarget)) drop.classList.remove("over");
-});
-drop.addEventListener("drop", async (event) => {
-  event.preventDefault();
-  drop.classList.remove("over");
+onDrop($("#choose"), async ({ items }) => {
   try {
-    take(await droppedEntries(event.dataTransfer.items));
+    take(await droppedEntries(items));
   } catch {
     showOutcome("bad", "The drop could not be read", "Choose the folder with the button instead.");
   }
