@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 import orjson
-from django.db.models import F
+from django.db.models import F, QuerySet
 from django.db.models.functions import Substr
 
 from inference.batches.line_requests import line_number
@@ -137,10 +137,15 @@ def error_of(payload: dict[str, Any]) -> tuple[str, str]:
     return code, str(error.get("message") or "It failed without a message.")
 
 
+def has_all_failed(rows: QuerySet[Any], batch: Batch) -> bool:
+    """Whether these rows of the failed lines are all of them, or the only place that has any."""
+    return not batch.error_file_id or rows.count() == batch.num_failed
+
+
 def failed_payloads(batch: Batch) -> Iterator[dict[str, Any]]:
     """Yield the lines of the error file in their order: from the rows while all are stored, else from the file."""
     rows = BatchResult.objects.filter(batch=batch, is_error=True).order_by("line_id").values_list("payload", flat=True)
-    if not batch.error_file_id or rows.count() == batch.num_failed:
+    if has_all_failed(rows, batch):
         yield from map(json_object, rows.iterator(chunk_size=READ_ROWS))
         return
     stored = StoredFile.objects.filter(file_id=batch.error_file_id).first()

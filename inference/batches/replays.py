@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from django.utils import timezone
 
-from inference.batches.inspection import payload_of
+from inference.batches.inspection import error_of, payload_of
 from inference.batches.services import batch_create, batches_of
 from inference.dialects.openai.bodies import PATHS, body_of_plan
 from inference.errors import BlazrError, Conflict, InvalidRequest, NotFound
@@ -239,13 +239,11 @@ def replayed_requests(replay: Replay, *, request_id: str = "") -> list[ReplayedR
 def _replayed(result: BatchResult, row: UsageRecord | None) -> ReplayedRequest:
     payload = payload_of(result)
     response = payload.get("response") or {}
-    body = response.get("body") or {}
-    error = body.get("error") or payload.get("error") or {}
     return ReplayedRequest(
         request_id=result.line.custom_id,
         row=row,
-        texts=() if result.is_error else texts_of_response(body),
-        error=str(error.get("message", "it failed.")) if result.is_error else "",
+        texts=() if result.is_error else texts_of_response(response.get("body") or {}),
+        error=error_of(payload)[1] if result.is_error else "",
         completion_tokens=result.completion_tokens,
         engine_s=result.engine_s,
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from inference.batches.inspection import failed_payloads
+from inference.batches.inspection import failed_payloads, has_all_failed
 from inference.batches.line_requests import MAX_METADATA, InputLine, read_lines
 from inference.batches.services import batch_create, batch_get, batches_of
 from inference.errors import Conflict, InvalidRequest
@@ -111,13 +111,13 @@ def _failed_lines(batch: Batch) -> Iterator[dict[str, Any]]:
         Conflict: Rows were removed while they were read.
     """
     rows = BatchLine.objects.filter(batch=batch, state=LineState.FAILED).order_by("id")
-    if not batch.error_file_id or rows.count() == batch.num_failed:
+    if has_all_failed(rows, batch):
         last = 0
         while found := readable_rows(rows.filter(pk__gt=last), BODY_ROWS):
             last = found[-1].pk
             for row in found:
                 yield _line(batch, row.custom_id, orjson.loads(row.body))
-        if batch.error_file_id and rows.count() != batch.num_failed:
+        if not has_all_failed(rows, batch):
             raise Conflict("The lines of this batch were removed while they were read; try again.", param="batch_id")
         if last:
             return
