@@ -31,6 +31,8 @@ from models_registry.pull_rows import pull_rows
 from models_registry.sign_in import SignInForm, is_staff
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from django.http import HttpRequest, HttpResponse
     from django.http.response import HttpResponseBase
 
@@ -103,6 +105,11 @@ class StaffPage(StaffView):
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
         return {}
+
+    def drawn(self, *regions: str) -> tuple[str, ...]:
+        """Return the ids of those of these regions that are to be drawn: the one that htmx asks for alone, or all."""
+        requested = self.request.headers.get("HX-Target", "")
+        return (requested,) if requested in regions else regions
 
 
 class StaffAction(StaffView):
@@ -183,12 +190,14 @@ class UploadPage(StaffPage):
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
         """Return what the page shows, or the region that htmx asks for alone."""
-        requested = self.request.headers.get("HX-Target")
-        regions = {"unfinished": _unfinished_uploads, "pulls": pull_rows}
-        not_allowed = "" if settings.BLAZR_MAX_PULLS else NOT_ALLOWED
-        if requested in regions:
-            return {requested: regions[requested](), "not_allowed": not_allowed}
+        regions: dict[str, Callable[[], Any]] = {"unfinished": _unfinished_uploads, "pulls": pull_rows}
+        drawn = self.drawn(*regions)
+        context = {name: regions[name]() for name in drawn}
+        context["not_allowed"] = "" if settings.BLAZR_MAX_PULLS else NOT_ALLOWED
+        if len(drawn) < len(regions):
+            return context
         return {
+            **context,
             "rules": {
                 "kinds": upload_rules.accepted_kinds(),
                 "max_bytes": settings.BLAZR_MAX_UPLOAD_BYTES,
@@ -196,10 +205,8 @@ class UploadPage(StaffPage):
                 "facts": with_tokenizer_sources(facts_to_set()),
             },
             "pull_rules": {"short_names": list(SHORT_NAMES)},
-            "not_allowed": not_allowed,
             "hub": hub_host(),
             "pull": self.request.GET.get("pull", "")[:200],
-            **{name: read() for name, read in regions.items()},
         }
 
 

@@ -27,6 +27,18 @@ def principal_of_user(user: Any) -> Principal | None:
     return Principal("user", f"user:{user.pk}", user.get_username(), scopes=scopes)
 
 
+def principal_of_staff(user: Any) -> Principal:
+    """Return the caller of a session that is active staff, as every page has checked. Reads the database.
+
+    Raises:
+        TypeError: It isn't.
+    """
+    found = principal_of_user(user)
+    if found is None:
+        raise TypeError(f"{user!r} is no active staff")
+    return found
+
+
 def account_now(scope: Mapping[str, Any]) -> Any:
     """Return the account of a WebSocket's session as the database has it now. Reads the database.
 

@@ -11,6 +11,7 @@ import orjson
 from django.http import QueryDict
 from django.urls import reverse
 
+from inference.access.accounts import principal_of_staff
 from inference.batches.inspection import (
     MAX_GROUPED,
     ListedLine,
@@ -40,7 +41,6 @@ from inference.pages.batch_lines import (
 )
 from inference.pages.jobs import BATCHES, batch_words
 from inference.pages.keys import tenant_name
-from inference.pages.replay_targets import principal_of
 from inference.values.request_key import RequestKey
 from models_registry.page_numbers import number_of
 from models_registry.views import StaffAction, StaffPage
@@ -68,20 +68,18 @@ class BatchPage(StaffPage):
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
         """Return the batch with a page of its lines; a region that is drawn anew needs its own part only."""
-        batch = batch_get(batch_id=kwargs["batch_id"], principal=principal_of(self.request.user))
-        region = self.request.headers.get("HX-Target", "")
-        context: dict[str, Any] = {"batch": batch, "drawn": (HEAD_REGION, LINES_REGION)}
-        if region in context["drawn"]:
-            context["drawn"] = (region,)
-        if HEAD_REGION in context["drawn"]:
+        batch = batch_get(batch_id=kwargs["batch_id"], principal=principal_of_staff(self.request.user))
+        drawn = self.drawn(HEAD_REGION, LINES_REGION)
+        context: dict[str, Any] = {"batch": batch, "drawn": drawn}
+        if HEAD_REGION in drawn:
             context |= self._head(batch)
-        if LINES_REGION in context["drawn"]:
+        if LINES_REGION in drawn:
             context |= self._lines(batch)
         return context
 
     def _head(self, batch: Batch) -> dict[str, Any]:
         """Return the state, the files, the errors in groups, and what has been made of the batch."""
-        principal = principal_of(self.request.user)
+        principal = principal_of_staff(self.request.user)
         shown = batch_words(batch_object(batch, batch_progress(batch)))
         shown["is_open"] = shown["is_open"] and not batch.ending
         metadata = dict(shown["metadata"] or {})
@@ -143,7 +141,9 @@ class BatchRetry(StaffAction):
     def act(self, **kwargs: Any) -> str:
         """Make the batch; returns the address of its page."""
         token = self.request.POST.get("token", "")
-        new = failed_lines_retry(batch_id=kwargs["batch_id"], principal=principal_of(self.request.user), token=token)
+        new = failed_lines_retry(
+            batch_id=kwargs["batch_id"], principal=principal_of_staff(self.request.user), token=token
+        )
         return reverse("batch", args=[new.batch_id])
 
 
@@ -154,7 +154,7 @@ class BatchQueue(StaffAction):
 
     def act(self, **kwargs: Any) -> str:
         """Make the batch; returns the address of its page."""
-        form, principal = self.request.POST, principal_of(self.request.user)
+        form, principal = self.request.POST, principal_of_staff(self.request.user)
         file_id = form.get("file", "")
         if "discard" in form:
             file_delete(file_id=file_id, principal=principal)

@@ -9,7 +9,7 @@ from django.conf import settings
 from django.http import QueryDict
 from django.urls import reverse
 
-from inference.access.accounts import principal_of_user
+from inference.access.accounts import principal_of_staff
 from inference.batches.progress import batches_progress
 from inference.batches.services import batch_list, batch_object
 from inference.batches.validation import MAX_LINES
@@ -18,7 +18,6 @@ from inference.jobs.selectors import job_counts, job_error, job_get, job_list
 from inference.jobs.services import JobRequest, jobs_submit
 from inference.models import GenerationJob, JobState
 from inference.values.plan import GenerationPlan
-from inference.values.principal import Principal
 from models_registry import selectors
 from models_registry.views import StaffAction, StaffPage
 
@@ -42,12 +41,6 @@ class _JobsBase(StaffPage):
     section = "jobs"
     permission_required = BATCHES
 
-    def principal(self) -> Principal:
-        """Return the account as a caller; ``dispatch`` has checked that it is staff."""
-        found = principal_of_user(self.request.user)
-        assert found is not None
-        return found
-
 
 class JobsPage(_JobsBase):
     """Jobs, newest first, and batches."""
@@ -56,7 +49,7 @@ class JobsPage(_JobsBase):
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
         """Return the jobs that match the filters of the address."""
-        query, principal = self.request.GET, self.principal()
+        query, principal = self.request.GET, principal_of_staff(self.request.user)
         state, label, after = query.get("state", ""), query.get("label", "")[:100].strip(), query.get("after", "")
         before = job_get(job_id=after, principal=principal).pk if after else None
         rows = job_list(
@@ -88,7 +81,7 @@ class JobPage(_JobsBase):
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
         """Return the job with its request and what came of it."""
-        row = job_get(job_id=kwargs["job_id"], principal=self.principal(), with_plan=True)
+        row = job_get(job_id=kwargs["job_id"], principal=principal_of_staff(self.request.user), with_plan=True)
         plan: dict[str, Any] = orjson.loads(row.plan)
         error = job_error(row)
         result = orjson.loads(row.result) if row.state == JobState.SUCCEEDED and row.result else None
@@ -111,8 +104,7 @@ class JobRetry(StaffAction):
 
     def act(self, **kwargs: Any) -> str:
         """Submit the job's plan; returns the address of the new job."""
-        principal = principal_of_user(self.request.user)
-        assert principal is not None
+        principal = principal_of_staff(self.request.user)
         row = job_get(job_id=kwargs["job_id"], principal=principal, with_plan=True)
         if row.state not in _ENDED:
             raise Conflict(f"the job is {row.state}; only a finished one can be queued again.", param="job_id")

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.utils import timezone
 
-from inference.access.accounts import principal_of_user
+from inference.access.accounts import principal_of_staff
 from inference.host.units import format_bytes
 from inference.jobs.selectors import job_list
 from inference.pages.first_steps import start_steps
@@ -40,8 +40,7 @@ class OverviewPage(StaffPage):
         user = self.request.user
         state = overview()
         state["workers"] = [{**worker, **_worker_state(worker)} for worker in state["workers"]]
-        region = self.request.headers.get("HX-Target", "")
-        drawn = (region,) if region in REGIONS else REGIONS
+        drawn = self.drawn(*REGIONS)
         context = {"drawn": drawn, "workers": state["workers"]}
         sees_requests = user.has_perm("inference.view_usagerecord")
         if "traffic" in drawn:
@@ -52,11 +51,10 @@ class OverviewPage(StaffPage):
         if "now" in drawn:
             context |= _now(state, sees_requests=sees_requests) | start_steps(self.request, state["checkpoints"])
         if "overview" in drawn:
-            principal = principal_of_user(user)
-            sees_jobs = principal is not None and user.has_perm("inference.scope_files")
+            sees_jobs = user.has_perm("inference.scope_files")
             context |= {
                 "models": sorted(state["checkpoints"], key=_interest)[:NUM_MODELS],
-                "jobs": job_list(principal=principal, limit=NUM_JOBS) if principal is not None and sees_jobs else [],
+                "jobs": job_list(principal=principal_of_staff(user), limit=NUM_JOBS) if sees_jobs else [],
             }
         return context
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from inference.access.accounts import principal_of_user
-from inference.values.principal import Principal
 from models_registry.adapter_names import full_name
 from models_registry.adapters import adapters_available
 from models_registry.models import AliasRevision, Checkpoint
@@ -15,13 +11,6 @@ VIEW = "inference.view_usagerecord"
 REPLAY = "inference.scope_files"
 PROMOTE = "models_registry.change_checkpoint"
 MAX_REVISIONS = 100
-
-
-def principal_of(user: Any) -> Principal:
-    """Return the account as a caller; the page has checked that it is staff."""
-    found = principal_of_user(user)
-    assert found is not None
-    return found
 
 
 def replay_targets() -> list[str]:

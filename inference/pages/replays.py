@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.urls import reverse
 
+from inference.access.accounts import principal_of_staff
 from inference.batches.progress import batch_progress
 from inference.batches.replays import (
     Replay,
@@ -23,7 +24,7 @@ from inference.errors import BlazrError, Conflict, NotFound
 from inference.jobs.selectors import job_error, job_get, job_result
 from inference.models import TERMINAL_BATCH_STATES, GenerationJob, JobState, UsageRecord
 from inference.models.readable_rows import readable_rows
-from inference.pages.replay_targets import PROMOTE, REPLAY, VIEW, principal_of
+from inference.pages.replay_targets import PROMOTE, REPLAY, VIEW
 from inference.pages.requests import logged_request
 from inference.pages.text_differences import Piece, compare
 from inference.records.job_usage import job_usage_id
@@ -56,7 +57,7 @@ class ReplayRequest(StaffAction):
         """Submit the job; returns the address of the comparison."""
         row = logged_request(kwargs["request_id"])
         model = _name(self.request, "model")
-        job = replay_submit(row=row, model=model, principal=principal_of(self.request.user))
+        job = replay_submit(row=row, model=model, principal=principal_of_staff(self.request.user))
         return reverse("replay", args=[row.request_id, job.job_id])
 
 
@@ -70,7 +71,7 @@ class ReplayPage(StaffPage):
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
         """Return both texts with their differences, and both times."""
         row = logged_request(kwargs["request_id"])
-        job = job_get(job_id=kwargs["job_id"], principal=principal_of(self.request.user))
+        job = job_get(job_id=kwargs["job_id"], principal=principal_of_staff(self.request.user))
         error = job_error(job)
         texts = texts_of_response(job_result(job)) if job.state == JobState.SUCCEEDED else ()
         return {
@@ -87,7 +88,7 @@ class ReplayPage(StaffPage):
 
 
 def _replay_of(request: HttpRequest, batch_id: str) -> Replay:
-    return replay_get(batch_id=batch_id, principal=principal_of(request.user))
+    return replay_get(batch_id=batch_id, principal=principal_of_staff(request.user))
 
 
 def _name(request: HttpRequest, field: str) -> str:
@@ -143,7 +144,7 @@ class ReplayCreate(StaffAction):
         """Make the batch; returns the address of its comparison."""
         source, candidate = (_name(self.request, field) for field in ("source", "candidate"))
         candidate = served_model_read(candidate).name  # an alias may mean another model before the batch has run
-        found = replay_batch_create(source=source, candidate=candidate, principal=principal_of(self.request.user))
+        found = replay_batch_create(source=source, candidate=candidate, principal=principal_of_staff(self.request.user))
         return reverse("replays", args=[found.batch.batch_id])
 
 

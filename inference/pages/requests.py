@@ -7,12 +7,13 @@ from typing import Any
 from asgiref.sync import async_to_sync
 from django.urls import reverse
 
+from inference.access.accounts import principal_of_staff
 from inference.batches.replays import replay_list, why_not_replayable
 from inference.errors import BlazrError, UnknownRequest
 from inference.models import UsageRecord
 from inference.models.readable_rows import readable_rows
 from inference.pages.keys import tenant_name
-from inference.pages.replay_targets import REPLAY, VIEW, principal_of, replay_targets
+from inference.pages.replay_targets import REPLAY, VIEW, replay_targets
 from inference.pages.request_phases import slow_words, waterfall
 from inference.records.usage_report import key_names
 from inference.records.usage_spans import UNFAILED
@@ -43,14 +44,15 @@ class RequestsPage(StaffPage):
 
         A region that is drawn anew, every two seconds while something runs, needs its own part only.
         """
-        region = self.request.headers.get("HX-Target", "")
-        if region == RUNNING_REGION:
-            return {"drawn": (region,), **running_context()}
-        if region == ENDED_REGION:
-            return {"drawn": (region,), **self._ended()}
-        ended = self._ended()
-        models = sorted({item["row"].model for item in ended["requests"]})
-        return {"drawn": (RUNNING_REGION, ENDED_REGION), **running_context(), **ended, **self._replays(models)}
+        drawn = self.drawn(RUNNING_REGION, ENDED_REGION)
+        context: dict[str, Any] = {"drawn": drawn}
+        if RUNNING_REGION in drawn:
+            context |= running_context()
+        if ENDED_REGION in drawn:
+            context |= self._ended()
+        if len(drawn) == 2:
+            context |= self._replays(sorted({item["row"].model for item in context["requests"]}))
+        return context
 
     def _ended(self) -> dict[str, Any]:
         """Return the requests of the log that match the address, newest first."""
@@ -92,7 +94,7 @@ class RequestsPage(StaffPage):
         user = self.request.user
         if not user.has_perm(REPLAY):
             return {}
-        replays = replay_list(principal=principal_of(user), limit=NUM_REPLAYS)
+        replays = replay_list(principal=principal_of_staff(user), limit=NUM_REPLAYS)
         return {"sees_replays": True, "replays": replays, "sources": models, "targets": replay_targets()}
 
 

@@ -9,7 +9,7 @@ from django.conf import settings
 from django.contrib.sessions.models import Session
 from django.test import Client
 
-from inference.access.accounts import account_now, principal_of_user
+from inference.access.accounts import account_now, principal_of_staff, principal_of_user
 from tests.accounts import account
 
 pytestmark = pytest.mark.django_db
@@ -35,3 +35,11 @@ def test_without_a_session_there_is_no_account():
     for scope in ({}, {"session": store()}, {"session": store("nothing")}):
         assert account_now(scope) is None
     assert not Session.objects.exists()
+
+
+def test_only_active_staff_is_a_caller_of_pages():
+    user = account("vera", "viewer")
+    assert principal_of_staff(user) == principal_of_user(user)
+    user.is_staff = False
+    with pytest.raises(TypeError, match="no active staff"):
+        principal_of_staff(user)

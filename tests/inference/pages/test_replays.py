@@ -11,11 +11,12 @@ from django.contrib.auth.models import Permission
 from django.test import Client
 from django.utils import timezone
 
+from inference.access.accounts import principal_of_staff
 from inference.batches.replays import Replay, replay_batch_create, replay_submit
 from inference.dialects.openai.requests import plan_from_body
 from inference.jobs import hints
 from inference.models import BatchLine, BatchResult, GenerationJob, LineState, UsageRecord
-from inference.pages.replay_targets import principal_of, replay_targets
+from inference.pages.replay_targets import replay_targets
 from inference.pages.replays import compared_texts
 from models_registry.aliases import alias_get, alias_promote
 from models_registry.models import Adapter, Checkpoint
@@ -57,7 +58,7 @@ def logged(name: str, **values: Any) -> UsageRecord:
 def made_replay(user: Any, *, error: str = "", text: str = f"one {HOSTILE}") -> Replay:
     """A batch with one result."""
     row = logged("chatcmpl-1")
-    replay = replay_batch_create(source="tiny", candidate="other", principal=principal_of(user))
+    replay = replay_batch_create(source="tiny", candidate="other", principal=principal_of_staff(user))
     body = {"error": {"message": error}} if error else {"choices": [{"message": {"content": text}}]}
     line = BatchLine.objects.create(
         batch=replay.batch, number=1, custom_id=row.request_id, body="{}", state=LineState.COMPLETED,
@@ -94,7 +95,7 @@ def test_a_request_is_replayed_as_a_job_and_compared(operator: Client) -> None:
 def test_a_failed_replay_shows_its_error(operator: Client) -> None:
     row = logged("chatcmpl-1")
     user = operator.get("/requests/").wsgi_request.user
-    job = replay_submit(row=row, model="other", principal=principal_of(user))
+    job = replay_submit(row=row, model="other", principal=principal_of_staff(user))
     error = {"class": "PromptTooLong", "message": "<b>too long</b>"}
     GenerationJob.objects.update(state="failed", error=json.dumps(error), finished_at=timezone.now())
     text = operator.get(f"/requests/chatcmpl-1/replays/{job.job_id}/").content.decode()
