@@ -202,8 +202,12 @@ def test_a_change_before_the_connection_of_a_page_is_drawn_too(
     expect(page.locator("#models")).to_contain_text("demo")
     told.clear()
     with row_like_demo(site, "comes-late"):
-        is_told = lambda: any("models" in frame["changed"] for frame in told)  # noqa: E731
-        wait_until(lambda: other.wait_for_timeout(20) or is_told(), 60, "the word of the change")
+
+        def is_told() -> bool:
+            other.wait_for_timeout(20)
+            return any("models" in frame["changed"] for frame in told)
+
+        wait_until(is_told, 60, "the word of the change")
         expect(page.locator("#models")).not_to_contain_text("comes-late")
         held[0].connect_to_server()
         expect(page.locator("#models")).to_contain_text("comes-late")

@@ -82,8 +82,12 @@ def test_an_alias_serves_and_the_model_s_state_is_told(http, server):
     # An earlier test may have killed the worker: the answer may be here before the next one's word on what it holds,
     # and before the lease of the other one is over.
     wait_until(lambda: http.get("/v1/models/demo/status").json()["status"] == "ready", 60, "the word of the worker")
-    workers = lambda: http.get("/v1/models/demo/fit").json()["workers"]  # noqa: E731
-    (worker,) = wait_until(lambda: len(found := workers()) == 1 and found, 60, "the end of other workers")
+
+    def only_worker() -> dict | None:
+        found = http.get("/v1/models/demo/fit").json()["workers"]
+        return found[0] if len(found) == 1 else None
+
+    worker = wait_until(only_worker, 60, "the end of other workers")
     assert worker["verdict"] == "resident"
     assert worker["needed_bytes"] >= worker["weights_bytes"] + worker["states_bytes"]
     assert worker["full_sequences"] >= 1

@@ -296,7 +296,10 @@ def late(*after, until=None):
     """A script whose request waits for a while, or for an event, and then has the events that ``after`` make."""
 
     def script(reply: Reply):
-        assert until.wait(60) if until is not None else not time.sleep(0.6)
+        if until is None:
+            time.sleep(0.6)
+        else:
+            assert until.wait(60)
         for make in after:
             yield make(reply)
 

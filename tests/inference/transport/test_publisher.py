@@ -11,6 +11,7 @@ from inference.transport import keys as redis_keys
 from inference.transport.held_messages import held_messages
 from inference.transport.publisher import EventPublisher
 from inference.values.messages import GenerationEvent
+from tests.inference.standing_clock import StandingClock
 from tests.inference.transport.queued import enqueue, take
 from tests.inference.transport.test_deltas import delta, start
 from tests.inference.worker.fakes import message, wait_until
@@ -21,16 +22,6 @@ WORKER = "w1"
 
 def step(index: int) -> list[GenerationEvent]:
     return [delta(number, index) for number in range(STREAMS)]
-
-
-class Clock:
-    """The publisher's clock, which stands still until the test moves it."""
-
-    def __init__(self) -> None:
-        self.now = time.monotonic()
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -63,7 +54,7 @@ def publish(publisher: EventPublisher, events: list[GenerationEvent], ended=()) 
 
 @pytest.fixture
 def clock(monkeypatch):
-    found = Clock()
+    found = StandingClock()
     monkeypatch.setattr("inference.transport.publisher.time", found)
     return found
 

@@ -14,6 +14,7 @@ from inference.transport.redis_time import redis_now_sync
 from inference.values.states import ResidentModel, WorkerState
 from inference.worker import heartbeat as module
 from inference.worker.heartbeat import Heartbeat
+from tests.inference.standing_clock import StandingClock
 from tests.inference.worker.fakes import wait_until
 
 WORKER = "heartbeat-test"
@@ -131,21 +132,9 @@ def test_a_worker_that_was_declared_dead_beats_no_more(beats, client):
     assert client.zscore(redis_keys.WORKERS, WORKER) is None
 
 
-class Clock:
-    """The heartbeat's clock, which stands still until the test moves it."""
-
-    sleep = staticmethod(time.sleep)
-
-    def __init__(self) -> None:
-        self.now = time.monotonic()
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch):
-    found = Clock()
+    found = StandingClock()
     monkeypatch.setattr(module, "time", found)
     monkeypatch.setattr(module, "INTERVAL_S", module.MIN_GAP_S)
     return found
