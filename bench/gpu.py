@@ -15,6 +15,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from inference.modelling.backends.backend import PRESENT
 from inference.modelling.layers.linear import network_bytes
 from inference.modelling.layers.moe import Experts
 from inference.modelling.network import HybridForCausalLM
+from inference.modelling.quantisation import Quant
 from inference.modelling.spec import ModelSpec
 from inference.modelling.specs.layers import AttentionSpec
 from inference.values.sampling_params import SamplingParams
@@ -35,6 +37,37 @@ from inference.values.sampling_params import SamplingParams
 GIB = 1 << 30
 PROMPT, NEW, CLIENTS = 128, 128, 64
 PREFILL = 4096
+PRINTED_KERNELS = 14
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One model of the table.
+
+    Attributes:
+        title: Its name in the report.
+        spec: Makes its shape.
+        decode_target: Wanted fraction of the device's bandwidth in a decode.
+        quant: What its matrices become.
+        prefills: Measure a prefill too.
+        has_peer: Measure transformers and ``CLIENTS`` requests too.
+    """
+
+    title: str
+    spec: Callable[[], ModelSpec]
+    decode_target: float
+    quant: Quant | None = None
+    prefills: bool = True
+    has_peer: bool = False
+
+
+MODELS = {
+    "llama": Model("llama 8B bf16", llama_8b, 0.85, has_peer=True),
+    "int4": Model("llama 7B int4", llama_7b, 0.6, quant="int4"),
+    "int8": Model("llama 7B int8", llama_7b, 0.6, quant="int8"),
+    "hybrid": Model("hybrid 8B bf16", hybrid_8b, 0.8),
+    "delta": Model("delta rule 9B bf16", delta_9b, 0.8),
+}
 
 
 def timed(work: Callable[[], object], repeats: int) -> float:
@@ -221,9 +254,94 @@ def free() -> None:
     torch.cuda.empty_cache()
 
 
+def profile_steps(network: HybridForCausalLM, spec: ModelSpec, prompt: int, new: int) -> list[tuple[str, float, int]]:
+    """Kernels of one request's steps: name, seconds and calls, the one that takes most first. Compiled before."""
+    engine = make_engine(network, spec, "cuda", 1, prompt + new)
+    add_requests(engine, 1, prompt, new, spec.vocab_size)
+    run_steps(engine)
+    add_requests(engine, 1, prompt, new, spec.vocab_size)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        run_steps(engine)
+    kernels = [(event.key, event.self_device_time_total / 1e6, event.count) for event in profiler.key_averages()]
+    return sorted(kernels, key=lambda kernel: -kernel[1])
+
+
+def print_kernels(what: str, kernels: list[tuple[str, float, int]]) -> None:
+    """A table of the kernels that take most of the device's time."""
+    total = sum(seconds for _, seconds, _ in kernels)
+    print(f"  {what}: {total * 1000:.2f} ms in {sum(calls for *_, calls in kernels)} calls")
+    for name, seconds, calls in kernels[:PRINTED_KERNELS]:
+        each = seconds / calls * 1e6
+        print(f"  {seconds * 1000:9.3f} ms {seconds / total:6.1%} {calls:6} calls of {each:8.1f} us  {name[:70]}")
+
+
+class Benchmark:
+    """The models of the table, one after the other, each made and freed.
+
+    Args:
+        report: Where the figures go.
+        bandwidth: Bytes per second of the device's memory.
+        peak: Operations per second of its products.
+        new: Tokens generated in each decode.
+        is_profiled: Print the kernels of each prefill and decode as well.
+    """
+
+    def __init__(self, report: Report, bandwidth: float, peak: float, new: int, *, is_profiled: bool) -> None:
+        self._report = report
+        self._bandwidth, self._peak = bandwidth, peak
+        self._new = new
+        self._is_profiled = is_profiled
+
+    def run(self, name: str) -> None:
+        """Measure one of ``MODELS``."""
+        model = MODELS[name]
+        spec = model.spec()
+        network = random_network(spec, "cuda", torch.bfloat16)
+        if model.quant is not None:
+            network = quantise_network(network, model.quant)
+        alone = self._decode(model, spec, network)
+        if model.prefills:
+            self._prefill(model, spec, network)
+        if self._is_profiled:
+            if model.prefills:
+                print_kernels(f"prefill {PREFILL}", profile_steps(network, spec, PREFILL, 1))
+            print_kernels(f"prompt of {PROMPT}, 8 decodes", profile_steps(network, spec, PROMPT, 9))
+        if model.has_peer:
+            self._peer(model, spec, network, alone)
+        del network
+        free()
+
+    def _decode(self, model: Model, spec: ModelSpec, network: HybridForCausalLM) -> float:
+        seconds = measure_decode(network, spec, new=self._new)
+        bound = step_bytes(network, spec, 1, PROMPT + self._new // 2) / self._bandwidth
+        what = f"{model.title}, decode at batch 1"
+        self._report.add(what, f"{1 / seconds:.1f} tokens/s", bound / seconds, model.decode_target)
+        return seconds
+
+    def _prefill(self, model: Model, spec: ModelSpec, network: HybridForCausalLM) -> None:
+        seconds = measure_prefill(network, spec)
+        bound = prefill_operations(spec, PREFILL) / self._peak
+        self._report.add(f"{model.title}, prefill {PREFILL}", f"{PREFILL / seconds:.0f} tokens/s", bound / seconds, 0.5)
+
+    def _peer(self, model: Model, spec: ModelSpec, network: HybridForCausalLM, alone: float) -> None:
+        together = measure_clients(network, spec)
+        self._report.add(f"{model.title}, {CLIENTS} requests together", f"{together:.0f} tokens/s")
+        if find_spec("transformers") is None:
+            self._report.add("transformers", "not installed")
+            return
+        theirs = measure_transformers(spec)
+        self._report.add("transformers, compiled, static cache", f"{1 / theirs:.1f} tokens/s", theirs / alone, 2.0)
+        # It serves one request after the other, so that is also what 64 clients get from it together.
+        self._report.add(f"{CLIENTS} requests / transformers", "", together * theirs, 10.0)
+        torch.compiler.reset()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
     parser.add_argument("--json", type=Path, help="write the figures here as well")
+    parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS), help="these models (all)")
+    parser.add_argument("--new", type=int, default=NEW, help=f"tokens generated in each decode ({NEW})")
+    parser.add_argument("--profile", action="store_true", help="print the kernels that take most of the time")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("bench.gpu measures a CUDA device, and torch sees none here.")
@@ -235,47 +353,9 @@ def main() -> None:
     report.add(torch.cuda.get_device_name(), f"{bandwidth / 1e9:.0f} GB/s")
     report.add("bfloat16 products", f"{peak / 1e12:.0f} Tflop/s")
     free()
-
-    def decode(what: str, spec: ModelSpec, network: HybridForCausalLM, target: float) -> float:
-        seconds = measure_decode(network, spec)
-        bound = step_bytes(network, spec, 1, PROMPT + NEW // 2) / bandwidth
-        report.add(f"{what}, decode at batch 1", f"{1 / seconds:.1f} tokens/s", bound / seconds, target)
-        return seconds
-
-    def prefill(what: str, spec: ModelSpec, network: HybridForCausalLM) -> None:
-        seconds = measure_prefill(network, spec)
-        bound = prefill_operations(spec, PREFILL) / peak
-        report.add(f"{what}, prefill {PREFILL}", f"{PREFILL / seconds:.0f} tokens/s", bound / seconds, 0.5)
-
-    spec = llama_8b()
-    network = random_network(spec, "cuda", torch.bfloat16)
-    alone = decode("llama 8B bf16", spec, network, 0.85)
-    prefill("llama 8B bf16", spec, network)
-    together = measure_clients(network, spec)
-    report.add(f"llama 8B bf16, {CLIENTS} requests together", f"{together:.0f} tokens/s")
-    del network
-    free()
-    if find_spec("transformers") is None:
-        report.add("transformers", "not installed")
-    else:
-        theirs = measure_transformers(spec)
-        report.add("transformers, compiled, static cache", f"{1 / theirs:.1f} tokens/s", theirs / alone, 2.0)
-        # It serves one request after the other, so that is also what 64 clients get from it together.
-        report.add(f"{CLIENTS} requests / transformers", "", together * theirs, 10.0)
-        torch.compiler.reset()
-        free()
-    spec = llama_7b()
-    for quant in ("int4", "int8"):
-        network = quantise_network(random_network(spec, "cuda", torch.bfloat16), quant)
-        decode(f"llama 7B {quant}", spec, network, 0.6)
-        del network
-        free()
-    for what, spec in (("hybrid 8B bf16", hybrid_8b()), ("delta rule 9B bf16", delta_9b())):
-        network = random_network(spec, "cuda", torch.bfloat16)
-        decode(what, spec, network, 0.8)
-        prefill(what, spec, network)
-        del network
-        free()
+    benchmark = Benchmark(report, bandwidth, peak, arguments.new, is_profiled=arguments.profile)
+    for name in arguments.only:
+        benchmark.run(name)
     if arguments.json:
         arguments.json.write_text(json.dumps(report.figures, indent=2) + "\n")
 

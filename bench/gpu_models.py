@@ -68,7 +68,7 @@ def delta_9b() -> ModelSpec:
     return ModelSpec("huggingface", "qwen3_5_text", 4096, 248_320, 8192, tuple(block) * 8, NORM, "bfloat16")
 
 
-@torch.inference_mode()
+@torch.no_grad()  # parameters of inference_mode couldn't move to another device
 def random_network(
     spec: ModelSpec, device: torch.device | str, dtype: torch.dtype, seed: int = 20
 ) -> HybridForCausalLM:

@@ -75,7 +75,7 @@ def test_padding_rows_change_nothing(name, quant, device, monkeypatch):
 
 
 @pytest.mark.device_only
-@pytest.mark.parametrize(("name", "quant"), product(STACKS, KINDS))
+@pytest.mark.parametrize(("name", "quant"), list(product(STACKS, KINDS)))
 def test_replayed_decodes_are_the_eager_ones(name, quant, device, monkeypatch):
     spec = make_spec(name, tied=True)
     prompts = [torch.randint(0, VOCAB, (length,)).tolist() for length in (5, 11, 2, 30)]

@@ -31,7 +31,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.faults.campaigns import add_argument, record
-from tests.live.conftest import LiveServer
+from tests.live.conftest import DEVICE, LiveServer
 
 CHECKS = [
     not_a_server_error,
@@ -216,7 +216,7 @@ def main() -> int:
     add_argument(parser)
     given_arguments = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="blazr-conformance-"))
-    server = LiveServer(directory / "data", "--cpu")
+    server = LiveServer(directory / "data", *DEVICE)
     started = time.monotonic()
     until = started + 60 * given_arguments.minutes
     try:

@@ -25,6 +25,8 @@ from inference.values.states import ModelState, WorkerState, merge_models
 
 ROOT = Path(__file__).resolve().parents[2]
 READY = re.compile(r"ready after ([\d.]+) s")
+DEVICE = ("--device", os.environ.get("BLAZR_TEST_DEVICE", "cpu"))
+"""Where the servers compute; ``make test-gpu`` puts them on a CUDA device."""
 
 
 def wait_until(check: Callable[[], Any], timeout_s: float = 60, what: str = "it") -> Any:
@@ -201,14 +203,14 @@ def _command(pid: int) -> str:
 @pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """The server of most tests; they find it again with the demo model, but not in any other state."""
-    yield from _running(LiveServer(tmp_path_factory.mktemp("live") / "data", "--cpu"))
+    yield from _running(LiveServer(tmp_path_factory.mktemp("live") / "data", *DEVICE))
 
 
 @pytest.fixture(scope="package")
 def plain_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """One that computes in float32, without a prefix cache."""
     place = tmp_path_factory.mktemp("plain") / "data"
-    yield from _running(LiveServer(place, "--cpu", "--dtype", "float32", "--no-prefix-cache"))
+    yield from _running(LiveServer(place, *DEVICE, "--dtype", "float32", "--no-prefix-cache"))
 
 
 def _running(found: LiveServer) -> Iterator[LiveServer]:

@@ -18,7 +18,7 @@ from inference.values.sampling_params import SamplingParams
 from models_registry.detection.inspection import inspect_checkpoint
 from tests.inference.llm.adapter_writing import write_adapter, write_xlora
 from tests.inference.llm.harness import Checkpoint, ids_of
-from tests.live.conftest import LiveServer, wait_until
+from tests.live.conftest import DEVICE, LiveServer, wait_until
 
 pytestmark = pytest.mark.live
 
@@ -62,7 +62,7 @@ def answers(checkpoint: Checkpoint) -> dict[str, list[int]]:
 @pytest.fixture(scope="module")
 def adapted(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     place = tmp_path_factory.mktemp("adapted") / "data"
-    server = LiveServer(place, "--cpu", "--dtype", "float32", "--model", str(checkpoint.directory))
+    server = LiveServer(place, *DEVICE, "--dtype", "float32", "--model", str(checkpoint.directory))
     try:
         server.wait_ready()
         yield server

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from inference.transport import keys as redis_keys
-from tests.live.conftest import LiveServer, wait_until
+from tests.live.conftest import DEVICE, LiveServer, wait_until
 
 pytestmark = pytest.mark.live
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.live
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory, redis_server, postgres_url):
     found = LiveServer(
-        tmp_path_factory.mktemp("cluster") / "data", "--cpu", REDIS_URL=redis_server.celery, DATABASE_URL=postgres_url
+        tmp_path_factory.mktemp("cluster") / "data", *DEVICE, REDIS_URL=redis_server.celery, DATABASE_URL=postgres_url
     )
     found.redis_url = redis_server.client
     client = redis.Redis.from_url(redis_server.client)

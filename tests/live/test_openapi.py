@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.live.conformance import Campaign
-from tests.live.conftest import LiveServer
+from tests.live.conftest import DEVICE, LiveServer
 
 pytestmark = pytest.mark.live
 
@@ -18,7 +18,7 @@ EXAMPLES = 3
 @pytest.fixture
 def own_server(tmp_path) -> Iterator[LiveServer]:
     """The requests make, change and delete what they can: not on the server of other tests."""
-    server = LiveServer(tmp_path / "data", "--cpu")
+    server = LiveServer(tmp_path / "data", *DEVICE)
     try:
         server.wait_ready()
         yield server

@@ -16,7 +16,7 @@ import pytest
 
 from blazr_site.settings.redis import runtime_dir
 from inference.transport import keys as redis_keys
-from tests.live.conftest import READY, ROOT, LiveServer, token_ids, wait_until
+from tests.live.conftest import DEVICE, READY, ROOT, LiveServer, token_ids, wait_until
 
 pytestmark = pytest.mark.live
 LONG = {"max_tokens": 400, "ignore_eos": True}
@@ -249,7 +249,7 @@ def _serve(*options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_stop_finishes_open_streams_and_leaves_nothing_behind(tmp_path):
-    found = LiveServer(tmp_path / "data", "--cpu", BLAZR_HOST="127.0.0.1")
+    found = LiveServer(tmp_path / "data", *DEVICE, BLAZR_HOST="127.0.0.1")
     try:
         found.wait_ready()
         children = found._children()

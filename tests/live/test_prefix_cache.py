@@ -7,7 +7,7 @@ import re
 import httpx
 import pytest
 
-from tests.live.conftest import LiveServer, wait_until
+from tests.live.conftest import DEVICE, LiveServer, wait_until
 
 pytestmark = pytest.mark.live
 
@@ -29,7 +29,7 @@ def metric(server: LiveServer, name: str, **labels: str) -> float:
 
 
 def test_usage_and_metrics_are_true_and_a_restart_keeps_the_prompt(tmp_path):
-    options = ("--cpu", "--cache-dir", str(tmp_path / "prefixes"))
+    options = (*DEVICE, "--cache-dir", str(tmp_path / "prefixes"))
     server = LiveServer(tmp_path / "data", *options)
     try:
         server.wait_ready()
@@ -98,7 +98,7 @@ def test_off(plain_server):
 
 
 def test_marked_messages_are_kept_and_read_again(tmp_path):
-    server = LiveServer(tmp_path / "data", "--cpu")
+    server = LiveServer(tmp_path / "data", *DEVICE)
     mark = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
     system = {"role": "system", "content": [{"type": "text", "text": SYSTEM, **mark}]}
 

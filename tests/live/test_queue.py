@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from inference.transport import keys as redis_keys
-from tests.live.conftest import LiveServer, wait_until
+from tests.live.conftest import DEVICE, LiveServer, wait_until
 
 pytestmark = pytest.mark.live
 MESSAGES: Any = [{"role": "user", "content": "What is a list?"}]
@@ -26,7 +26,7 @@ NUM_AHEAD = 20
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """A server whose engine holds three requests."""
     found = LiveServer(
-        tmp_path_factory.mktemp("narrow") / "data", "--cpu", BLAZR_MAX_NUM_SEQS="1", BLAZR_LOG_REQUESTS="contents"
+        tmp_path_factory.mktemp("narrow") / "data", *DEVICE, BLAZR_MAX_NUM_SEQS="1", BLAZR_LOG_REQUESTS="contents"
     )
     try:
         found.wait_ready()
