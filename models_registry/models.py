@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import uuid
+from pathlib import Path
 from typing import Any, ClassVar
 
 from django.conf import settings
@@ -77,6 +78,11 @@ class Checkpoint(models.Model):
 
     def __str__(self) -> str:
         return self.served_model_name
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether its files are a copy in the data directory of what a trainer wrote; see ``runs.keeping``."""
+        return self.source == self.Source.PATH and Path(self.directory).is_relative_to(settings.BLAZR_CHECKPOINTS_DIR)
 
 
 class CheckpointOverride(models.Model):

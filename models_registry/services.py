@@ -261,7 +261,7 @@ def checkpoint_rename(*, checkpoint: Checkpoint, served_model_name: str) -> Chec
 
 
 def checkpoint_delete(*, checkpoint: Checkpoint) -> None:
-    """Delete a checkpoint and its uploaded files; files registered by path are kept.
+    """Delete a checkpoint and the files that are its own: uploads and copies. Files registered by path are kept.
 
     The caller unloads the model from the workers first, after ``checkpoint_check_unused``.
 
@@ -269,9 +269,9 @@ def checkpoint_delete(*, checkpoint: Checkpoint) -> None:
         Conflict: As ``checkpoint_check_unused``.
     """
     checkpoint_check_unused(checkpoint)
-    key, uploaded = checkpoint.pk, checkpoint.source == Checkpoint.Source.UPLOAD
+    key, owns_files = checkpoint.pk, checkpoint.source == Checkpoint.Source.UPLOAD or checkpoint.is_copy
     checkpoint.delete()
-    if uploaded:
+    if owns_files:
         storage.remove_checkpoint_files(key)
 
 
@@ -346,11 +346,12 @@ def _stamps(inspection: Inspection, sha256: Mapping[str, str]) -> list[dict[str,
                 f"{file.path} changed while it was inspected ({file.size_bytes} bytes, then {status.st_size}).",
                 param=file.path,
             )
-        stamps.append(_stamp(file.path, status, sha256.get(file.path, "")))
+        stamps.append(file_stamp(file.path, status, sha256.get(file.path, "")))
     return stamps
 
 
-def _stamp(name: str, status: os.stat_result, sha256: str) -> dict[str, Any]:
+def file_stamp(name: str, status: os.stat_result, sha256: str) -> dict[str, Any]:
+    """Return what a row remembers of a file; ``sha256`` is empty if it isn't known."""
     return {
         "name": name,
         "size_bytes": status.st_size,
@@ -363,7 +364,7 @@ def _stamp(name: str, status: os.stat_result, sha256: str) -> dict[str, Any]:
 
 def _is_unchanged(file: Path, status: os.stat_result, stamp: Mapping[str, Any]) -> bool:
     """Whether a file is the one of which a stamp was made; a digest decides where only the inode has changed."""
-    found = _stamp(stamp["name"], status, stamp["sha256"])
+    found = file_stamp(stamp["name"], status, stamp["sha256"])
     if found == {"ctime_ns": status.st_ctime_ns, **stamp}:  # rows of earlier versions have no ctime_ns
         return True
     return (
@@ -375,7 +376,7 @@ def _is_unchanged(file: Path, status: os.stat_result, stamp: Mapping[str, Any]) 
 
 def _is_same_file(status: os.stat_result, stamp: Mapping[str, Any]) -> bool:
     """Whether all but the time of the last change of the inode is as in the stamp."""
-    return _stamp(stamp["name"], status, stamp["sha256"]) == {**stamp, "ctime_ns": status.st_ctime_ns}
+    return file_stamp(stamp["name"], status, stamp["sha256"]) == {**stamp, "ctime_ns": status.st_ctime_ns}
 
 
 def _store_again(checkpoint: Checkpoint, inspection: Inspection) -> None:

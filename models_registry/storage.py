@@ -5,6 +5,7 @@
     <data>/blobs/<sha256>                      whole files, read-only
     <data>/blobs/received/                     links of those that no checkpoint has yet (``received_blobs``)
     <data>/checkpoints/<checkpoint id>/<name>  hard links to blobs: what gets served
+    <data>/checkpoints/<checkpoint id>/kept/   copies of a trainer's files; ``lock`` is held by who makes them
 
 A blob with one link left belongs to no checkpoint and may be removed. Blobs are moved and removed under one file
 lock, so that a sweep in another process can't remove a blob that is about to be linked. Locks are kernel locks: a
@@ -18,7 +19,7 @@ import hashlib
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -56,6 +57,59 @@ def part_path(upload_id: uuid.UUID, number: int) -> Path:
 
 def checkpoint_path(checkpoint_id: uuid.UUID) -> Path:
     return checkpoints_dir() / str(checkpoint_id)
+
+
+def kept_path(checkpoint_id: uuid.UUID) -> Path:
+    """Return the directory of copies of a checkpoint's files."""
+    return checkpoint_path(checkpoint_id) / "kept"
+
+
+@contextmanager
+def kept_lock(checkpoint_id: uuid.UUID) -> Iterator[bool]:
+    """Lock the copies of a checkpoint's files; yields False at once if another process or thread holds the lock."""
+    directory = checkpoint_path(checkpoint_id)
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        yield try_lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def copy_files(source: Path, names: Iterable[str], target: Path) -> dict[str, str]:
+    """Copy files into a directory that replaces ``target`` once it is whole; returns their SHA-256 by name.
+
+    Raises:
+        StorageFull: The disk became full.
+    """
+    partial = target.with_name("partial")
+    _remove_tree(partial)
+    digests = {}
+    try:
+        with full_disk_as_error():
+            for name in names:
+                file = partial / name
+                file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                digests[name] = _copy_file(source / name, file)
+        _remove_tree(target)
+        partial.rename(target)
+    except BaseException:
+        _remove_tree(partial)
+        raise
+    _fsync_directory(target.parent)
+    return digests
+
+
+def _copy_file(source: Path, target: Path) -> str:
+    digest = hashlib.sha256()
+    with source.open("rb") as read, target.open("xb") as written:
+        while chunk := read.read(_READ_BYTES):
+            digest.update(chunk)
+            written.write(chunk)
+        written.flush()
+        os.fsync(written.fileno())
+    target.chmod(0o444)
+    return digest.hexdigest()
 
 
 def free_bytes() -> int:

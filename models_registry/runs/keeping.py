@@ -1,0 +1,108 @@
+"""Copy the promoted checkpoints of a run, because trainers delete old ones and write files again.
+
+A copy lies in ``<data>/checkpoints/<checkpoint id>/kept``. The checkpoint's row names it as soon as it is whole: from
+then on the trainer's files are another checkpoint's, if they change. A watcher may be killed at any moment, and several
+may copy at the same time: what isn't whole is copied again, and only one of them changes the row.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+
+from django.db import transaction
+from django.utils import timezone
+
+from inference.errors import BlazrError, StorageFull
+from inference.host.units import format_bytes
+from models_registry import storage
+from models_registry.models import AliasRevision, Checkpoint, Passport, RunStep, TrainingRun
+from models_registry.passport_gaps import passport_identity
+from models_registry.services import checkpoint_files_verify, file_stamp
+
+
+def keep_promoted(run: TrainingRun) -> list[Checkpoint]:
+    """Copy the run's checkpoints that other aliases mean or meant; returns those that were copied.
+
+    A checkpoint that can't be copied has the reason at its step, and is tried again at the next call.
+    """
+    kept = []
+    for step in _promoted_steps(run):
+        assert step.checkpoint is not None
+        try:
+            is_kept, reason = _keep(step.checkpoint), ""
+        except (BlazrError, OSError) as error:
+            is_kept, reason = False, f"promoted, but not copied: {error}"
+        if is_kept:
+            kept.append(step.checkpoint)
+        if reason != step.reason:
+            RunStep.objects.filter(pk=step.pk, checkpoint=step.checkpoint).update(reason=reason)
+    return kept
+
+
+def _promoted_steps(run: TrainingRun) -> list[RunStep]:
+    """Return the steps whose checkpoints are promoted, and still the trainer's files."""
+    promoted = AliasRevision.objects.exclude(alias__name=run.name).values("checkpoint")
+    steps = run.steps.filter(
+        state=RunStep.State.REGISTERED, checkpoint__in=promoted, checkpoint__source=Checkpoint.Source.PATH,
+        checkpoint__state=Checkpoint.State.AVAILABLE,
+    ).select_related("checkpoint")  # fmt: skip
+    return [step for step in steps if step.checkpoint and not step.checkpoint.is_copy]
+
+
+def _keep(checkpoint: Checkpoint) -> bool:
+    """Copy the files and let the row name the copy; False: another watcher copies them, or changed the row.
+
+    Raises:
+        ChecksumMismatch: The files aren't those that were inspected.
+        StorageFull: The disk has no room for them.
+    """
+    checkpoint_files_verify(checkpoint)
+    names = [stamp["name"] for stamp in checkpoint.file_stamps if not Path(stamp["name"]).is_absolute()]
+    needed, free = sum(stamp["size_bytes"] for stamp in checkpoint.file_stamps), storage.free_bytes()
+    if needed > free:
+        raise StorageFull(
+            f"its {format_bytes(needed)} don't fit on the server's disk, which has {format_bytes(free)} free; free "
+            "some space, or raise the trainer's limit of checkpoints, since its own files are used."
+        )
+    with storage.kept_lock(checkpoint.pk) as is_mine:
+        if not is_mine:
+            return False
+        checkpoint.refresh_from_db()
+        if checkpoint.is_copy:
+            return False
+        target = storage.kept_path(checkpoint.pk)
+        digests = storage.copy_files(Path(checkpoint.directory), names, target)
+        checkpoint_files_verify(checkpoint)  # nobody wrote while they were read
+        return _move(checkpoint, target, digests)
+
+
+def _move(checkpoint: Checkpoint, directory: Path, sha256: Mapping[str, str]) -> bool:
+    """Let a checkpoint be a copy of its files; passports that held go on to hold.
+
+    Args:
+        directory: Where the copies are, under the same names.
+        sha256: Digests of the copies by name.
+
+    Returns:
+        False: The row was changed meanwhile.
+    """
+    moved = copy.copy(checkpoint)
+    moved.directory = str(directory)
+    moved.path = str(directory / Path(checkpoint.path).relative_to(checkpoint.directory))
+    moved.inspection = {**checkpoint.inspection, "directory": moved.directory}
+    moved.file_stamps = [
+        file_stamp(stamp["name"], (directory / stamp["name"]).stat(), sha256[stamp["name"]])
+        if stamp["name"] in sha256
+        else stamp
+        for stamp in checkpoint.file_stamps
+    ]
+    with transaction.atomic():
+        same = Checkpoint.objects.filter(pk=checkpoint.pk, path=checkpoint.path, file_stamps=checkpoint.file_stamps)
+        names = ("directory", "path", "inspection", "file_stamps")
+        if not same.update(**{name: getattr(moved, name) for name in names}, updated_at=timezone.now()):
+            return False
+        held = Passport.objects.filter(source=checkpoint, identity=passport_identity(checkpoint))
+        held.update(identity=passport_identity(moved))
+    return True
