@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -114,10 +115,13 @@ class Push:
             self._send(upload, report)
             upload = self._again(lambda: self._client.json("POST", f"{_path(upload)}/finish"))
         total, place = upload["size_bytes"], _path(upload)
-        while upload["state"] == "checking":
+        while upload["state"] in ("receiving", "checking"):
             report(f"the server checks: {upload['stage']}", total, total)
             time.sleep(POLL_S)
-            upload = self._again(lambda: self._client.json("GET", place))
+            # Complete, but not being checked: the server was stopped meanwhile.
+            finishes = upload["state"] == "receiving"
+            request = ("POST", f"{place}/finish") if finishes else ("GET", place)
+            upload = self._again(partial(self._client.json, *request))
         self._forget()
         if upload["state"] != "done":
             raise InvalidRequest(f"the server has refused the checkpoint: {upload['reason'] or upload['state']}")

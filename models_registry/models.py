@@ -205,6 +205,7 @@ class Upload(models.Model):
     overrides = models.JSONField(default=dict, blank=True, help_text="Facts set by the uploader, by name.")
     state = models.CharField(max_length=12, choices=State.choices, default=State.RECEIVING)
     stage = models.CharField(max_length=100, blank=True, default="", help_text="What the check is at.")
+    num_checks = models.PositiveSmallIntegerField(default=0, help_text="How often the check has begun.")
     reason = models.TextField(blank=True, default="", help_text="Why it was refused.")
     checkpoint = models.ForeignKey(Checkpoint, null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)

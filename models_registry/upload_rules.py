@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inference.errors import InvalidRequest, RequestTooLarge, UnsupportedFormat
+from inference.errors import CorruptCheckpoint, InvalidRequest, RequestTooLarge, UnsupportedFormat
 from inference.modelling.encodings.quantisation_config import SIDE_FILES
+from inference.modelling.gguf.ggjt import MAGIC
 from models_registry.curves import PLAN_FILE
+from models_registry.detection.safetensors_header import MAX_HEADER_BYTES
 
 CHUNK_BYTES = 2 << 20
 """Largest piece per request; below Django's in-memory limit, so that a body never spools to the system's /tmp."""
@@ -147,3 +150,26 @@ def _limit(name: str) -> int:
     raise UnsupportedFormat(
         f"{name} is not a file of a checkpoint; taken are {', '.join(accepted_kinds())}.", param=name
     )
+
+
+def check_head(name: str, size_bytes: int, piece: bytes) -> None:
+    """Refuse a wrong file by its first piece, before a long upload; the inspection does the full check.
+
+    Raises:
+        CorruptCheckpoint: It doesn't begin as a file of this name and size does.
+    """
+    for suffix, magic, kind in ((".gguf", b"GGUF", "GGUF"), (".ggml", MAGIC, "ggjt")):
+        if not name.endswith(suffix):
+            continue
+        if not piece.startswith(magic[: len(piece)]):
+            raise CorruptCheckpoint(f"{name} doesn't begin like a {kind} file; it is of another format.", param=name)
+        return
+    if len(piece) < 9:
+        return
+    (header,) = struct.unpack("<Q", piece[:8])
+    if piece[8:9] != b"{" or header > MAX_HEADER_BYTES or header + 8 > size_bytes:
+        raise CorruptCheckpoint(
+            f"{name} doesn't begin like a safetensors file (header of {header} bytes, limit "
+            f"{min(MAX_HEADER_BYTES, size_bytes - 8)}); it is damaged or of another format.",
+            param=name,
+        )

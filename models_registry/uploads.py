@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import struct
 import threading
 import uuid
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.db import close_old_connections, connection, transaction
-from django.db.models import Sum
+from django.db.models import F, Sum
 from django.utils import timezone
 
 from inference.errors import (
@@ -35,7 +34,6 @@ from inference.errors import (
     RequestTooLarge,
     StorageFull,
 )
-from inference.modelling.gguf.ggjt import MAGIC
 from inference.models.readable_rows import readable_rows
 from models_registry import storage
 from models_registry.chat_templates import check_before_inspection
@@ -45,7 +43,7 @@ from models_registry.models import Checkpoint, Upload, UploadFile
 from models_registry.names import check_name
 from models_registry.services import Inspector, checkpoint_register
 from models_registry.tokenizer_sources import with_source_path
-from models_registry.upload_rules import CHUNK_BYTES, WEIGHT_SUFFIXES, DeclaredFile, check_declaration
+from models_registry.upload_rules import CHUNK_BYTES, WEIGHT_SUFFIXES, DeclaredFile, check_declaration, check_head
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AbstractBaseUser
@@ -58,8 +56,8 @@ IDLE_LIMIT = timedelta(hours=24)
 KEEP_ROWS = timedelta(days=7)
 """How long the row of an ended upload is kept."""
 DISK_RESERVE_BYTES = 256 << 20
-MAX_HEADER_BYTES = 8 << 20
-"""As in ``models_registry.detection.safetensors_header``; checked here to refuse the first piece early."""
+MAX_CHECKS = 3
+"""How often the check of an upload begins: each time but the first after a process died."""
 
 
 class UploadCancelled(BlazrError):
@@ -142,24 +140,26 @@ def upload_receive(*, upload_id: uuid.UUID, number: int, offset: int, body: IO[b
 
 
 def upload_finish(*, upload_id: uuid.UUID, wait: bool = False, inspect: Inspector | None = None) -> Upload:
-    """Check and register a completely received upload.
+    """Check and register a completely received upload; one that is being checked, or is done, stays as it is.
 
     Args:
         wait: Run in this call; otherwise in a thread, and the row's ``state`` and ``stage`` show the progress.
 
     Raises:
         NotFound: No such upload.
-        Conflict: The upload isn't complete, or has ended.
+        Conflict: The upload isn't complete, or was refused or cancelled.
     """
     upload = upload_get(upload_id)
+    if upload.state == Upload.State.DONE:
+        return upload
+    if upload.state not in Upload.OPEN:
+        raise Conflict(f"the upload is {upload.state} already.")
     for file in upload.files.all():
         if file.received_bytes != file.size_bytes:
             raise Conflict(
                 f"{file.name} has {file.received_bytes} of {file.size_bytes} bytes; send the rest first.",
                 param=file.name,
             )
-    if upload.state != Upload.State.RECEIVING:
-        raise Conflict(f"the upload is {upload.state} already.")
     if wait:
         _check_locked(upload_id, inspect, threading.Event())
         return upload_get(upload_id)
@@ -170,6 +170,14 @@ def upload_finish(*, upload_id: uuid.UUID, wait: bool = False, inspect: Inspecto
     thread.start()
     started.wait(10)
     return upload_get(upload_id)
+
+
+def uploads_finish() -> int:
+    """Check again what a process that died was checking; returns the number of uploads."""
+    rows = Upload.objects.filter(state=Upload.State.RECEIVING, num_checks__gt=0).values_list("pk", flat=True)
+    for upload_id in rows:
+        upload_finish(upload_id=upload_id)
+    return len(rows)
 
 
 def upload_cancel(*, upload_id: uuid.UUID) -> Upload:
@@ -206,8 +214,8 @@ def upload_get(upload_id: uuid.UUID) -> Upload:
 def uploads_sweep() -> int:
     """End dead uploads and delete old rows; returns the number of ended uploads. Safe beside running uploads.
 
-    Uploads whose checking process died end at once; uploads that are being received may be resumed until
-    ``IDLE_LIMIT``.
+    Uploads whose checking process died are complete and may be checked again (``uploads_finish``), but not for ever;
+    uploads that are being received may be resumed until ``IDLE_LIMIT``.
     """
     now, ended = timezone.now(), 0
     # Without the column that nobody needs here: a damaged upload ends with the others.
@@ -217,10 +225,20 @@ def uploads_sweep() -> int:
     for upload in uploads.filter(state=Upload.State.CHECKING):
         with storage.upload_lock(upload.pk) as held:
             if held:
-                reason = "the server stopped while it checked the files; upload them again"
-                ended += _end(upload, Upload.State.REFUSED, reason)
+                ended += _give_back(upload)
     Upload.objects.exclude(state__in=Upload.OPEN).filter(active_at__lt=now - KEEP_ROWS).delete()
     return ended
+
+
+def _give_back(upload: Upload) -> int:
+    """Let an upload whose check died be checked again; returns 1 if it was ended, because that happens too often."""
+    if upload.num_checks >= MAX_CHECKS:
+        reason = f"the server stopped {upload.num_checks} times while it checked the files; its log has details"
+        return _end(upload, Upload.State.REFUSED, reason)
+    Upload.objects.filter(pk=upload.pk, state=Upload.State.CHECKING).update(
+        state=Upload.State.RECEIVING, stage="the server stopped; the check begins again", active_at=timezone.now()
+    )
+    return 0
 
 
 def available_bytes() -> int:
@@ -280,7 +298,7 @@ def _store_piece(file: UploadFile, descriptor: int, piece: bytes) -> UploadFile:
     offset = file.received_bytes
     try:
         if offset == 0 and file.name.endswith(WEIGHT_SUFFIXES):
-            _check_head(file, piece)
+            check_head(file.name, file.size_bytes, piece)
         with storage.full_disk_as_error():
             _write_piece(descriptor, offset, piece)
     except (StorageFull, CorruptCheckpoint) as error:
@@ -310,27 +328,6 @@ def _read_piece(body: IO[bytes], file: UploadFile) -> bytes:
     return b"".join(parts)
 
 
-def _check_head(file: UploadFile, piece: bytes) -> None:
-    """Refuse a wrong file with its first piece, before a long upload; the inspection does the full check."""
-    for suffix, magic, name in ((".gguf", b"GGUF", "GGUF"), (".ggml", MAGIC, "ggjt")):
-        if not file.name.endswith(suffix):
-            continue
-        if not piece.startswith(magic[: len(piece)]):
-            raise CorruptCheckpoint(
-                f"{file.name} doesn't begin like a {name} file; it is of another format.", param=file.name
-            )
-        return
-    if len(piece) < 9:
-        return
-    (header,) = struct.unpack("<Q", piece[:8])
-    if piece[8:9] != b"{" or header > MAX_HEADER_BYTES or header + 8 > file.size_bytes:
-        raise CorruptCheckpoint(
-            f"{file.name} doesn't begin like a safetensors file (header of {header} bytes, limit "
-            f"{min(MAX_HEADER_BYTES, file.size_bytes - 8)}); it is damaged or of another format.",
-            param=file.name,
-        )
-
-
 def _write_piece(descriptor: int, offset: int, piece: bytes) -> None:
     view, position = memoryview(piece), offset
     while view:
@@ -352,10 +349,16 @@ def _check_in_thread(upload_id: uuid.UUID, inspect: Inspector | None, started: t
 
 
 def _check_locked(upload_id: uuid.UUID, inspect: Inspector | None, started: threading.Event) -> None:
-    """Lock the upload, move it to ``checking``, and end it with success or a reason."""
+    """Lock the upload, move it to ``checking``, and end it with success or a reason.
+
+    One that is ``checking`` without a lock is that of a process that died.
+    """
     with storage.upload_lock(upload_id) as held:
-        moved = held and Upload.objects.filter(pk=upload_id, state=Upload.State.RECEIVING).update(
-            state=Upload.State.CHECKING, stage="reading back", active_at=timezone.now()
+        moved = held and Upload.objects.filter(pk=upload_id, state__in=Upload.OPEN, num_checks__lt=MAX_CHECKS).update(
+            state=Upload.State.CHECKING,
+            stage="reading back",
+            num_checks=F("num_checks") + 1,
+            active_at=timezone.now(),
         )
         started.set()
         if not moved:
@@ -405,26 +408,33 @@ def _check_and_register(upload: Upload, inspect: Inspector) -> None:
 
 
 def _publish(upload: Upload, files: Sequence[UploadFile]) -> dict[str, str]:
-    """Hash every file, compare it with its declaration, and publish it; returns digests by name."""
+    """Hash every file, compare it with its declaration, then publish all; returns digests by name.
+
+    What a check that died has published before is at its place already.
+    """
     digests: dict[str, str] = {}
     report = _StageReport(upload, total=upload.size_bytes)
+    parts = {file.name: storage.part_path(upload.pk, file.number) for file in files}
+    places = {file.name: storage.checkpoint_path(upload.pk) / file.name for file in files}
     for file in files:
-        part = storage.part_path(upload.pk, file.number)
-        size = part.stat().st_size
+        source = parts[file.name] if parts[file.name].exists() else places[file.name]
+        size = source.stat().st_size
         if size != file.size_bytes:
             raise CorruptCheckpoint(
                 f"{file.name} has {size} bytes on the disk, {file.size_bytes} were declared; upload it again.",
                 param=file.name,
             )
-        digest = storage.sha256_file(part, report)
+        digest = digests[file.name] = storage.sha256_file(source, report)
         if file.sha256 and file.sha256 != digest:
             raise ChecksumMismatch(
                 f"{file.name} has SHA-256 {digest}, {file.sha256} was declared; it was damaged on the way.",
                 param=file.name,
             )
-        storage.publish_file(part, digest, storage.checkpoint_path(upload.pk) / file.name)
-        UploadFile.objects.filter(pk=file.pk).update(sha256=digest)
-        digests[file.name] = digest
+    for file in files:
+        if parts[file.name].exists():
+            places[file.name].unlink(missing_ok=True)
+            storage.publish_file(parts[file.name], digests[file.name], places[file.name])
+        UploadFile.objects.filter(pk=file.pk).update(sha256=digests[file.name])
     return digests
 
 

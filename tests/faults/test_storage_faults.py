@@ -118,8 +118,8 @@ def killed_upload(site: Site, name: str, num_pieces: int | None, *, pause_s: flo
     "F24",
     provoked="`kill -9` of the web process at two random moments of an upload of a model, and in its check",
     holds="an upload that was being received goes on behind the bytes that the server has, and becomes a model with "
-    "the same files; one that was being checked is refused after the next start and leaves no byte; no model is "
-    "registered in part",
+    "the same files; one that was being checked is checked again and becomes one, too (by command: 5 GB, with kills of "
+    "the client as well, in 64 MiB of the web process); no model is registered in part",
 )
 def test_f24_kills_under_an_upload_register_nothing_in_part(site):
     dice = random.Random(SEED)
@@ -129,10 +129,6 @@ def test_f24_kills_under_an_upload_register_nothing_in_part(site):
         upload = killed_upload(site, f"f24-{number}", num_pieces, pause_s=dice.uniform(0, 0.05))
         state = upload.state()["state"]
         assert num_pieces is None or state == "receiving", state
-        if state == "refused":
-            assert "the server stopped" in upload.state()["reason"]
-            assert upload.left_behind() == []
-            continue
         found = upload.register() if state == "receiving" else upload.wait("done")["checkpoint"]
         registered.add(found.replace("-", ""))
         assert checkpoints(site) == before | registered

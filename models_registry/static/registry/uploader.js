@@ -104,7 +104,9 @@ export class Uploader {
     while (["receiving", "checking"].includes(upload.state)) {
       this.set(run, { stage: upload.stage });
       await pause(400);
-      upload = await this.ask(run, "GET", `/registry/uploads/${run.id}`);
+      // One that was being checked and is complete again had its server stopped: the check begins again.
+      const isStopped = upload.state === "receiving";
+      upload = await this.ask(run, isStopped ? "POST" : "GET", `/registry/uploads/${run.id}${isStopped ? "/finish" : ""}`);
     }
     if (upload.state === "done") this.set(run, { state: "done", checkpoint: upload.checkpoint });
     else this.set(run, { state: upload.state, reason: upload.reason });

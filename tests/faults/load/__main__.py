@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.faults.load import disconnects, limits, overload, prefixes, queued, readers, soak, streams, waits
+from tests.faults.load import disconnects, limits, overload, prefixes, queued, readers, soak, streams, uploads, waits
 from tests.faults.load.disconnects import quantile
 from tests.faults.load.site import LoadSite
 
@@ -139,6 +139,16 @@ def run_waits(site: LoadSite, given: argparse.Namespace) -> Lines:
     yield from _problems(found.problems)
 
 
+def run_uploads(site: LoadSite, given: argparse.Namespace) -> Lines:
+    """A push of gigabytes."""
+    found = uploads.run_uploads(site, round((given.gigabytes or 5) * 1e9))
+    rate = found.size_bytes / found.seconds / 1e6
+    yield f"{found.size_bytes / 1e9:.2f} GB in {found.seconds:.0f} s ({rate:.0f} MB/s), killed: {found.kills}", True
+    yield f"the second client went on at {found.resumed_bytes / 1e9:.2f} GB", found.resumed_bytes > 0
+    yield f"web process {found.memory_bytes / MIB:+.0f} MiB", found.memory_bytes <= 64 * MIB
+    yield from _problems(found.problems)
+
+
 def _problems(problems: list[str]) -> Lines:
     yield from ((problem, False) for problem in problems[:20])
 
@@ -154,6 +164,7 @@ SCENARIOS: dict[str, tuple[Callable[[LoadSite, argparse.Namespace], Lines], dict
     "quotas": (run_quotas, {}, 1),
     "prefixes": (run_prefixes, {}, 1),
     "waits": (run_waits, {"BLAZR_MAX_NUM_SEQS": waits.NUM_SEQS}, 1),
+    "uploads": (run_uploads, {}, 1),
     "soak": (soak.run_soak, {}, 2),
 }
 """Each scenario with its settings and its number of workers."""
@@ -166,6 +177,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--num", type=int, help="disconnects, readers, streams, jobs, rounds, requests or pairs")
     parser.add_argument("--seconds", type=float, help="of an overload or a flood; 60")
     parser.add_argument("--minutes", type=float, default=60, help="of a soak")
+    parser.add_argument("--gigabytes", type=float, help="of an upload; 5")
     parser.add_argument("--seed", type=int, default=1, help="of a soak's faults, or of prompts")
     given = parser.parse_args(arguments)
     scenario, variables, num_workers = SCENARIOS[given.scenario]
