@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 import orjson
+from django.db import transaction
 from django.http import QueryDict
 from django.urls import reverse
 
@@ -173,8 +174,9 @@ class BatchQueue(StaffAction):
             )
         # A form that is sent twice makes one batch.
         key = RequestKey(f"queue-{file_id[:40]}", "")
-        row = batch_create(values=values, principal=principal, request_key=key)
-        file_keep(file_id=file_id, principal=principal)
+        with transaction.atomic():  # a batch whose process dies keeps its input, or isn't made
+            row = batch_create(values=values, principal=principal, request_key=key)
+            file_keep(file_id=file_id, principal=principal)
         return reverse("batch", args=[row.batch_id])
 
 

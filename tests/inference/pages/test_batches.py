@@ -208,6 +208,22 @@ def test_a_form_that_is_wrong_says_what(client: Client, values: dict[str, str], 
     assert Batch.objects.count() == 0
 
 
+def test_no_batch_is_made_without_its_kept_file(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that dies between the two leaves neither."""
+
+    class Died(Exception):
+        pass
+
+    def die(**_: object) -> None:
+        raise Died
+
+    monkeypatch.setattr("inference.pages.batches.file_keep", die)
+    client.force_login(account("sonja", "superuser"))
+    with pytest.raises(Died):
+        queued(client)
+    assert Batch.objects.count() == 0
+
+
 def test_a_file_is_discarded(client: Client) -> None:
     client.force_login(account("sonja", "superuser"))
     assert queued(client, discard="1")["Location"] == "/jobs/"
