@@ -23,7 +23,7 @@ import triton.language as tl
 
 from inference.modelling.backends.triton.activations import activate
 from inference.modelling.backends.triton.coded import DeviceCoded, code_sums, code_tile_options
-from inference.modelling.backends.triton.quantised import DeviceQuantised, tile_options, tile_sums
+from inference.modelling.backends.triton.quantised import EXPANSION, DeviceQuantised, tile_options, tile_sums
 
 Stack = torch.Tensor | DeviceQuantised | DeviceCoded
 """Matrices of experts, one below the other."""
@@ -32,7 +32,7 @@ Stack = torch.Tensor | DeviceQuantised | DeviceCoded
 @triton.jit
 def _grouped_product(
     rows_ptr, weight_ptr, scales_ptr, offsets_ptr, levels_ptr, out_ptr, order_ptr, tile_expert_ptr, tile_start_ptr,
-    tile_stop_ptr, rows_row,
+    tile_stop_ptr, expansion, rows_row,
     DIVISOR: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr,
     SCATTER: tl.constexpr, CODED: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_OFFSET: tl.constexpr,
     ROW_TILE: tl.constexpr, COLUMN_TILE: tl.constexpr, INNER_TILE: tl.constexpr, PRECISION: tl.constexpr,
@@ -77,13 +77,13 @@ def _grouped_product(
             places = rows_ptr + sources[None, :] * rows_row
             total = tl.trans(tile_sums(
                 places, real[None, :], weight_ptr + outputs * words, scales_ptr + outputs * groups, within[:, None],
-                INNER, BITS, GROUP, ROW_TILE, COLUMN_TILE, INNER_TILE, PRECISION,
+                expansion, INNER, BITS, GROUP, ROW_TILE, COLUMN_TILE, INNER_TILE, PRECISION,
             ))  # fmt: skip
             if GATED:
                 outputs += COLUMNS
                 total_up = tl.trans(tile_sums(
                     places, real[None, :], weight_ptr + outputs * words, scales_ptr + outputs * groups, within[:, None],
-                    INNER, BITS, GROUP, ROW_TILE, COLUMN_TILE, INNER_TILE, PRECISION,
+                    expansion, INNER, BITS, GROUP, ROW_TILE, COLUMN_TILE, INNER_TILE, PRECISION,
                 ))  # fmt: skip
         else:
             inner = tl.arange(0, INNER_TILE)
@@ -208,13 +208,13 @@ def run_experts(
     operands, options = _operands(first, hidden.dtype, row_tile)
     activated = torch.empty(pairs, inner, dtype=hidden.dtype, device=hidden.device)
     _grouped_product[(triton.cdiv(inner, options["COLUMN_TILE"]), expert.shape[0])](
-        hidden, *operands, activated, order, expert, start, stop, hidden.stride(0),
+        hidden, *operands, activated, order, expert, start, stop, EXPANSION, hidden.stride(0),
         DIVISOR=top_k, INNER=width, COLUMNS=inner, GATED=gated, KIND=activation, SCATTER=False, **options,
     )  # fmt: skip
     operands, options = _operands(down, hidden.dtype, row_tile)
     parts = torch.empty(pairs, width, dtype=hidden.dtype, device=hidden.device)
     _grouped_product[(triton.cdiv(width, options["COLUMN_TILE"]), expert.shape[0])](
-        activated, *operands, parts, order, expert, start, stop, inner,
+        activated, *operands, parts, order, expert, start, stop, EXPANSION, inner,
         DIVISOR=0, INNER=inner, COLUMNS=width, GATED=False, KIND="none", SCATTER=True, **options,
     )  # fmt: skip
     out = torch.empty(rows, width, dtype=hidden.dtype, device=hidden.device)

@@ -6,14 +6,15 @@ loads at once: 16 bytes of one output, four 32-bit words. In int4 it holds the 3
 128. Value i of word j is input 4i + j of the chunk: so the i-th values of the four words meet four inputs that lie
 together, and nothing has to be shuffled between threads.
 
-No integer is ever converted: shifted into the mantissa of a float32 that is a power of two, n *is* that power plus n.
-The offset leaves again per chunk: Σ x·(n + o) - o·Σ x. The nibbles of int4 first become the bytes of their levels, four
-at a time: PTX's ``prmt`` chooses four bytes of eight by the nibbles of a word (PTX ISA, section "prmt").
+No integer is ever converted: a byte n put into the lowest place of the float32 2^23 makes it 2^23 + n, and one
+subtraction leaves n. The nibbles of int4 first become the bytes of their levels, eight at a time: PTX's ``prmt``
+chooses four bytes of eight by the nibbles of a word (PTX ISA, section "prmt").
 
-One row is multiplied on the ordinary cores: a thread holds a chunk of several outputs against the same inputs, and its
-sums stay in float32 to the end. 2 to 64 rows, where a value is worth a matrix instruction, are multiplied in tiles;
-their expanded weights are rounded as ``dense`` rounds them. Above that the weight is expanded to a matrix once and the
-library's product used, as arithmetic bounds it then.
+One row is multiplied on the ordinary cores: a thread holds a chunk of two outputs against the same inputs, and its sums
+stay in float32 to the end. It needs few registers, so that enough warps are resident to cover the loads: what a loop
+loads ahead, the compiler moves down to where it is used. 2 to 64 rows, where a value is worth a matrix instruction, are
+multiplied in tiles; their expanded weights are rounded as ``dense`` rounds them. Above that the weight is expanded to a
+matrix once and the library's product used, as arithmetic bounds it then.
 
 Shape letters: M rows, N outputs, K inputs, C chunks of an output, w words.
 
@@ -38,6 +39,8 @@ from inference.modelling.quantisation import GROUP_SIZES, INT4_LEVELS, Kind
 
 BITS: dict[Kind, int] = {"int8": 8, "int4": 4}
 CHUNK_WORDS = 4
+REPEATS = 2
+"""Outputs of a thread times 8, of a program, in a product of one row."""
 PRODUCT_ROWS = (1, 16, 64)
 """Up to how many rows each kernel for products with quantised weights is used; beyond them, the library's product."""
 FEW_ROWS, MAX_ROWS = PRODUCT_ROWS[1:]
@@ -46,28 +49,32 @@ PIECE_VALUES = 1 << 24
 """Of a matrix that are quantised at once: their float32 copies are 64 MiB each, some of them there together."""
 
 
-_RAISED_BY = tl.constexpr(256.0 + 128.0)
-"""What the kernels' values are raised by: a power of two, and what makes the stored ones unsigned."""
-
-
 def _four_levels(first: int) -> int:
     """Four unsigned levels of int4 in an int32."""
     return int.from_bytes(bytes(level + 128 for level in INT4_LEVELS[first : first + 4]), "little", signed=True)
 
 
-_LEVELS_0, _LEVELS_1 = tl.constexpr(_four_levels(0)), tl.constexpr(_four_levels(4))
-_LEVELS_2, _LEVELS_3 = tl.constexpr(_four_levels(8)), tl.constexpr(_four_levels(12))
+EXPANSION = (*(_four_levels(first) for first in range(0, 16, 4)), 0x4B000000)
+"""What kernels expand values with: the levels of int4, and 2^23 as the bits of a float32.
+
+They are arguments because the compiler doesn't keep constants in registers: ``prmt`` takes two of them, and each use
+would first move both there, a fifth of all instructions."""
 # Three bits of each nibble choose of the lower eight levels and of the upper ones, the fourth bit of these two.
-_CHOOSE_LEVELS = tl.constexpr(f"""{{
-    .reg .b32 chosen, lower, upper;
-    and.b32 chosen, $1, 0x7777;
-    prmt.b32 lower, {_four_levels(0)}, {_four_levels(4)}, chosen;
-    prmt.b32 upper, {_four_levels(8)}, {_four_levels(12)}, chosen;
-    shr.u32 chosen, $1, 1;
-    and.b32 chosen, chosen, 0x4444;
-    or.b32 chosen, chosen, 0x3210;
-    prmt.b32 $0, lower, upper, chosen;
-}}""")
+_CHOOSE_LEVELS = tl.constexpr("""{
+    .reg .b32 level, half, lower, upper;
+    and.b32 level, $2, 0x77777777;
+    shr.u32 half, $2, 1;
+    lop3.b32 half, half, 0x44444444, 0x32103210, 0xea;
+    prmt.b32 lower, $3, $4, level;
+    prmt.b32 upper, $5, $6, level;
+    prmt.b32 $0, lower, upper, half;
+    shr.u32 level, level, 16;
+    shr.u32 half, half, 16;
+    prmt.b32 lower, $3, $4, level;
+    prmt.b32 upper, $5, $6, level;
+    prmt.b32 $1, lower, upper, half;
+}""")
+_PUT_BYTE = tl.constexpr(tuple(f"prmt.b32 $0, $1, $2, 0x754{place};" for place in range(4)))
 
 
 class ExpandedInside(ABC):
@@ -202,48 +209,60 @@ def _arranged(plain: PlainQuantised) -> torch.Tensor:
     return places.contiguous().view(torch.int32).flatten(1)
 
 
-if os.environ.get("TRITON_INTERPRET") == "1":
+if os.environ.get("TRITON_INTERPRET") == "1":  # the interpreter has no PTX
 
     @triton.jit
-    def _levels(nibbles):
-        """The unsigned levels of the lower four nibbles of int32 words, a byte for each. The interpreter has no PTX."""
-        found = nibbles * 0
-        for place in tl.static_range(4):
+    def _eight_levels(nibbles, expansion):
+        """The unsigned levels of int32 words, a byte for each: those of the lower four nibbles, of the upper four."""
+        lower, upper = nibbles * 0, nibbles * 0
+        for place in tl.static_range(8):
             number = (nibbles >> (place * 4)) & 15
-            quarter = tl.where(
-                number < 4, _LEVELS_0, tl.where(number < 8, _LEVELS_1, tl.where(number < 12, _LEVELS_2, _LEVELS_3))
-            )
-            found |= ((quarter >> ((number & 3) * 8)) & 255) << (place * 8)
-        return found
+            first, second = tl.where(number < 4, expansion[0], expansion[1]), expansion[2]
+            quarter = tl.where(number < 8, first, tl.where(number < 12, second, expansion[3]))
+            level = ((quarter >> ((number & 3) * 8)) & 255) << (place % 4 * 8)
+            if place < 4:
+                lower |= level
+            else:
+                upper |= level
+        return lower, upper
+
+    @triton.jit
+    def _value(numbers, PLACE: tl.constexpr, expansion):
+        """A byte of int32 words less 128, in float32."""
+        return (((numbers >> (PLACE * 8)) & 255) - 128).to(tl.float32)
 
 else:
 
     @triton.jit
-    def _levels(nibbles):
-        """The unsigned levels of the lower four nibbles of int32 words, a byte for each."""
-        return tl.inline_asm_elementwise(_CHOOSE_LEVELS, "=r,r", [nibbles], dtype=tl.int32, is_pure=True, pack=1)
+    def _eight_levels(nibbles, expansion):
+        """The unsigned levels of int32 words, a byte for each: those of the lower four nibbles, of the upper four."""
+        return tl.inline_asm_elementwise(
+            _CHOOSE_LEVELS, "=&r,=&r,r,r,r,r,r", [nibbles, expansion[0], expansion[1], expansion[2], expansion[3]],
+            dtype=(tl.int32, tl.int32), is_pure=True, pack=1,
+        )  # fmt: skip
+
+    @triton.jit
+    def _value(numbers, PLACE: tl.constexpr, expansion):
+        """A byte of int32 words less 128, in float32."""
+        raised = tl.inline_asm_elementwise(
+            _PUT_BYTE[PLACE], "=f,r,r", [numbers, expansion[4]], dtype=tl.float32, is_pure=True, pack=1
+        )
+        return raised - (8388608.0 + 128.0)
 
 
 @triton.jit
-def _raised(words, PLACE: tl.constexpr, BITS: tl.constexpr):
-    """The values of a place of int32 words, plus ``_RAISED_BY``, in float32.
-
-    Bit b of a float32 with exponent e counts 2^(e - 23 + b): a byte from bit 15 on is added to 256.
-    """
+def _unsigned(words, expansion, BITS: tl.constexpr):
+    """int32 words to the unsigned bytes of their first four values, and of the next four, if they have as many."""
     if BITS == 4:
-        words = _levels(words >> (PLACE // 4 * 16))
-    shift: tl.constexpr = 15 - PLACE % 4 * 8
-    if shift > 0:  # noqa: SIM108
-        moved = words << shift
+        first, second = _eight_levels(words, expansion)
     else:
-        moved = words >> -shift
-    bits = (moved & (255 << 15)) | 0x43800000
-    return bits.to(tl.float32, bitcast=True)
+        first, second = words, words
+    return first, second
 
 
 @triton.jit
 def _row_product(
-    row_ptr, words_ptr, scales_ptr, bias_ptr, out_ptr,
+    row_ptr, words_ptr, scales_ptr, bias_ptr, out_ptr, expansion,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_BIAS: tl.constexpr,
     REPEATS: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
@@ -260,33 +279,25 @@ def _row_product(
     repeat = tl.arange(0, REPEATS)[:, None, None, None, None]
     warp = tl.arange(0, WARPS)[None, :, None, None, None]
     neighbour = tl.arange(0, 8)[None, None, :, None, None]
-    chunk = warp * 4 + tl.arange(0, 4)[None, None, None, :, None]
+    place_in_warp = tl.arange(0, 4)[None, None, None, :, None]
     word = tl.arange(0, 4)[None, None, None, None, :]
     output = tl.program_id(0) * (REPEATS * 8) + repeat * 8 + neighbour
-    within = output < OUTPUTS
     matrix = words_ptr + output.to(tl.int64) * (CHUNKS * 4) + word
     scales = scales_ptr + output.to(tl.int64) * GROUPS
-    mask = within & (chunk < CHUNKS)
-    words = tl.load(matrix + chunk * 4, mask=mask, other=0)
-    scale = tl.load(scales + chunk * CHUNK // GROUP, mask=mask, other=0.0)
     total = tl.zeros((REPEATS, WARPS, 8, 4, 1), tl.float32)
     for step in range(0, CHUNKS, WARPS * 4):
-        # The next chunks are on their way while these are computed.
-        after = step + WARPS * 4 + chunk
-        mask = within & (after < CHUNKS)
-        next_words = tl.load(matrix + after * 4, mask=mask, other=0)
-        next_scale = tl.load(scales + after * CHUNK // GROUP, mask=mask, other=0.0)
+        chunk = step + warp * 4 + place_in_warp
+        mask = (output < OUTPUTS) & (chunk < CHUNKS)
+        words = tl.load(matrix + chunk * 4, mask=mask, other=0)
+        scale = tl.load(scales + chunk * CHUNK // GROUP, mask=mask, other=0.0).to(tl.float32)
+        first, second = _unsigned(words, expansion, BITS)
         sums = tl.zeros((REPEATS, WARPS, 8, 4, 4), tl.float32)
-        offsets = tl.zeros((1, WARPS, 8, 4, 4), tl.float32)
         for place in tl.static_range(PER_WORD):
             # The neighbours' addresses are equal; with them the inputs come to the threads that need them.
-            column = (step + chunk) * CHUNK + place * 4 + word + neighbour * 0
+            column = chunk * CHUNK + place * 4 + word + neighbour * 0
             values = tl.load(row_ptr + column, mask=column < INPUTS, other=0.0).to(tl.float32)
-            offsets += values * _RAISED_BY
-            sums += values * _raised(words, place, BITS)
-        chunk_sums = tl.sum(sums, 4, keep_dims=True) - tl.sum(offsets, 4, keep_dims=True)
-        total += chunk_sums * scale.to(tl.float32)
-        words, scale = next_words, next_scale
+            sums += values * _value(first if place < 4 else second, place % 4, expansion)
+        total += tl.sum(sums, 4, keep_dims=True) * scale
     result = tl.sum(tl.sum(tl.sum(total, 4), 3), 1)
     output = tl.program_id(0) * (REPEATS * 8) + tl.arange(0, REPEATS)[:, None] * 8 + tl.arange(0, 8)[None, :]
     if HAS_BIAS:
@@ -296,7 +307,7 @@ def _row_product(
 
 @triton.jit
 def tile_sums(
-    rows, real, matrix, scales, within, INPUTS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+    rows, real, matrix, scales, within, expansion, INPUTS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
     ROW_TILE: tl.constexpr, OUTPUT_TILE: tl.constexpr, WORD_TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Some outputs of some rows, (OUTPUT_TILE, ROW_TILE) float32, for kernels.
@@ -309,6 +320,7 @@ def tile_sums(
         matrix: (OUTPUT_TILE, 1) where the words of outputs begin.
         scales: (OUTPUT_TILE, 1) where their scales begin.
         within: (OUTPUT_TILE, 1) which of them are there.
+        expansion: ``EXPANSION``.
         INPUTS, BITS, GROUP: Of the weight.
         ROW_TILE, OUTPUT_TILE: At least 16.
         WORD_TILE: Words of an output that are multiplied at once, at least 16.
@@ -323,20 +335,20 @@ def tile_sums(
         mask = (word < WORDS) & within
         words = tl.load(matrix + word, mask=mask, other=0)
         scale = tl.load(scales + word // 4 * CHUNK // GROUP, mask=mask, other=0.0).to(tl.float32)
+        first, second = _unsigned(words, expansion, BITS)
         across = step + tl.arange(0, WORD_TILE)[:, None]
         for place in tl.static_range(PER_WORD):
             column = across // 4 * CHUNK + place * 4 + across % 4
             values = tl.load(rows + column, mask=real & (column < INPUTS), other=0.0)
-            # Both products are exact, and so is their difference: it is rounded once, to the rows' type.
-            offset = scale * _RAISED_BY
-            weight = (_raised(words, place, BITS) * scale - offset).to(values.dtype)
+            # The product is exact in float32: it is rounded once, to the rows' type.
+            weight = (_value(first if place < 4 else second, place % 4, expansion) * scale).to(values.dtype)
             total = tl.dot(weight, values, total, input_precision=PRECISION)
     return total
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _tile_product(
-    rows_ptr, words_ptr, scales_ptr, bias_ptr, out_ptr, rows, rows_row,
+    rows_ptr, words_ptr, scales_ptr, bias_ptr, out_ptr, expansion, rows, rows_row,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_BIAS: tl.constexpr,
     ROW_TILE: tl.constexpr, OUTPUT_TILE: tl.constexpr, WORD_TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -348,7 +360,7 @@ def _tile_product(
     total = tile_sums(
         rows_ptr + number.to(tl.int64) * rows_row, real,
         words_ptr + output.to(tl.int64) * ((INPUTS + CHUNK - 1) // CHUNK * 4),
-        scales_ptr + output.to(tl.int64) * ((INPUTS + GROUP - 1) // GROUP), within,
+        scales_ptr + output.to(tl.int64) * ((INPUTS + GROUP - 1) // GROUP), within, expansion,
         INPUTS, BITS, GROUP, ROW_TILE, OUTPUT_TILE, WORD_TILE, PRECISION,
     )  # fmt: skip
     if HAS_BIAS:
@@ -359,7 +371,7 @@ def _tile_product(
 
 @triton.jit
 def _expand(
-    ids_ptr, words_ptr, scales_ptr, out_ptr, INPUTS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+    ids_ptr, words_ptr, scales_ptr, out_ptr, expansion, INPUTS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
     HAS_IDS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Some columns of one row, written as they lie in a matrix."""
@@ -375,7 +387,7 @@ def _expand(
     words = tl.load(words_ptr + source * ((INPUTS + CHUNK - 1) // CHUNK * 4) + word, mask=known, other=0)
     scale = tl.load(scales_ptr + source * ((INPUTS + GROUP - 1) // GROUP) + column // GROUP, mask=known, other=0.0)
     if BITS == 4:
-        words = _levels(words >> (place * 4))
+        words, _ = _eight_levels(words >> (place * 4), expansion)
         place = 0
     whole = ((words >> (place * 8)) & 255) - 128
     values = whole.to(tl.float32) * scale.to(tl.float32)
@@ -401,16 +413,15 @@ def _product(
         rows = rows.contiguous()
     count = rows.shape[0]
     out = torch.empty(count, outputs, dtype=dtype, device=hidden.device)
-    operands = rows, weight.words, weight.scales, rows if bias is None else bias, out
+    operands = rows, weight.words, weight.scales, rows if bias is None else bias, out, EXPANSION
     shared = {
         "OUTPUTS": outputs, "INPUTS": inputs, "BITS": weight.bits, "GROUP": weight.group, "HAS_BIAS": bias is not None,
     }  # fmt: skip
     if count == 1:
-        repeats = 4 if outputs >= 4096 else 2
         chunks = weight.words.shape[-1] // CHUNK_WORDS
         warps = min(8, triton.next_power_of_2(triton.cdiv(chunks, 4)))
-        _row_product[(triton.cdiv(outputs, 8 * repeats),)](
-            *operands, **shared, REPEATS=repeats, WARPS=warps, num_warps=warps
+        _row_product[(triton.cdiv(outputs, 8 * REPEATS),)](
+            *operands, **shared, REPEATS=REPEATS, WARPS=warps, num_warps=warps
         )
     elif count > 1:
         tile = FEW_ROWS if count <= FEW_ROWS else MAX_ROWS
@@ -426,7 +437,7 @@ def _expanded(weight: DeviceQuantised, ids: torch.Tensor | None, count: int, dty
     tile = min(1024, triton.next_power_of_2(weight.inputs))
     if count:
         _expand[(count, triton.cdiv(weight.inputs, tile))](
-            weight.words if ids is None else ids.contiguous(), weight.words, weight.scales, out,
+            weight.words if ids is None else ids.contiguous(), weight.words, weight.scales, out, EXPANSION,
             INPUTS=weight.inputs, BITS=weight.bits, GROUP=weight.group, HAS_IDS=ids is not None, TILE=tile, num_warps=4,
         )  # fmt: skip
     return out
