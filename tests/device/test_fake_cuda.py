@@ -60,7 +60,12 @@ QUANTISED = ["llama", "gemma", "mixtral", "deepseek v2", "qwen moe", "bamba", "n
 
 @pytest.mark.parametrize(
     ("name", "quant", "tokens"),
-    [*((name, "none", 16) for name in STACKS), *((name, "int4", 16) for name in QUANTISED), ("mixtral", "int8", 96)],
+    [
+        *((name, "none", 16) for name in STACKS),
+        *((name, "int4", 16) for name in QUANTISED),
+        ("mixtral", "int8", 96),
+        ("odd delta", "none", 96),
+    ],
 )
 def test_steps_of_every_kind_of_layer(name, quant, tokens, traffic):
     """Chunks, later chunks and decodes in one step: each waits once, for its tokens, and compiles nothing new."""

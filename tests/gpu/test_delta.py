@@ -41,13 +41,13 @@ class Case:
         value = value.reshape(-1, heads, width)
         return scan(query * key_width**-0.5, key, value, self.beta[rows], self.log_decay[rows], state)
 
-    def moved(self, device: torch.device, pool: torch.Tensor) -> DeltaRows:
+    def moved(self, device: torch.device, pool: torch.Tensor, *, exact: bool = True) -> DeltaRows:
         from inference.modelling.backends.triton.delta import DeltaRows
 
         parts = self.rows.to(device).split(self.widths, 1)
         key_heads, heads, _, width = self.shape
         out = torch.full((len(self.rows), heads, width), torch.nan, device=device)
-        return DeltaRows(*parts, self.beta.to(device), self.log_decay.to(device), pool, key_heads, out)
+        return DeltaRows(*parts, self.beta.to(device), self.log_decay.to(device), pool, key_heads, out, exact)
 
 
 @pytest.mark.parametrize("by_channel", [False, True])
@@ -82,3 +82,50 @@ def test_the_rows_of_a_chunk(shape, length, fresh, by_channel, device):
     assert_close(rows.out[1:-1], case.wanted(slice(1, 1 + length), entry), torch.float32)
     assert_close(moved[2], entry, torch.float32)
     assert torch.equal(moved[:2].cpu(), pool[:2]) and bool(rows.out[[0, -1]].isnan().all())
+
+
+def in_pieces(case, device, *, length, fresh, exact=True, slot=2):
+    """The rows of a chunk that is long enough for pieces, a row before it and one behind it, by both."""
+    _, heads, key_width, width = case.shape
+    pool = torch.randn(3, heads, key_width, width)
+    moved = pool.clone().to(device)
+    rows = case.moved(device, moved, exact=exact)
+    rows.prefill(PrefillChunk(1, 1 + length, 0 if fresh else 9, 0, slot))
+    entry = torch.zeros_like(pool[2]) if fresh or not slot else pool[slot].clone()
+    wanted = case.wanted(slice(1, 1 + length), entry)
+    tolerance = torch.float32 if exact else torch.float16
+    assert_close(rows.out[1:-1], wanted, tolerance)
+    assert bool(rows.out[[0, -1]].isnan().all())
+    if slot:
+        assert_close(moved[slot], entry, tolerance)
+        pool[slot] = moved[slot].cpu()
+    assert torch.equal(moved.cpu(), pool)
+
+
+@pytest.mark.parametrize("exact", [True, pytest.param(False, marks=pytest.mark.device_only)])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("length", "fresh"), [(32, False), (64, True), (131, False)])
+def test_long_chunks_in_pieces(shape, length, fresh, exact, device):
+    in_pieces(Case(length + 2, shape, by_channel=False), device, length=length, fresh=fresh, exact=exact)
+
+
+def test_pieces_neither_read_nor_write_slot_0(device):
+    in_pieces(Case(72, SHAPES[0], by_channel=False), device, length=70, fresh=False, slot=0)
+
+
+@pytest.mark.parametrize("decay", [0.0, -40.0, -1e4, -torch.inf])
+def test_decays_of_pieces_may_be_extreme(decay, device):
+    """Nothing is forgotten, much, or everything, by some rows of a piece or by all of it."""
+    case = Case(132, SHAPES[1], by_channel=False)
+    case.log_decay[40:] = torch.where(torch.rand(92, 4) < 0.5, decay, -1e-3)
+    case.log_decay[70:] = decay
+    in_pieces(case, device, length=130, fresh=False)
+
+
+def test_pieces_of_rows_that_are_alike(device):
+    """Each row overwrites what the last one wrote: products of A grow without bound, its inverse has two diagonals."""
+    case = Case(72, SHAPES[0], by_channel=False)
+    case.rows[:, : sum(case.widths[:2])] = case.rows[0, : sum(case.widths[:2])]
+    case.beta.fill_(1.0)
+    case.log_decay.zero_()
+    in_pieces(case, device, length=70, fresh=False)

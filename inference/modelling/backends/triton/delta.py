@@ -1,5 +1,7 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, misc"
-"""The gated delta rule on the device: rows of many sequences, or a chunk of one, one row after the other.
+"""The gated delta rule on the device: a row of many sequences, or the rows of one, one after the other.
+
+Long chunks whose decays are per head are computed in pieces instead (``delta_pieces``).
 
 A program has some value columns of one head's state and keeps them on the chip over all of its rows. Heads and columns
 are independent of each other, so that a chunk is computed without passing anything between programs. A program of one
@@ -23,11 +25,14 @@ import torch
 import triton
 import triton.language as tl
 
+from inference.modelling.backends.triton.delta_pieces import pass_pieces
 from inference.modelling.forward_batch import PrefillChunk
 from inference.modelling.layers.gated_delta import NORM_EPS
 
 MAX_STATE_VALUES = 2048
 """State values of a program: 64 for each of a warp's 32 threads."""
+LEAST_ROWS_IN_PIECES = 32
+"""Of a chunk; fewer rows are computed one after the other, at about a microsecond each on an H200."""
 
 
 @triton.jit(do_not_specialize=["start", "length", "slot"])
@@ -44,10 +49,9 @@ def _delta(
     in_keys, inside = keys < KEY_WIDTH, columns < WIDTH
     if HAS_SLOTS:
         slot = tl.load(slots_ptr + sequence)
-        owned = in_keys[:, None] & (columns < tl.where(slot != 0, WIDTH, 0))[None, :]
     else:
         slot = slot.to(tl.int64)
-        owned = in_keys[:, None] & inside[None, :]
+    owned = in_keys[:, None] & (columns < tl.where(slot != 0, WIDTH, 0))[None, :]
     cells = state_ptr + ((slot * HEADS + head) * KEY_WIDTH + keys[:, None]) * WIDTH + columns[None, :]
     if FRESH:  # noqa: SIM108
         state = tl.zeros((KEY_PADDED, TILE), tl.float32)
@@ -85,6 +89,7 @@ class DeltaRows:
         pool: (slots, H, P, V) float32, contiguous: the layer's states.
         num_key_heads: G, a divisor of H.
         out: (T, H, V) float32, contiguous, written.
+        exact: The model computes in float32.
     """
 
     query: torch.Tensor
@@ -95,6 +100,7 @@ class DeltaRows:
     pool: torch.Tensor
     num_key_heads: int
     out: torch.Tensor
+    exact: bool
 
     def decode(self, slots: torch.Tensor) -> None:
         """The first B rows; row i belongs to the sequence in slot i of ``slots`` (B,) int64."""
@@ -103,6 +109,13 @@ class DeltaRows:
     def prefill(self, chunk: PrefillChunk) -> None:
         """The rows of a chunk; a sequence that starts with it starts from zero, whatever its entry holds."""
         length, fresh = chunk.stop - chunk.start, chunk.context_len == 0
+        if self.log_decay.dim() == 2 and length >= LEAST_ROWS_IN_PIECES:
+            pass_pieces(
+                self.query, self.key, self.value, self.beta, self.log_decay, self.pool, self.out,
+                num_key_heads=self.num_key_heads, start=chunk.start, length=length, slot=chunk.state_slot,
+                fresh=fresh, exact=self.exact,
+            )  # fmt: skip
+            return
         self._launch(1, None, start=chunk.start, length=length, slot=chunk.state_slot, fresh=fresh)
 
     def _launch(

@@ -238,7 +238,8 @@ def _mix_gated_delta(
     convolved = layer.conv1d(projected[:, : spec.conv_width], batch, state["conv_state"])
     beta, log_decay = layer.gates(ba)
     widths = (spec.key_width, spec.key_width, spec.value_width)
-    out = _delta_rule(convolved, widths, beta, log_decay, spec.num_key_heads, batch, state["delta_state"])
+    exact = projected.dtype == torch.float32
+    out = _delta_rule(convolved, widths, beta, log_decay, spec.num_key_heads, batch, state["delta_state"], exact)
     norm, gate = layer.norm, projected[:, spec.conv_width :]
     if norm.gate == "sigmoid":
         return GatedNorm.normalise(norm, out.flatten(1), gate)
@@ -262,19 +263,19 @@ def _mix_kimi_delta(
     beta, log_decay = b.float().sigmoid(), layer.log_decays(decay.float())
     widths, heads = (spec.width, spec.width, spec.width), spec.num_heads
     log_decay = log_decay.view(-1, heads, spec.head_dim)
-    out = _delta_rule(convolved, widths, beta, log_decay, heads, batch, state["delta_state"])
+    out = _delta_rule(convolved, widths, beta, log_decay, heads, batch, state["delta_state"], qkv.dtype == torch.float32)
     normed: torch.Tensor = layer.norm(out.flatten(1), gate)
     return normed
 
 
 def _delta_rule(
     convolved: torch.Tensor, widths: tuple[int, int, int], beta: torch.Tensor, log_decay: torch.Tensor,
-    num_key_heads: int, batch: ForwardBatch, pool: torch.Tensor,
+    num_key_heads: int, batch: ForwardBatch, pool: torch.Tensor, exact: bool,
 ) -> torch.Tensor:  # fmt: skip
     """The batch's rows (T, C) of q, k and v through the delta rule, to (T, H, V): decodes, then each chunk."""
     out = torch.empty(convolved.shape[0], *pool.shape[1::2], dtype=torch.float32, device=convolved.device)
     query, key, value = torch.split(convolved, list(widths), 1)
-    rows = DeltaRows(query, key, value, beta.contiguous(), log_decay.contiguous(), pool, num_key_heads, out)
+    rows = DeltaRows(query, key, value, beta.contiguous(), log_decay.contiguous(), pool, num_key_heads, out, exact)
     if batch.num_decodes:
         rows.decode(batch.decode_state_slots)
     for chunk in batch.prefills:

@@ -168,9 +168,22 @@ def test_delta_rule(by_channel, compiled):
     conv_chunk(rows, tails, PrefillChunk(0, 2, 0, 0, 1), weight, None, None, convolved)
     log_decay = torch.zeros(2, heads, width) if by_channel else torch.zeros(2, heads)
     pool, out = torch.zeros(3, heads, width, width), torch.zeros(2, heads, width)
-    found = DeltaRows(*convolved.split(widths, 1), torch.zeros(2, heads), log_decay, pool, key_heads, out)
+    found = DeltaRows(*convolved.split(widths, 1), torch.zeros(2, heads), log_decay, pool, key_heads, out, exact=False)
     found.decode(slots)
     found.prefill(PrefillChunk(0, 2, 5, 0, 1))
+
+
+@on_targets
+def test_delta_rule_in_pieces(dtype, compiled):
+    from inference.modelling.backends.triton.delta import DeltaRows
+
+    key_heads, heads, width, count = 16, 32, 128, 70
+    widths = [key_heads * width, key_heads * width, heads * width]
+    pool, out = torch.zeros(3, heads, width, width), torch.zeros(count, heads, width)
+    gates = torch.zeros(count, heads)
+    parts = torch.zeros(count, sum(widths)).split(widths, 1)
+    found = DeltaRows(*parts, gates, gates, pool, key_heads, out, exact=dtype == torch.float32)
+    found.prefill(PrefillChunk(0, count, 5, 0, 1))
 
 
 @on_targets
