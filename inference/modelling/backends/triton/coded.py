@@ -127,16 +127,19 @@ def code_values(
 def code_sums(
     rows, real, planes_ptr, scales_ptr, offsets_ptr, levels_ptr, output, within,
     INPUTS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_OFFSET: tl.constexpr, ROW_TILE: tl.constexpr,
-    OUTPUT_TILE: tl.constexpr, INPUT_TILE: tl.constexpr, PRECISION: tl.constexpr,
+    OUTPUT_TILE: tl.constexpr, INPUT_TILE: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Some outputs of some rows, (OUTPUT_TILE, ROW_TILE) float32, for kernels.
+
+    The inputs are divided among groups of warps, as in ``quantised.tile_sums``.
 
     Args:
         rows: (1, ROW_TILE) where rows begin.
         real: (1, ROW_TILE) which of them are there.
         output: (OUTPUT_TILE, 1) numbers of the outputs, int64.
         within: (OUTPUT_TILE, 1) which of them are there.
-        ROW_TILE, OUTPUT_TILE, INPUT_TILE: At least 16.
+        ROW_TILE, OUTPUT_TILE, INPUT_TILE: At least 16; the last are those of a group of warps.
+        PARTS: Groups of warps.
         PRECISION: Of float32 products.
     """
     WIDTH: tl.constexpr = 8 if BITS == 8 else (4 if BITS >= 4 else 2)
@@ -144,15 +147,18 @@ def code_sums(
     GROUPS: tl.constexpr = (INPUTS + GROUP - 1) // GROUP
     planes = planes_ptr + output * ROW_BYTES
     scales, offsets = scales_ptr + output * GROUPS, offsets_ptr + output * GROUPS
-    total = tl.zeros((OUTPUT_TILE, ROW_TILE), tl.float32)
-    for step in range(0, INPUTS, INPUT_TILE):
-        column = step + tl.arange(0, INPUT_TILE)[None, :]
-        mask = (column < INPUTS) & within
-        weight = code_values(planes, scales, offsets, levels_ptr, column, mask, INPUTS, BITS, GROUP, HAS_OFFSET)
-        across = step + tl.arange(0, INPUT_TILE)[:, None]
-        values = tl.load(rows + across, mask=real & (across < INPUTS), other=0.0)
+    part = tl.arange(0, PARTS)[:, None, None] * INPUT_TILE
+    total = tl.zeros((PARTS, OUTPUT_TILE, ROW_TILE), tl.float32)
+    for step in range(0, INPUTS, PARTS * INPUT_TILE):
+        column = step + part + tl.arange(0, INPUT_TILE)[None, None, :]
+        weight = code_values(
+            planes[None], scales[None], offsets[None], levels_ptr, column, (column < INPUTS) & within[None],
+            INPUTS, BITS, GROUP, HAS_OFFSET,
+        )  # fmt: skip
+        across = step + part + tl.arange(0, INPUT_TILE)[None, :, None]
+        values = tl.load(rows[None] + across, mask=real[None] & (across < INPUTS), other=0.0)
         total = tl.dot(weight.to(values.dtype), values, total, input_precision=PRECISION)
-    return total
+    return tl.sum(total, 0)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -160,7 +166,7 @@ def _code_product(
     rows_ptr, planes_ptr, scales_ptr, offsets_ptr, levels_ptr, bias_ptr, out_ptr, rows, rows_row,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_OFFSET: tl.constexpr,
     HAS_BIAS: tl.constexpr, ROW_TILE: tl.constexpr, OUTPUT_TILE: tl.constexpr, INPUT_TILE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PARTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     output = (tl.program_id(0) * OUTPUT_TILE + tl.arange(0, OUTPUT_TILE)[:, None]).to(tl.int64)
     within = output < OUTPUTS
@@ -168,7 +174,8 @@ def _code_product(
     real = number < rows
     total = code_sums(
         rows_ptr + number.to(tl.int64) * rows_row, real, planes_ptr, scales_ptr, offsets_ptr, levels_ptr, output,
-        within, INPUTS, BITS, GROUP, HAS_OFFSET, ROW_TILE, OUTPUT_TILE, INPUT_TILE, PRECISION,
+        within, INPUTS, BITS, GROUP, HAS_OFFSET, ROW_TILE, OUTPUT_TILE, INPUT_TILE, PARTS,
+        PRECISION,
     )  # fmt: skip
     if HAS_BIAS:
         total += tl.load(bias_ptr + output, mask=within, other=0.0).to(tl.float32)
@@ -200,8 +207,8 @@ def code_tile_options(rows: int, dtype: torch.dtype) -> dict[str, Any]:
     """How kernels around ``code_sums`` are compiled for this many rows of a tile."""
     exact, few = dtype == torch.float32, rows <= FEW_ROWS
     return {
-        "ROW_TILE": rows, "OUTPUT_TILE": 32 if few else 64, "INPUT_TILE": 32 if exact else 64,
-        "PRECISION": "ieee" if exact else "tf32", "num_warps": 4, "num_stages": 3,
+        "ROW_TILE": rows, "OUTPUT_TILE": 16 if few else 64, "INPUT_TILE": 32, "PARTS": 8 if few else 2,
+        "PRECISION": "ieee" if exact else "tf32", "num_warps": 8, "num_stages": 2,
     }  # fmt: skip
 
 

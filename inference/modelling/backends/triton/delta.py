@@ -47,7 +47,7 @@ def _delta(
     sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     keys, columns = tl.arange(0, KEY_PADDED), tl.program_id(2) * TILE + tl.arange(0, TILE)
     in_keys, inside = keys < KEY_WIDTH, columns < WIDTH
-    if HAS_SLOTS:
+    if HAS_SLOTS:  # noqa: SIM108
         slot = tl.load(slots_ptr + sequence)
     else:
         slot = slot.to(tl.int64)

@@ -1,7 +1,7 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, misc"
 """The gated delta rule over a long chunk of one sequence: in pieces of rows, whose products are those of matrices.
 
-Row i of a piece writes d_i = β_i (v_i - k_i S_i), where S_i is the state before it: what was there before the piece, and
+Row i of a piece writes d_i = β_i (v_i - k_i S_i), where S_i is the state before it: the state S before the piece, and
 what the rows j < i wrote, faded by e^(γ_i - γ_j); γ is the running sum of the log decays. So d solves
 
     (I + A) d = β (v - e^γ k S),    A_ij = β_i e^(γ_i - γ_j) k_i · k_j below the diagonal.
@@ -90,8 +90,8 @@ def _invert_pieces(
 
 @triton.jit(do_not_specialize=["start", "length", "slot", "fresh"])
 def _pass_pieces(
-    query_ptr, key_ptr, value_ptr, decay_ptr, inverse_ptr, mixing_ptr, scales_ptr, state_ptr, out_ptr, start, length, slot,
-    fresh, qkv_row,
+    query_ptr, key_ptr, value_ptr, decay_ptr, inverse_ptr, mixing_ptr, scales_ptr, state_ptr, out_ptr,
+    start, length, slot, fresh, qkv_row,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY_WIDTH: tl.constexpr, WIDTH: tl.constexpr,
     KEY_PADDED: tl.constexpr, TILE: tl.constexpr, PIECE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip

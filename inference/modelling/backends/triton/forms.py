@@ -262,8 +262,8 @@ def _mix_kimi_delta(
     convolved = layer.conv1d(qkv, batch, state["conv_state"])
     beta, log_decay = b.float().sigmoid(), layer.log_decays(decay.float())
     widths, heads = (spec.width, spec.width, spec.width), spec.num_heads
-    log_decay = log_decay.view(-1, heads, spec.head_dim)
-    out = _delta_rule(convolved, widths, beta, log_decay, heads, batch, state["delta_state"], qkv.dtype == torch.float32)
+    log_decay, exact = log_decay.view(-1, heads, spec.head_dim), qkv.dtype == torch.float32
+    out = _delta_rule(convolved, widths, beta, log_decay, heads, batch, state["delta_state"], exact)
     normed: torch.Tensor = layer.norm(out.flatten(1), gate)
     return normed
 

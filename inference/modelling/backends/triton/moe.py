@@ -35,7 +35,8 @@ def _grouped_product(
     tile_stop_ptr, expansion, rows_row,
     DIVISOR: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr,
     SCATTER: tl.constexpr, CODED: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_OFFSET: tl.constexpr,
-    ROW_TILE: tl.constexpr, COLUMN_TILE: tl.constexpr, INNER_TILE: tl.constexpr, PRECISION: tl.constexpr,
+    ROW_TILE: tl.constexpr, COLUMN_TILE: tl.constexpr, INNER_TILE: tl.constexpr, PARTS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One tile of pairs times some columns of their expert's matrix (columns, inner).
 
@@ -63,12 +64,13 @@ def _grouped_product(
             places = rows_ptr + sources[None, :] * rows_row
             total = tl.trans(code_sums(
                 places, real[None, :], weight_ptr, scales_ptr, offsets_ptr, levels_ptr, outputs, within[:, None],
-                INNER, BITS, GROUP, HAS_OFFSET, ROW_TILE, COLUMN_TILE, INNER_TILE, PRECISION,
+                INNER, BITS, GROUP, HAS_OFFSET, ROW_TILE, COLUMN_TILE, INNER_TILE, PARTS, PRECISION,
             ))  # fmt: skip
             if GATED:
                 total_up = tl.trans(code_sums(
                     places, real[None, :], weight_ptr, scales_ptr, offsets_ptr, levels_ptr, outputs + COLUMNS,
-                    within[:, None], INNER, BITS, GROUP, HAS_OFFSET, ROW_TILE, COLUMN_TILE, INNER_TILE, PRECISION,
+                    within[:, None], INNER, BITS, GROUP, HAS_OFFSET, ROW_TILE, COLUMN_TILE, INNER_TILE, PARTS,
+                    PRECISION,
                 ))  # fmt: skip
         elif BITS > 0:
             words: tl.constexpr = (INNER * BITS + 127) // 128 * 4
@@ -77,13 +79,13 @@ def _grouped_product(
             places = rows_ptr + sources[None, :] * rows_row
             total = tl.trans(tile_sums(
                 places, real[None, :], weight_ptr + outputs * words, scales_ptr + outputs * groups, within[:, None],
-                expansion, INNER, BITS, GROUP, ROW_TILE, COLUMN_TILE, INNER_TILE, PRECISION,
+                expansion, INNER, BITS, GROUP, ROW_TILE, COLUMN_TILE, INNER_TILE, PARTS, PRECISION,
             ))  # fmt: skip
             if GATED:
                 outputs += COLUMNS
                 total_up = tl.trans(tile_sums(
                     places, real[None, :], weight_ptr + outputs * words, scales_ptr + outputs * groups, within[:, None],
-                    expansion, INNER, BITS, GROUP, ROW_TILE, COLUMN_TILE, INNER_TILE, PRECISION,
+                    expansion, INNER, BITS, GROUP, ROW_TILE, COLUMN_TILE, INNER_TILE, PARTS, PRECISION,
                 ))  # fmt: skip
         else:
             inner = tl.arange(0, INNER_TILE)
@@ -171,7 +173,7 @@ def _operands(stack: Stack, dtype: torch.dtype, row_tile: int) -> tuple[Sequence
         return (stack.words, *[stack.scales] * 3), options | {"BITS": stack.bits, "GROUP": stack.group}
     exact = dtype == torch.float32
     return [stack] * 4, {
-        "CODED": False, "BITS": 0, "GROUP": 1, "HAS_OFFSET": False, "ROW_TILE": row_tile, "COLUMN_TILE": 64,
+        "CODED": False, "BITS": 0, "GROUP": 1, "PARTS": 1, "HAS_OFFSET": False, "ROW_TILE": row_tile, "COLUMN_TILE": 64,
         "INNER_TILE": 32 if exact else 64, "PRECISION": "ieee" if exact else "tf32", "num_warps": 4, "num_stages": 3,
     }  # fmt: skip
 

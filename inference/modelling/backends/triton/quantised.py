@@ -308,11 +308,13 @@ def _row_product(
 @triton.jit
 def tile_sums(
     rows, real, matrix, scales, within, expansion, INPUTS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
-    ROW_TILE: tl.constexpr, OUTPUT_TILE: tl.constexpr, WORD_TILE: tl.constexpr, PRECISION: tl.constexpr,
+    ROW_TILE: tl.constexpr, OUTPUT_TILE: tl.constexpr, WORD_TILE: tl.constexpr, PARTS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Some outputs of some rows, (OUTPUT_TILE, ROW_TILE) float32, for kernels.
 
-    The weight stands on the left: its expanded values then go to the matrix instructions four at a time.
+    The weight stands on the left: its expanded values then go to the matrix instructions four at a time. The inputs are
+    divided among groups of warps, whose sums are added at the end: outputs alone are too few to occupy a device.
 
     Args:
         rows: (1, ROW_TILE) where rows begin.
@@ -323,34 +325,37 @@ def tile_sums(
         expansion: ``EXPANSION``.
         INPUTS, BITS, GROUP: Of the weight.
         ROW_TILE, OUTPUT_TILE: At least 16.
-        WORD_TILE: Words of an output that are multiplied at once, at least 16.
+        WORD_TILE: Words of an output that a group of warps multiplies at once, at least 16.
+        PARTS: Groups of warps.
         PRECISION: Of float32 products.
     """
     PER_WORD: tl.constexpr = 32 // BITS
     CHUNK: tl.constexpr = 4 * PER_WORD
     WORDS: tl.constexpr = (INPUTS + CHUNK - 1) // CHUNK * 4
-    total = tl.zeros((OUTPUT_TILE, ROW_TILE), tl.float32)
-    for step in range(0, WORDS, WORD_TILE):
-        word = step + tl.arange(0, WORD_TILE)[None, :]
-        mask = (word < WORDS) & within
-        words = tl.load(matrix + word, mask=mask, other=0)
-        scale = tl.load(scales + word // 4 * CHUNK // GROUP, mask=mask, other=0.0).to(tl.float32)
+    part = tl.arange(0, PARTS)[:, None, None] * WORD_TILE
+    total = tl.zeros((PARTS, OUTPUT_TILE, ROW_TILE), tl.float32)
+    for step in range(0, WORDS, PARTS * WORD_TILE):
+        word = step + part + tl.arange(0, WORD_TILE)[None, None, :]
+        mask = (word < WORDS) & within[None]
+        words = tl.load(matrix[None] + word, mask=mask, other=0)
+        scale = tl.load(scales[None] + word // 4 * CHUNK // GROUP, mask=mask, other=0.0).to(tl.float32)
         first, second = _unsigned(words, expansion, BITS)
-        across = step + tl.arange(0, WORD_TILE)[:, None]
+        across = step + part + tl.arange(0, WORD_TILE)[None, :, None]
         for place in tl.static_range(PER_WORD):
             column = across // 4 * CHUNK + place * 4 + across % 4
-            values = tl.load(rows + column, mask=real & (column < INPUTS), other=0.0)
+            values = tl.load(rows[None] + column, mask=real[None] & (column < INPUTS), other=0.0)
             # The product is exact in float32: it is rounded once, to the rows' type.
             weight = (_value(first if place < 4 else second, place % 4, expansion) * scale).to(values.dtype)
             total = tl.dot(weight, values, total, input_precision=PRECISION)
-    return total
+    return tl.sum(total, 0)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _tile_product(
     rows_ptr, words_ptr, scales_ptr, bias_ptr, out_ptr, expansion, rows, rows_row,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_BIAS: tl.constexpr,
-    ROW_TILE: tl.constexpr, OUTPUT_TILE: tl.constexpr, WORD_TILE: tl.constexpr, PRECISION: tl.constexpr,
+    ROW_TILE: tl.constexpr, OUTPUT_TILE: tl.constexpr, WORD_TILE: tl.constexpr, PARTS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     CHUNK: tl.constexpr = 128 // BITS
     output = tl.program_id(0) * OUTPUT_TILE + tl.arange(0, OUTPUT_TILE)[:, None]
@@ -361,7 +366,7 @@ def _tile_product(
         rows_ptr + number.to(tl.int64) * rows_row, real,
         words_ptr + output.to(tl.int64) * ((INPUTS + CHUNK - 1) // CHUNK * 4),
         scales_ptr + output.to(tl.int64) * ((INPUTS + GROUP - 1) // GROUP), within, expansion,
-        INPUTS, BITS, GROUP, ROW_TILE, OUTPUT_TILE, WORD_TILE, PRECISION,
+        INPUTS, BITS, GROUP, ROW_TILE, OUTPUT_TILE, WORD_TILE, PARTS, PRECISION,
     )  # fmt: skip
     if HAS_BIAS:
         total += tl.load(bias_ptr + output, mask=within, other=0.0).to(tl.float32)
@@ -398,8 +403,8 @@ def tile_options(rows: int, dtype: torch.dtype) -> dict[str, Any]:
     """How kernels around ``tile_sums`` are compiled for this many rows of a tile."""
     exact, few = dtype == torch.float32, rows <= FEW_ROWS
     return {
-        "ROW_TILE": rows, "OUTPUT_TILE": 32 if few else 64, "WORD_TILE": 16 if exact else 32,
-        "PRECISION": "ieee" if exact else "tf32", "num_warps": 2 if few else 4, "num_stages": 2,
+        "ROW_TILE": rows, "OUTPUT_TILE": 16 if few else 64, "WORD_TILE": 16, "PARTS": 8 if few else 2,
+        "PRECISION": "ieee" if exact else "tf32", "num_warps": 8, "num_stages": 2,
     }  # fmt: skip
 
 

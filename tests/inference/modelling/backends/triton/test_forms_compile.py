@@ -6,6 +6,9 @@ The launchers run as they are; the driver is replaced by one that names a target
 from __future__ import annotations
 
 import math
+import re
+import subprocess
+import tempfile
 
 import pytest
 import torch
@@ -220,12 +223,52 @@ def test_quantised_experts(kind, dtype, compiled):
 def test_quantised_product(kind, dtype, compiled):
     from inference.modelling.backends.triton.quantised import quantise_for_device
 
-    packed = quantise_for_device(torch.ones(4096, 1024), kind)
+    packed = quantise_for_device(torch.ones(1024, 4096), kind)
     for rows in (1, 16, 64):
-        packed.linear(torch.zeros(rows, 1024, dtype=dtype), torch.zeros(4096, dtype=dtype))
-    packed.wide_linear(torch.zeros(1, 1024, dtype=dtype), None)
+        packed.linear(torch.zeros(rows, 4096, dtype=dtype), torch.zeros(1024, dtype=dtype))
+        if dtype == torch.bfloat16:
+            found = longest_loop(compiled[-1]) / weights_of_a_loop(packed, rows)
+            assert 1 < found <= MOST_INSTRUCTIONS[kind, rows], f"{rows} rows: {found:.2f} instructions per weight"
+    packed.wide_linear(torch.zeros(1, 4096, dtype=dtype), None)
     packed.dense(dtype)
     packed.rows(torch.zeros(1, dtype=torch.int64), dtype)
+
+
+MOST_INSTRUCTIONS = {
+    ("int4", 1): 6.3, ("int4", 16): 7.6, ("int4", 64): 8.6, ("int8", 1): 5.6, ("int8", 16): 7.0, ("int8", 64): 8.2,
+}  # fmt: skip
+"""For each weight and thread in the inner loop of a product on sm_90: what triton 3.9 needs, and little more."""
+
+
+def weights_of_a_loop(packed, rows):
+    """The weights that a thread expands in one round of a product's inner loop."""
+    from inference.modelling.backends.triton.quantised import CHUNK_WORDS, REPEATS, tile_options
+
+    words = CHUNK_WORDS * REPEATS
+    if rows > 1:
+        options = tile_options(rows, torch.bfloat16)
+        words = options["OUTPUT_TILE"] * options["WORD_TILE"] * options["PARTS"] / (32 * options["num_warps"])
+    return words * 32 // packed.bits
+
+
+def longest_loop(kernel):
+    """The instructions of a kernel's longest loop, by NVIDIA's disassembler, which comes with triton."""
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        command = [knobs.nvidia.nvdisasm.path, "-c", file.name]
+        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    count, longest, labels = 0, 0, {}
+    for line in text.splitlines():
+        if label := re.match(r"(\.L_x_\d+):", line.strip()):
+            labels[label[1]] = count
+        elif instruction := re.search(r"/\*[0-9a-f]{4,}\*/\s+(.*);", line):
+            count += 1
+            if target := re.search(r"BRA.*`\((\.L_x_\d+)\)", instruction[1]):
+                longest = max(longest, count - labels.get(target[1], count))
+    return longest
 
 
 @on_targets
