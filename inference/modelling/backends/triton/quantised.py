@@ -10,9 +10,9 @@ No integer is ever converted: a byte n put into the lowest place of the float32 
 subtraction leaves n. The nibbles of int4 first become the bytes of their levels, eight at a time: PTX's ``prmt``
 chooses four bytes of eight by the nibbles of a word (PTX ISA, section "prmt").
 
-One row is multiplied on the ordinary cores: a thread holds a chunk of two outputs against the same inputs, and its sums
-stay in float32 to the end. It needs few registers, so that enough warps are resident to cover the loads: what a loop
-loads ahead, the compiler moves down to where it is used. 2 to 64 rows, where a value is worth a matrix instruction, are
+One row is multiplied on the ordinary cores: a thread holds a chunk of an output, and its sums stay in float32 to the
+end. It needs few registers, so that enough warps are resident to cover the loads: what a loop loads ahead, the compiler
+moves down to where it is used. 2 to 64 rows, where a value is worth a matrix instruction, are
 multiplied in tiles; their expanded weights are rounded as ``dense`` rounds them. Above that the weight is expanded to a
 matrix once and the library's product used, as arithmetic bounds it then.
 
@@ -39,8 +39,8 @@ from inference.modelling.quantisation import GROUP_SIZES, INT4_LEVELS, Kind
 
 BITS: dict[Kind, int] = {"int8": 8, "int4": 4}
 CHUNK_WORDS = 4
-REPEATS = 2
-"""Outputs of a thread times 8, of a program, in a product of one row."""
+MANY_OUTPUTS = 8192
+"""From so many outputs on, programs of two warps are enough to keep a device busy with a product of one row."""
 PRODUCT_ROWS = (1, 16, 64)
 """Up to how many rows each kernel for products with quantised weights is used; beyond them, the library's product."""
 FEW_ROWS, MAX_ROWS = PRODUCT_ROWS[1:]
@@ -144,6 +144,11 @@ class DeviceQuantised(ExpandedInside):
     def bits(self) -> int:
         """Of a value."""
         return BITS[self.kind]
+
+    @property
+    def chunk(self) -> int:
+        """Inputs of a chunk."""
+        return CHUNK_WORDS * 32 // self.bits
 
     @property
     def group(self) -> int:
@@ -264,42 +269,42 @@ def _unsigned(words, expansion, BITS: tl.constexpr):
 def _row_product(
     row_ptr, words_ptr, scales_ptr, bias_ptr, out_ptr, expansion,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_BIAS: tl.constexpr,
-    REPEATS: tl.constexpr, WARPS: tl.constexpr,
+    WARPS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """One row times ``REPEATS`` · 8 outputs.
+    """One row times 8 outputs.
 
-    The axes are, in this order, what a thread repeats, its warp, its place in the warp (eight outputs, four chunks),
-    and the words that it loads at once. So a thread expands several outputs against the inputs that it has converted
-    once, the threads of a warp load pieces of 64 bytes, and no thread needs another one's sums before the end.
+    The axes are, in this order, a thread's warp, its place in the warp (eight outputs, four chunks), and the words that
+    it loads at once. So the threads of a warp load pieces of 64 bytes, and no thread needs another one's sums before
+    the end. ``EVEN``: no load reaches beyond the weight or the row, so that none has to be masked.
     """
     PER_WORD: tl.constexpr = 32 // BITS
     CHUNK: tl.constexpr = 4 * PER_WORD
     CHUNKS: tl.constexpr = (INPUTS + CHUNK - 1) // CHUNK
     GROUPS: tl.constexpr = (INPUTS + GROUP - 1) // GROUP
-    repeat = tl.arange(0, REPEATS)[:, None, None, None, None]
-    warp = tl.arange(0, WARPS)[None, :, None, None, None]
-    neighbour = tl.arange(0, 8)[None, None, :, None, None]
-    place_in_warp = tl.arange(0, 4)[None, None, None, :, None]
-    word = tl.arange(0, 4)[None, None, None, None, :]
-    output = tl.program_id(0) * (REPEATS * 8) + repeat * 8 + neighbour
+    warp = tl.arange(0, WARPS)[:, None, None, None]
+    output = tl.program_id(0) * 8 + tl.arange(0, 8)[None, :, None, None]
+    place_in_warp = tl.arange(0, 4)[None, None, :, None]
+    word = tl.arange(0, 4)[None, None, None, :]
     matrix = words_ptr + output.to(tl.int64) * (CHUNKS * 4) + word
     scales = scales_ptr + output.to(tl.int64) * GROUPS
-    total = tl.zeros((REPEATS, WARPS, 8, 4, 1), tl.float32)
+    total = tl.zeros((WARPS, 8, 4, 1), tl.float32)
     for step in range(0, CHUNKS, WARPS * 4):
         chunk = step + warp * 4 + place_in_warp
-        mask = (output < OUTPUTS) & (chunk < CHUNKS)
-        words = tl.load(matrix + chunk * 4, mask=mask, other=0)
-        scale = tl.load(scales + chunk * CHUNK // GROUP, mask=mask, other=0.0).to(tl.float32)
+        mask = None if EVEN else (output < OUTPUTS) & (chunk < CHUNKS)
+        words = tl.load(matrix + chunk * 4, mask=mask, other=None if EVEN else 0)
+        scale = tl.load(scales + chunk * CHUNK // GROUP, mask=mask, other=None if EVEN else 0.0).to(tl.float32)
         first, second = _unsigned(words, expansion, BITS)
-        sums = tl.zeros((REPEATS, WARPS, 8, 4, 4), tl.float32)
+        sums = tl.zeros((WARPS, 8, 4, 4), tl.float32)
         for place in tl.static_range(PER_WORD):
-            # The neighbours' addresses are equal; with them the inputs come to the threads that need them.
-            column = chunk * CHUNK + place * 4 + word + neighbour * 0
-            values = tl.load(row_ptr + column, mask=column < INPUTS, other=0.0).to(tl.float32)
+            # The outputs' addresses are equal; with them the inputs come to the threads that need them.
+            column = chunk * CHUNK + place * 4 + word + output * 0
+            values = tl.load(row_ptr + column, mask=None if EVEN else column < INPUTS, other=None if EVEN else 0.0).to(
+                tl.float32
+            )
             sums += values * _value(first if place < 4 else second, place % 4, expansion)
-        total += tl.sum(sums, 4, keep_dims=True) * scale
-    result = tl.sum(tl.sum(tl.sum(total, 4), 3), 1)
-    output = tl.program_id(0) * (REPEATS * 8) + tl.arange(0, REPEATS)[:, None] * 8 + tl.arange(0, 8)[None, :]
+        total += tl.sum(sums, 3, keep_dims=True) * scale
+    result = tl.sum(tl.sum(tl.sum(total, 3), 2), 0)
+    output = tl.program_id(0) * 8 + tl.arange(0, 8)
     if HAS_BIAS:
         result += tl.load(bias_ptr + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)
     tl.store(out_ptr + output, result.to(out_ptr.dtype.element_ty), mask=output < OUTPUTS)
@@ -424,10 +429,9 @@ def _product(
     }  # fmt: skip
     if count == 1:
         chunks = weight.words.shape[-1] // CHUNK_WORDS
-        warps = min(8, triton.next_power_of_2(triton.cdiv(chunks, 4)))
-        _row_product[(triton.cdiv(outputs, 8 * REPEATS),)](
-            *operands, **shared, REPEATS=REPEATS, WARPS=warps, num_warps=warps
-        )
+        warps = min(2 if outputs >= MANY_OUTPUTS else 4, triton.next_power_of_2(triton.cdiv(chunks, 4)))
+        is_even = outputs % 8 == 0 and chunks % (4 * warps) == 0 and chunks * weight.chunk == inputs
+        _row_product[(triton.cdiv(outputs, 8),)](*operands, **shared, WARPS=warps, EVEN=is_even, num_warps=warps)
     elif count > 1:
         tile = FEW_ROWS if count <= FEW_ROWS else MAX_ROWS
         options = tile_options(tile, hidden.dtype)
