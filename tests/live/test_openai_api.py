@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from tests.live.conftest import LiveServer, wait_until
+from tests.live.conftest import LiveServer, same_bits, wait_until
 
 pytestmark = pytest.mark.live
 
@@ -60,6 +60,7 @@ def test_choices_differ_and_are_reproducible(client):
     assert len(set(texts)) > 1
 
 
+@same_bits
 def test_echo_scores_the_same_text_that_was_generated(client):
     made = client.completions.create(model="demo", prompt="The list", max_tokens=8, temperature=0, logprobs=2)
     text = "The list" + made.choices[0].text
@@ -94,6 +95,7 @@ def test_the_worker_s_refusals_keep_their_status(client):
         client.completions.create(model="demo", prompt="a\0b")
 
 
+@same_bits
 def test_32_concurrent_streams_equal_their_lone_runs(server):
     prompts = [f"{word} {number}" for number in range(8) for word in ("The", "A", "If an", "When")]
 
@@ -113,6 +115,7 @@ def test_32_concurrent_streams_equal_their_lone_runs(server):
     assert together == alone
 
 
+@same_bits
 def test_jobs_survive_a_killed_worker_and_say_the_same(server):
     prompts = [f"Function number {number}" for number in range(8)]
     calm = submit(server, *prompts, max_tokens=48)

@@ -16,7 +16,7 @@ import pytest
 
 from blazr_site.settings.redis import runtime_dir
 from inference.transport import keys as redis_keys
-from tests.live.conftest import DEVICE, READY, ROOT, LiveServer, token_ids, wait_until
+from tests.live.conftest import DEVICE, READY, ROOT, LiveServer, same_bits, token_ids, wait_until
 
 pytestmark = pytest.mark.live
 LONG = {"max_tokens": 400, "ignore_eos": True}
@@ -47,6 +47,7 @@ def test_streamed_text_is_the_whole_text(server):
     assert chunks[-1]["choices"][0]["finish_reason"] in ("length", "stop")
 
 
+@same_bits
 def test_concurrent_streams_equal_their_lone_runs(server):
     prompts = [f"The {word}" for word in ("statement", "class", "function", "value", "name", "loop", "module", "list")]
     alone = [server.complete(prompt=prompt, max_tokens=32).json()["choices"][0]["text"] for prompt in prompts]
@@ -85,6 +86,7 @@ def test_disconnect_frees_the_slot(server):
     assert server.model().status == "ready"
 
 
+@same_bits
 def test_killed_worker_goes_on_without_gap_or_repetition(server):
     """Four streams, greedy and sampled; kill -9 of the worker in the middle; the texts are the undisturbed ones."""
     bodies = [

@@ -13,7 +13,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.live.conftest import LiveServer, wait_until
+from tests.live.conftest import LiveServer, same_bits, wait_until
 
 pytestmark = pytest.mark.live
 
@@ -53,6 +53,7 @@ def test_answers_parse_and_streams_say_the_same(client: openai.OpenAI) -> None:
         client.completions.create(model="demo", prompt="The", extra_body={"guided_regex": "(a"})
 
 
+@same_bits
 def test_a_job_follows_its_grammar_across_the_death_of_its_worker(server: LiveServer) -> None:
     pattern = "([a-z]{12} ){70}"
     body = {"model": "demo", "prompt": "The", "max_tokens": 950, "seed": 1, "guided_regex": pattern}
