@@ -1,10 +1,9 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, misc"
 """Weights in the codes of files, expanded inside the product, so that a decode reads the codes' bytes alone.
 
-Codes lie in rows, in the planes of ``layers.coded.pack_planes``: a thread reads the bytes of each of its values, which
-its neighbours read too, so that memory gives them once. A value is scale · level + offset in float32, rounded to the
-rows' type as ``dense`` rounds it. Up to ``MAX_ROWS`` rows are multiplied in tiles; above that the weight is expanded
-once and the library's product used, as arithmetic bounds it then.
+Codes lie in rows, in the planes of ``layers.coded.pack_planes``. A value is scale · level + offset in float32, rounded
+to the rows' type as ``dense`` rounds it. Up to ``MAX_ROWS`` rows are multiplied in tiles; above that the weight is
+expanded once and the library's product used, as arithmetic bounds it then.
 
 Shape letters: M rows, N outputs, K inputs, E experts.
 
@@ -67,7 +66,20 @@ class DeviceCoded(ExpandedInside):
     def constants(self) -> dict[str, Any]:
         """What kernels are compiled for."""
         form = self.plain.form
-        return {"INPUTS": self.plain.inputs, "BITS": form.bits, "GROUP": form.group, "HAS_OFFSET": form.has_offset}
+        zero = None if form.levels or form.is_float else form.zero
+        return {
+            "INPUTS": self.plain.inputs, "BITS": form.bits, "GROUP": form.group, "HAS_OFFSET": form.has_offset,
+            "ZERO": zero,
+        }  # fmt: skip
+
+    def tile_options(self, rows: int, dtype: torch.dtype) -> dict[str, Any]:
+        """How kernels around ``code_sums`` are compiled for this many rows of a tile."""
+        exact, few = dtype == torch.float32, rows <= FEW_ROWS
+        inputs = min(32, self.plain.form.group)
+        return {
+            "ROW_TILE": rows, "OUTPUT_TILE": 512 // inputs if few else 64, "INPUT_TILE": inputs,
+            "PARTS": 8 if few else 2, "PRECISION": "ieee" if exact else "tf32", "num_warps": 8, "num_stages": 2,
+        }  # fmt: skip
 
 
 class DeviceStore:
@@ -95,39 +107,62 @@ def level_values(form: Form) -> list[float]:
 
 
 @triton.jit
+def _plane_codes(plane, start, within, INPUTS: tl.constexpr, BITS: tl.constexpr, COUNT: tl.constexpr):
+    """The bits of ``COUNT`` codes that a plane has, in int32: bytes are read together, then divided."""
+    PER_BYTE: tl.constexpr = 8 // BITS
+    byte = start // PER_BYTE + tl.arange(0, COUNT // PER_BYTE)[None, None, :]
+    mask = (byte < (INPUTS + PER_BYTE - 1) // PER_BYTE) & within
+    codes = tl.load(plane + byte, mask=mask, other=0).to(tl.int32)
+    if BITS <= 4:
+        codes = tl.interleave(codes & 15, codes >> 4)
+    if BITS <= 2:
+        codes = tl.interleave(codes & 3, codes >> 2)
+    if BITS == 1:
+        codes = tl.interleave(codes & 1, codes >> 1)
+    return codes
+
+
+@triton.jit
 def code_values(
-    planes, scales, offsets, levels_ptr, column, mask, INPUTS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
-    HAS_OFFSET: tl.constexpr,
+    planes, scales, offsets, levels_ptr, start, within, INPUTS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+    HAS_OFFSET: tl.constexpr, ZERO: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
-    """Expand values to float32, for kernels.
+    """Expand ``COUNT`` neighbouring values of some rows to float32, for kernels; three axes, the last one theirs.
 
     Args:
-        planes, scales, offsets: Where the rows begin.
+        planes, scales, offsets: (1, rows, 1) where the rows begin.
         levels_ptr: Where the levels are.
-        column: Inputs, of a shape that goes with the rows'.
-        mask: Which of them are there.
+        start: (parts, 1, 1) the first inputs, multiples of ``COUNT``.
+        within: (1, rows, 1) which of the rows are there.
         INPUTS, BITS, GROUP, HAS_OFFSET: Of the weight.
+        ZERO: A level is its code less this; None: it is in the table of levels.
+        COUNT: At least 8.
     """
     WIDTH: tl.constexpr = 8 if BITS == 8 else (4 if BITS >= 4 else 2)
-    HIGH: tl.constexpr = BITS - WIDTH
-    code = tl.load(planes + column * WIDTH // 8, mask=mask, other=0).to(tl.int32)
-    code = (code >> (column * WIDTH % 8)) & ((1 << WIDTH) - 1)
-    if HIGH > 0:
+    code = _plane_codes(planes, start, within, INPUTS, WIDTH, COUNT)
+    if BITS > WIDTH:
         LOW_BYTES: tl.constexpr = (INPUTS * WIDTH + 7) // 8
-        high = tl.load(planes + LOW_BYTES + column * HIGH // 8, mask=mask, other=0).to(tl.int32)
-        code |= ((high >> (column * HIGH % 8)) & ((1 << HIGH) - 1)) << WIDTH
-    group = column // GROUP
-    value = tl.load(levels_ptr + code) * tl.load(scales + group, mask=mask, other=0.0).to(tl.float32)
+        code |= _plane_codes(planes + LOW_BYTES, start, within, INPUTS, BITS - WIDTH, COUNT) << WIDTH
+    if ZERO is None:  # noqa: SIM108
+        level = tl.load(levels_ptr + code)
+    else:
+        # In the lowest places of 2^23 a code is that plus itself; converting integers is slow.
+        level = (code | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + ZERO)
+    # Values that share a scale share its load.
+    column = start if GROUP % COUNT == 0 else start + tl.arange(0, COUNT)[None, None, :]
+    mask = (column < INPUTS) & within
+    value = level * tl.load(scales + column // GROUP, mask=mask, other=0.0).to(tl.float32)
     if HAS_OFFSET:
-        value += tl.load(offsets + group, mask=mask, other=0.0).to(tl.float32)
+        value += tl.load(offsets + column // GROUP, mask=mask, other=0.0).to(tl.float32)
     return value
 
 
 @triton.jit
 def code_sums(
     rows, real, planes_ptr, scales_ptr, offsets_ptr, levels_ptr, output, within,
-    INPUTS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_OFFSET: tl.constexpr, ROW_TILE: tl.constexpr,
-    OUTPUT_TILE: tl.constexpr, INPUT_TILE: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
+    INPUTS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_OFFSET: tl.constexpr, ZERO: tl.constexpr,
+    ROW_TILE: tl.constexpr, OUTPUT_TILE: tl.constexpr, INPUT_TILE: tl.constexpr, PARTS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Some outputs of some rows, (OUTPUT_TILE, ROW_TILE) float32, for kernels.
 
@@ -150,10 +185,9 @@ def code_sums(
     part = tl.arange(0, PARTS)[:, None, None] * INPUT_TILE
     total = tl.zeros((PARTS, OUTPUT_TILE, ROW_TILE), tl.float32)
     for step in range(0, INPUTS, PARTS * INPUT_TILE):
-        column = step + part + tl.arange(0, INPUT_TILE)[None, None, :]
         weight = code_values(
-            planes[None], scales[None], offsets[None], levels_ptr, column, (column < INPUTS) & within[None],
-            INPUTS, BITS, GROUP, HAS_OFFSET,
+            planes[None], scales[None], offsets[None], levels_ptr, step + part, within[None],
+            INPUTS, BITS, GROUP, HAS_OFFSET, ZERO, INPUT_TILE,
         )  # fmt: skip
         across = step + part + tl.arange(0, INPUT_TILE)[None, :, None]
         values = tl.load(rows[None] + across, mask=real[None] & (across < INPUTS), other=0.0)
@@ -165,8 +199,8 @@ def code_sums(
 def _code_product(
     rows_ptr, planes_ptr, scales_ptr, offsets_ptr, levels_ptr, bias_ptr, out_ptr, rows, rows_row,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_OFFSET: tl.constexpr,
-    HAS_BIAS: tl.constexpr, ROW_TILE: tl.constexpr, OUTPUT_TILE: tl.constexpr, INPUT_TILE: tl.constexpr,
-    PARTS: tl.constexpr, PRECISION: tl.constexpr,
+    ZERO: tl.constexpr, HAS_BIAS: tl.constexpr, ROW_TILE: tl.constexpr, OUTPUT_TILE: tl.constexpr,
+    INPUT_TILE: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     output = (tl.program_id(0) * OUTPUT_TILE + tl.arange(0, OUTPUT_TILE)[:, None]).to(tl.int64)
     within = output < OUTPUTS
@@ -174,8 +208,8 @@ def _code_product(
     real = number < rows
     total = code_sums(
         rows_ptr + number.to(tl.int64) * rows_row, real, planes_ptr, scales_ptr, offsets_ptr, levels_ptr, output,
-        within, INPUTS, BITS, GROUP, HAS_OFFSET, ROW_TILE, OUTPUT_TILE, INPUT_TILE, PARTS,
-        PRECISION,
+        within, INPUTS, BITS, GROUP, HAS_OFFSET, ZERO, ROW_TILE, OUTPUT_TILE, INPUT_TILE,
+        PARTS, PRECISION,
     )  # fmt: skip
     if HAS_BIAS:
         total += tl.load(bias_ptr + output, mask=within, other=0.0).to(tl.float32)
@@ -186,30 +220,23 @@ def _code_product(
 @triton.jit
 def _expand_codes(
     ids_ptr, planes_ptr, scales_ptr, offsets_ptr, levels_ptr, out_ptr, ROW_BYTES: tl.constexpr, INPUTS: tl.constexpr,
-    BITS: tl.constexpr, GROUP: tl.constexpr, HAS_OFFSET: tl.constexpr, HAS_IDS: tl.constexpr, TILE: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, HAS_OFFSET: tl.constexpr, ZERO: tl.constexpr, HAS_IDS: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
     """Some columns of one row, written as they lie in a matrix."""
     row = tl.program_id(0).to(tl.int64)
     source = row
     if HAS_IDS:
         source = tl.load(ids_ptr + row)
-    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    known = column < INPUTS
+    start = tl.program_id(1) * TILE
     groups = source * ((INPUTS + GROUP - 1) // GROUP)
     values = code_values(
-        planes_ptr + source * ROW_BYTES, scales_ptr + groups, offsets_ptr + groups, levels_ptr, column, known,
-        INPUTS, BITS, GROUP, HAS_OFFSET,
+        planes_ptr + source * ROW_BYTES, scales_ptr + groups, offsets_ptr + groups, levels_ptr,
+        tl.full((1, 1, 1), start, tl.int32), tl.full((1, 1, 1), True, tl.int1),
+        INPUTS, BITS, GROUP, HAS_OFFSET, ZERO, TILE,
     )  # fmt: skip
-    tl.store(out_ptr + row * INPUTS + column, values.to(out_ptr.dtype.element_ty), mask=known)
-
-
-def code_tile_options(rows: int, dtype: torch.dtype) -> dict[str, Any]:
-    """How kernels around ``code_sums`` are compiled for this many rows of a tile."""
-    exact, few = dtype == torch.float32, rows <= FEW_ROWS
-    return {
-        "ROW_TILE": rows, "OUTPUT_TILE": 16 if few else 64, "INPUT_TILE": 32, "PARTS": 8 if few else 2,
-        "PRECISION": "ieee" if exact else "tf32", "num_warps": 8, "num_stages": 2,
-    }  # fmt: skip
+    column = start + tl.arange(0, TILE)[None, None, :]
+    tl.store(out_ptr + row * INPUTS + column, values.to(out_ptr.dtype.element_ty), mask=column < INPUTS)
 
 
 def _product(hidden: torch.Tensor, weight: DeviceCoded, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
@@ -222,7 +249,7 @@ def _product(hidden: torch.Tensor, weight: DeviceCoded, bias: torch.Tensor | Non
     out = torch.empty(count, outputs, dtype=dtype, device=hidden.device)
     if count:
         tile = FEW_ROWS if count <= FEW_ROWS else MAX_ROWS
-        options = code_tile_options(tile, hidden.dtype)
+        options = weight.tile_options(tile, hidden.dtype)
         grid = (triton.cdiv(outputs, options["OUTPUT_TILE"]), triton.cdiv(count, tile))
         _code_product[grid](
             rows, *weight.operands(), rows if bias is None else bias, out, count, rows.stride(0),
@@ -235,7 +262,7 @@ def _expanded(weight: DeviceCoded, ids: torch.Tensor | None, count: int, dtype: 
     """(count, K): the rows of these numbers, or all of a matrix or stack."""
     inputs, operands = weight.plain.inputs, weight.operands()
     out = torch.empty(count, inputs, dtype=dtype, device=weight.levels.device)
-    tile = min(1024, triton.next_power_of_2(inputs))
+    tile = max(8, min(1024, triton.next_power_of_2(inputs)))
     if count:
         _expand_codes[(count, triton.cdiv(inputs, tile))](
             operands[0] if ids is None else ids.contiguous(), *operands, out,

@@ -221,14 +221,14 @@ def test_quantised_experts(kind, dtype, compiled):
 @on_targets
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_quantised_product(kind, dtype, compiled):
-    from inference.modelling.backends.triton.quantised import quantise_for_device
+    from inference.modelling.backends.triton.quantised import quantise_for_device, tile_options
 
     packed = quantise_for_device(torch.ones(1024, 4096), kind)
     for rows in (1, 16, 64):
         packed.linear(torch.zeros(rows, 4096, dtype=dtype), torch.zeros(1024, dtype=dtype))
         if dtype == torch.bfloat16:
-            found = longest_loop(compiled[-1]) / weights_of_a_loop(packed, rows)
-            assert 1 < found <= MOST_INSTRUCTIONS[kind, rows], f"{rows} rows: {found:.2f} instructions per weight"
+            options = None if rows == 1 else tile_options(rows, dtype)
+            check_instructions(compiled[-1], kind, rows, options, 32 // packed.bits)
     packed.wide_linear(torch.zeros(1, 4096, dtype=dtype), None)
     packed.dense(dtype)
     packed.rows(torch.zeros(1, dtype=torch.int64), dtype)
@@ -236,19 +236,23 @@ def test_quantised_product(kind, dtype, compiled):
 
 MOST_INSTRUCTIONS = {
     ("int4", 1): 7.1, ("int4", 16): 7.6, ("int4", 64): 8.6, ("int8", 1): 6.2, ("int8", 16): 7.0, ("int8", 64): 8.2,
+    ("Q4_K", 16): 10.0, ("Q4_K", 64): 18.0, ("Q6_K", 16): 14.5, ("Q6_K", 64): 19.0, ("IQ4_NL", 16): 17.0,
+    ("IQ4_NL", 64): 21.0,
 }  # fmt: skip
 """For each weight and thread in the inner loop of a product on sm_90: what triton 3.9 needs, and little more."""
 
 
-def weights_of_a_loop(packed, rows):
-    """The weights that a thread expands in one round of a product's inner loop."""
-    from inference.modelling.backends.triton.quantised import CHUNK_WORDS, tile_options
+def check_instructions(kernel, kind, rows, options, per_word):
+    """A product's inner loop has few enough; ``per_word`` values are expanded at a place of its tile.
 
-    words = CHUNK_WORDS
-    if rows > 1:
-        options = tile_options(rows, torch.bfloat16)
-        words = options["OUTPUT_TILE"] * options["WORD_TILE"] * options["PARTS"] / (32 * options["num_warps"])
-    return words * 32 // packed.bits
+    ``options``: of the tile; None: it is the product of one row, of which a thread loads four words.
+    """
+    weights = 4 * per_word
+    if options is not None:
+        tile = options["OUTPUT_TILE"] * options.get("WORD_TILE", options.get("INPUT_TILE")) * options["PARTS"]
+        weights = tile * per_word / (32 * options["num_warps"])
+    found = longest_loop(kernel) / weights
+    assert 1 < found <= MOST_INSTRUCTIONS[kind, rows], f"{kind}, {rows} rows: {found:.2f} instructions per weight"
 
 
 def longest_loop(kernel):
@@ -278,10 +282,12 @@ def test_coded_product(name, dtype, compiled):
     from inference.modelling.backends.triton.moe import run_experts
 
     form = GGUF_FORMS[name]
-    packed = DeviceStore(PlainStore((4096, 1024), form)).packed
+    packed = DeviceStore(PlainStore((1024, 4096), form)).packed
     for rows in (16, 64):
-        packed.linear(torch.zeros(rows, 1024, dtype=dtype), torch.zeros(4096, dtype=dtype))
-    packed.wide_linear(torch.zeros(1, 1024, dtype=dtype), None)
+        packed.linear(torch.zeros(rows, 4096, dtype=dtype), torch.zeros(1024, dtype=dtype))
+        if dtype == torch.bfloat16:
+            check_instructions(compiled[-1], name, rows, packed.tile_options(rows, dtype), 1)
+    packed.wide_linear(torch.zeros(1, 4096, dtype=dtype), None)
     packed.dense(dtype)
     packed.rows(torch.zeros(1, dtype=torch.int64), dtype)
     first, down = (DeviceStore(PlainStore(shape, form)).packed for shape in ((4, 1024, 1024), (4, 1024, 512)))
