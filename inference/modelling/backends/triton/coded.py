@@ -66,19 +66,25 @@ class DeviceCoded(ExpandedInside):
     def constants(self) -> dict[str, Any]:
         """What kernels are compiled for."""
         form = self.plain.form
-        zero = None if form.levels or form.is_float else form.zero
         return {
             "INPUTS": self.plain.inputs, "BITS": form.bits, "GROUP": form.group, "HAS_OFFSET": form.has_offset,
-            "ZERO": zero,
+            "ZERO": None if self.has_table else form.zero,
         }  # fmt: skip
+
+    @property
+    def has_table(self) -> bool:
+        """Whether levels are looked up; others are computed."""
+        return bool(self.plain.form.levels) or self.plain.form.is_float
 
     def tile_options(self, rows: int, dtype: torch.dtype) -> dict[str, Any]:
         """How kernels around ``code_sums`` are compiled for this many rows of a tile."""
         exact, few = dtype == torch.float32, rows <= FEW_ROWS
         inputs = min(32, self.plain.form.group)
         return {
-            "ROW_TILE": rows, "OUTPUT_TILE": 512 // inputs if few else 64, "INPUT_TILE": inputs,
-            "PARTS": 8 if few else 2, "PRECISION": "ieee" if exact else "tf32", "num_warps": 8, "num_stages": 2,
+            "ROW_TILE": rows, "OUTPUT_TILE": 1024 // inputs if few else 64, "INPUT_TILE": inputs,
+            "PARTS": 8 if few else 2, "PRECISION": "ieee" if exact else "tf32", "num_warps": 16 if few else 8,
+            # In two stages the levels of a table would be copied to on-chip memory, one by one.
+            "num_stages": 1 if self.has_table else 2,
         }  # fmt: skip
 
 
@@ -143,7 +149,7 @@ def code_values(
     if BITS > WIDTH:
         LOW_BYTES: tl.constexpr = (INPUTS * WIDTH + 7) // 8
         code |= _plane_codes(planes + LOW_BYTES, start, within, INPUTS, BITS - WIDTH, COUNT) << WIDTH
-    if ZERO is None:  # noqa: SIM108
+    if ZERO is None:
         level = tl.load(levels_ptr + code)
     else:
         # In the lowest places of 2^23 a code is that plus itself; converting integers is slow.

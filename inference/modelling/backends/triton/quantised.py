@@ -408,8 +408,8 @@ def tile_options(rows: int, dtype: torch.dtype) -> dict[str, Any]:
     """How kernels around ``tile_sums`` are compiled for this many rows of a tile."""
     exact, few = dtype == torch.float32, rows <= FEW_ROWS
     return {
-        "ROW_TILE": rows, "OUTPUT_TILE": 16 if few else 64, "WORD_TILE": 16, "PARTS": 8 if few else 2,
-        "PRECISION": "ieee" if exact else "tf32", "num_warps": 8, "num_stages": 2,
+        "ROW_TILE": rows, "OUTPUT_TILE": 32 if few else 64, "WORD_TILE": 16, "PARTS": 8 if few else 2,
+        "PRECISION": "ieee" if exact else "tf32", "num_warps": 16 if few else 8, "num_stages": 2,
     }  # fmt: skip
 
 
