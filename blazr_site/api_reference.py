@@ -29,6 +29,7 @@ TITLES = {
     "lifecycle": "Models in memory, aliases, running requests",
     "batches": "Files and batches",
     "jobs": "Jobs",
+    "schedules": "Schedules",
     "ollama": "Ollama's API",
     "keys": "Keys",
     "usage": "Usage",

@@ -21,8 +21,8 @@ from inference.host.units import format_bytes
 from inference.models import (
     ApiKey,
     Batch,
-    BatchSchedule,
     GenerationJob,
+    Schedule,
     StoredFile,
     StoredState,
     UsageDay,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     _FileAdmin = admin.ModelAdmin[StoredFile]
     _StateAdmin = admin.ModelAdmin[StoredState]
     _BatchAdmin = admin.ModelAdmin[Batch]
-    _ScheduleAdmin = admin.ModelAdmin[BatchSchedule]
+    _ScheduleAdmin = admin.ModelAdmin[Schedule]
     _DeliveryAdmin = admin.ModelAdmin[WebhookDelivery]
 else:
     _ApiKeyAdmin = _UsageAdmin = _UsageDayAdmin = _JobAdmin = admin.ModelAdmin
@@ -344,27 +344,27 @@ class BatchAdmin(ReadOnlyRows, _BatchAdmin):
     exclude = ("webhook_secret",)
 
 
-@admin.register(BatchSchedule)
-class BatchScheduleAdmin(ReadOnlyRows, _ScheduleAdmin):
-    """Schedules: switched on and off here, made by the API. Their request may hold a secret."""
+@admin.register(Schedule)
+class ScheduleAdmin(ReadOnlyRows, _ScheduleAdmin):
+    """Schedules: paused and resumed here, made by the console and the API. Their request may hold a secret."""
 
-    list_display = ("schedule_id", "cron", "is_enabled", "tenant", "next_run_at", "last_run_at", "last_batch_id")
-    list_filter = ("is_enabled",)
+    list_display = ("schedule_id", "name", "action", "cron", "time_zone", "is_enabled", "tenant", "next_run_at")
+    list_filter = ("action", "is_enabled")
     exclude = ("request",)
     actions = ("enable", "disable")
 
     def has_switch_permission(self, request: HttpRequest) -> bool:
         """Whether the account may switch schedules; their other members are read only."""
-        return request.user.has_perm("inference.change_batchschedule")
+        return request.user.has_perm("inference.change_schedule")
 
     @admin.action(description="Enable the selected schedules", permissions=["switch"])
-    def enable(self, request: HttpRequest, queryset: QuerySet[BatchSchedule]) -> None:
+    def enable(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> None:
         """Let them run again."""
         queryset.update(is_enabled=True)
 
     @admin.action(description="Disable the selected schedules", permissions=["switch"])
-    def disable(self, request: HttpRequest, queryset: QuerySet[BatchSchedule]) -> None:
-        """Make no batches until they are enabled."""
+    def disable(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> None:
+        """Start nothing until they are enabled."""
         queryset.update(is_enabled=False)
 
 

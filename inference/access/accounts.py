@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from django.conf import settings
-from django.contrib.auth import get_user
+from django.contrib.auth import get_user, get_user_model
 from django.http import HttpRequest
 
 from inference.values.principal import SCOPES, Principal
@@ -37,6 +37,12 @@ def principal_of_staff(user: Any) -> Principal:
     if found is None:
         raise TypeError(f"{user!r} is no active staff")
     return found
+
+
+def may_load(principal: Principal) -> bool:
+    """Whether the caller of a session may load and unload models on their pages. Reads the database."""
+    user = get_user_model().objects.filter(pk=int(principal.tenant.partition(":")[2])).first()
+    return user is not None and user.has_perm("models_registry.load_checkpoint")
 
 
 def account_now(scope: Mapping[str, Any]) -> Any:

@@ -7,6 +7,7 @@ from django.urls import path, re_path
 from inference.api.anthropic.views import CountTokensView, MessagesView
 from inference.api.ollama import urls as ollama
 from inference.api.openai.batch_check import BatchFileCheckOfPages
+from inference.api.openai.batch_schedule_views import BatchSchedulesView, BatchScheduleView
 from inference.api.openai.batch_views import (
     BatchCancelOfPages,
     BatchCancelView,
@@ -17,8 +18,6 @@ from inference.api.openai.batch_views import (
     BatchResumeOfPages,
     BatchResumeView,
     BatchView,
-    SchedulesView,
-    ScheduleView,
 )
 from inference.api.openai.embeddings import EmbeddingsView
 from inference.api.openai.file_views import FileContentOfPages, FileContentView, FilesView, FileView
@@ -38,6 +37,12 @@ from inference.api.platform.lifecycle_views import (
     RequestsView,
 )
 from inference.api.platform.probe_views import HealthView, LivezView, MetricsView, ReadyzView
+from inference.api.platform.schedule_views import (
+    SchedulePreviewView,
+    ScheduleRunView,
+    SchedulesView,
+    ScheduleView,
+)
 from inference.api.platform.state_views import StateContentView, StatesView, StateView
 from inference.api.platform.tokenize_views import ApplyTemplateView, DetokenizeView, TokenizerInfoView, TokenizeView
 from inference.api.platform.usage_views import UsageView
@@ -93,8 +98,8 @@ urlpatterns = [
     path("v1/states/<str:name>", StateView.as_view(), name="state"),
     path("v1/states/<str:name>/content", StateContentView.as_view(), name="state-content"),
     path("v1/batches", BatchesView.as_view(), name="batches"),
-    path("v1/batches/schedules", SchedulesView.as_view(), name="batch-schedules"),
-    path("v1/batches/schedules/<str:schedule_id>", ScheduleView.as_view(), name="batch-schedule"),
+    path("v1/batches/schedules", BatchSchedulesView.as_view(), name="batch-schedules"),
+    path("v1/batches/schedules/<str:schedule_id>", BatchScheduleView.as_view(), name="batch-schedule"),
     path("v1/batches/<str:batch_id>", BatchView.as_view(), name="batch"),
     path("v1/batches/<str:batch_id>/cancel", BatchCancelView.as_view(), name="batch-cancel"),
     path("v1/batches/<str:batch_id>/pause", BatchPauseView.as_view(), name="batch-pause"),
@@ -109,6 +114,10 @@ urlpatterns = [
     path("api/jobs/<str:job_id>", JobView.as_view(), name="job"),
     path("api/jobs/<str:job_id>/cancel", JobCancelView.as_view(), name="job-cancel"),
     path("api/jobs/<str:job_id>/result", JobResultView.as_view(), name="job-result"),
+    path("api/schedules", SchedulesView.as_view(), name="schedules"),
+    path("api/schedules/preview", SchedulePreviewView.as_view(), name="schedule-preview"),
+    path("api/schedules/<str:schedule_id>", ScheduleView.as_view(), name="schedule"),
+    path("api/schedules/<str:schedule_id>/run", ScheduleRunView.as_view(), name="schedule-run"),
     *ollama.urlpatterns,
     re_path(r"^v1/(?P<rest>.*)$", UnknownEndpointView.as_view()),
 ]

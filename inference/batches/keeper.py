@@ -1,12 +1,12 @@
-"""Define the worker's thread that validates, ends and sweeps batches, files and finished jobs, and runs schedules."""
+"""Define the worker's thread that validates, ends and sweeps batches, and sweeps files and finished jobs."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 
 from inference.batches.batch_claims import batches_abandon
 from inference.batches.lines import RUNNING_LINES, lines_sweep
-from inference.batches.schedules import DUE_SCHEDULES, schedules_run
 from inference.batches.services import OPEN_BATCHES
 from inference.batches.upkeep import batches_sweep, batches_turn
 from inference.files.services import files_sweep, stray_files_sweep
@@ -23,10 +23,12 @@ class BatchKeeper(TurnThread):
 
     Args:
         owner: The worker's id. Batches that an earlier process of this id worked on are free at the start.
+        besides: Further work of every turn.
     """
 
-    def __init__(self, *, owner: str) -> None:
+    def __init__(self, *, owner: str, besides: Sequence[Callable[[], object]] = ()) -> None:
         super().__init__("batch-keeper", "the batches")
+        self._besides = besides
         self._owner = owner
         self._cleaned_at = self._strays_at = time.monotonic()
 
@@ -39,10 +41,10 @@ class BatchKeeper(TurnThread):
     def turn(self) -> None:
         if RUNNING_LINES.exists():
             lines_sweep()
-        if DUE_SCHEDULES.exists():
-            schedules_run()
         if OPEN_BATCHES.exists():
             batches_turn(owner=self._owner, stopping=lambda: self._closing)
+        for work in self._besides:
+            work()
         if time.monotonic() - self._cleaned_at >= HOUSEKEEPING_S:
             self._cleaned_at = time.monotonic()
             batches_sweep()

@@ -16,10 +16,10 @@ from django.db import transaction
 from django.db.models import Count, QuerySet, Sum
 from django.utils import timezone
 
-from inference.errors import InvalidRequest, NotFound, QueueFull, RequestTooLarge, StorageFull
+from inference.errors import Conflict, InvalidRequest, NotFound, QueueFull, RequestTooLarge, StorageFull
 from inference.files import store as file_store
 from inference.host.fault_points import fault_point
-from inference.models import Batch, BatchState, StoredFile
+from inference.models import Batch, BatchState, Schedule, StoredFile
 from inference.models.readable_rows import readable_rows
 from inference.values.images import MAX_IMAGE_BYTES
 
@@ -143,13 +143,39 @@ def file_store_row(
 
 
 def file_keep(*, file_id: str, principal: Principal) -> None:
-    """Let a file expire as late as one that is uploaded now without an expiry.
+    """Let a file expire as late as one that is uploaded now without an expiry; never while a schedule needs it.
 
     Raises:
         NotFound: There is no such file, or it belongs to another tenant.
     """
-    row = file_get(file_id=file_id, principal=principal)
-    StoredFile.objects.filter(pk=row.pk).update(expires_at=_expires_at(timezone.now(), None))
+    _expire_as_new(file_get(file_id=file_id, principal=principal).file_id)
+
+
+def file_hold(*, file_id: str, purpose: str, principal: Principal) -> StoredFile:
+    """Return a file that a schedule needs, and let it never expire; call it in the transaction that stores the need.
+
+    Raises:
+        NotFound: There is no such file, or it belongs to another tenant.
+        InvalidRequest: It has another purpose.
+    """
+    row = file_get(file_id=file_id, principal=principal, param="input_file_id")
+    if row.purpose != purpose:
+        raise InvalidRequest(
+            f"The file {row.file_id} has the purpose {row.purpose!r}; upload it with the purpose {purpose!r}.",
+            param="input_file_id",
+        )
+    StoredFile.objects.filter(pk=row.pk).update(expires_at=None)
+    return row
+
+
+def file_release(*, file_id: str) -> None:
+    """Let a file that no schedule needs any more expire as late as one that is uploaded now without an expiry."""
+    _expire_as_new(file_id)
+
+
+def _expire_as_new(file_id: str) -> None:
+    if file_id and not Schedule.objects.filter(input_file_id=file_id).exists():
+        StoredFile.objects.filter(file_id=file_id).update(expires_at=_expires_at(timezone.now(), None))
 
 
 def _expires_at(now: datetime, expires_s: int | None) -> datetime | None:
@@ -232,8 +258,16 @@ def file_delete(*, file_id: str, principal: Principal) -> str:
 
     Raises:
         NotFound: There is no such file, or it belongs to another tenant.
+        Conflict: A schedule needs it.
     """
     row = file_get(file_id=file_id, principal=principal)
+    schedule = Schedule.objects.filter(input_file_id=row.file_id).values_list("schedule_id", flat=True).first()
+    if schedule is not None:
+        raise Conflict(
+            f"The file {row.file_id} is the input of the schedule {schedule}; delete the schedule, or give it another "
+            "file, first.",
+            param="file_id",
+        )
     files_remove(StoredFile.objects.filter(pk=row.pk))
     return row.file_id
 

@@ -1,11 +1,10 @@
-"""Database rows: API keys, usage, jobs, stored responses, files, states, chats and batches."""
+"""Database rows: API keys, usage, jobs, stored responses, files, states, chats, batches and schedules."""
 
 from inference.models.batches import (
     TERMINAL_BATCH_STATES,
     Batch,
     BatchLine,
     BatchResult,
-    BatchSchedule,
     BatchState,
     LineState,
     WebhookDelivery,
@@ -15,6 +14,7 @@ from inference.models.files import StoredFile
 from inference.models.jobs import TERMINAL_JOB_STATES, GenerationJob, JobChunk, JobState
 from inference.models.keys import ApiKey, default_scopes
 from inference.models.responses import StoredResponse
+from inference.models.schedules import RunOutcome, Schedule, ScheduleAction, ScheduleRun
 from inference.models.states import StoredState
 from inference.models.usage import UsageDay, UsageRecord, UsageSpan
 
@@ -25,13 +25,16 @@ __all__ = [
     "Batch",
     "BatchLine",
     "BatchResult",
-    "BatchSchedule",
     "BatchState",
     "GenerationJob",
     "JobChunk",
     "JobState",
     "LineState",
+    "RunOutcome",
     "SavedChat",
+    "Schedule",
+    "ScheduleAction",
+    "ScheduleRun",
     "StoredFile",
     "StoredResponse",
     "StoredState",

@@ -1,4 +1,4 @@
-"""Rows of files, batches and their lines, schedules and webhook deliveries.
+"""Rows of batches, their lines and results, and webhook deliveries.
 
 Reading and writing is in ``inference.files.services`` and the other modules of this package. JSON that users write or
 models generate is kept as text, as in ``inference.models``.
@@ -197,32 +197,6 @@ class BatchResult(models.Model):
 
     def __str__(self) -> str:
         return f"result of line {self.line_id}"
-
-
-class BatchSchedule(models.Model):
-    """Makes a batch of the same file again and again."""
-
-    JSON_COLUMNS: ClassVar[dict[str, type]] = {"request": dict}
-    JSON_MEMBERS: ClassVar[dict[str, tuple[str, ...]]] = {"request": ("input_file_id", "endpoint", "completion_window")}
-
-    schedule_id = models.CharField(max_length=40, unique=True)
-    tenant = models.CharField(max_length=64)
-    cron = models.CharField(max_length=100, help_text="Minute, hour, day of month, month, day of week; UTC.")
-    request = models.TextField(help_text="Body of POST /v1/batches, JSON.")
-    is_enabled = models.BooleanField(default=True)
-    next_run_at = models.DateTimeField()
-    last_run_at = models.DateTimeField(null=True, blank=True)
-    last_batch_id = models.CharField(max_length=40, blank=True, default="")
-    last_error = models.TextField(blank=True, default="", help_text="Why the last run made no batch.")
-    created_at = models.DateTimeField()
-
-    class Meta:
-        app_label = "inference"
-        ordering: ClassVar[list[str]] = ["-id"]
-        indexes: ClassVar[list[Any]] = [models.Index(fields=["is_enabled", "next_run_at"], name="schedule_due")]
-
-    def __str__(self) -> str:
-        return f"{self.schedule_id} ({self.cron})"
 
 
 class WebhookDelivery(models.Model):

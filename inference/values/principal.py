@@ -48,6 +48,7 @@ _RULES: tuple[tuple[str, str, Scope | None], ...] = (
     ("*", "/api/jobs", "files"),
     ("*", "/api/files", "files"),
     ("*", "/api/batches", "files"),
+    ("*", "/api/schedules", "files"),
     ("*", "/v1/usage", None),
     ("*", "/v1/keys", "admin"),
     ("GET", "/metrics", "metrics"),

@@ -63,14 +63,15 @@ def make_runtime() -> WorkerRuntime:
 
 
 def start_job_runner(manager: ModelManager, worker_id: str) -> Background:
-    """Start the threads that run queued jobs and batches and write the spans of usage; return them as one part."""
+    """Start the threads that run jobs, batches and schedules and write the spans of usage; return them as one part."""
     # Rows: Django isn't set up when this module is imported.
     from inference.batches.keeper import BatchKeeper
     from inference.batches.runner import BatchRunner  # Django
     from inference.jobs.runner import JobRunner  # Django
+    from inference.schedules.runs import schedules_turn  # Django
     from inference.worker.span_writer import SpanWriter  # Django
 
-    keeper = BatchKeeper(owner=worker_id)
+    keeper = BatchKeeper(owner=worker_id, besides=(schedules_turn,))
     jobs = JobRunner(manager, owner=worker_id)
     batches = BatchRunner(manager, owner=worker_id, on_idle=keeper.wake)
     spans = SpanWriter(owner=worker_id)

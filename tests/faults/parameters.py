@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 from rest_framework import serializers
 
-from inference.api.openai.batch_schemas import BatchRequestSerializer, ScheduleRequestSerializer
+from inference.api.openai.batch_schemas import BatchRequestSerializer, BatchScheduleRequestSerializer
 from inference.api.openai.rerank import DocumentsField, RerankRequestSerializer
 from inference.api.platform.alias_views import PromoteRequestSerializer, RollbackRequestSerializer
 from inference.api.platform.infill import InfillRequestSerializer
@@ -105,7 +105,7 @@ TARGETS = (
     Target("/v1/models/alias/rollback", RollbackRequestSerializer, {}),
     Target("/v1/models/tiny/pin", PinRequestSerializer, {"pinned": True}),
     Target("/v1/batches", BatchRequestSerializer, BATCH),
-    Target("/v1/batches/schedules", ScheduleRequestSerializer, BATCH | {"cron": "0 3 * * *"}),
+    Target("/v1/batches/schedules", BatchScheduleRequestSerializer, BATCH | {"cron": "0 3 * * *"}),
 )
 OTHERS = {
     "GenerationSerializer",

@@ -28,7 +28,7 @@ from inference.access import api_keys, key_watch
 from inference.access.api_keys import api_key_create
 from inference.batches import webhooks
 from inference.jobs import hints
-from inference.models import ApiKey, Batch, BatchSchedule, GenerationJob, StoredFile, WebhookDelivery
+from inference.models import ApiKey, Batch, GenerationJob, Schedule, StoredFile, WebhookDelivery
 from inference.values.principal import LOCAL, principal_set
 from tests.accounts import account
 from tests.blazr_site.test_asgi_bodies import in_settings, post  # noqa: F401 - a fixture for all
@@ -73,7 +73,7 @@ def test_ids_can_be_neither_guessed_nor_used_by_others(objects, settings):  # no
     found = {
         "file": StoredFile.objects.exclude(purpose="state").get().file_id,
         "batch": Batch.objects.get().batch_id,
-        "schedule": BatchSchedule.objects.get().schedule_id,
+        "schedule": Schedule.objects.get().schedule_id,
         "job": str(GenerationJob.objects.get().job_id),
         "checkpoint": str(objects["checkpoint_id"]),
         "upload": str(objects["upload_id"]),

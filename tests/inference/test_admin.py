@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from inference.access.api_keys import api_key_create, key_prefix
 from inference.files.store import FileWriter
-from inference.models import ApiKey, BatchSchedule, GenerationJob, JobState, StoredFile, StoredState, UsageDay
+from inference.models import ApiKey, GenerationJob, JobState, Schedule, StoredFile, StoredState, UsageDay
 from inference.states.services import StateFacts, state_create
 from inference.values.messages import StateOrder
 from tests.inference.rows import damage, make_checkpoint
@@ -84,7 +84,7 @@ def test_keys_are_revoked_not_deleted(admin_client: Client):
 
 
 @pytest.mark.parametrize(
-    "name", ["usagerecord", "usageday", "generationjob", "storedfile", "batch", "batchschedule", "webhookdelivery"]
+    "name", ["usagerecord", "usageday", "generationjob", "storedfile", "batch", "schedule", "webhookdelivery"]
 )
 def test_rows_of_services_can_be_listed_but_not_made(admin_client: Client, name):
     assert admin_client.get(f"/admin/inference/{name}/").status_code == 200
@@ -197,10 +197,10 @@ def test_usage_is_exported_as_csv_with_formulas_quoted(admin_client: Client):
 
 
 def test_schedules_are_switched_on_and_off(admin_client: Client):
-    row = BatchSchedule.objects.create(
+    row = Schedule.objects.create(
         tenant="key:1", cron="0 * * * *", request={}, next_run_at=timezone.now(), created_at=timezone.now()
     )
-    path = "/admin/inference/batchschedule/"
+    path = "/admin/inference/schedule/"
     for action, is_enabled in (("disable", False), ("enable", True)):
         admin_client.post(path, {"action": action, "_selected_action": [row.pk]})
         row.refresh_from_db()

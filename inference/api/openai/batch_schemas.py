@@ -196,20 +196,24 @@ class BatchListSerializer(_PageSerializer):
     data = BatchSerializer(many=True)  # type: ignore[assignment]
 
 
-class ScheduleRequestSerializer(BatchRequestSerializer):
+class BatchScheduleRequestSerializer(BatchRequestSerializer):
     """Body of POST /v1/batches/schedules: the members of a batch, and the times."""
 
     cron = StrictCharField(
-        max_length=100, help_text="Minute, hour, day of month, month, day of week, in UTC; such as '0 3 * * *'."
+        max_length=100, help_text="Minute, hour, day of month, month, day of week; such as '0 3 * * *'."
+    )
+    time_zone = StrictCharField(
+        required=False, max_length=64, help_text="A name of the IANA database, such as Europe/Berlin; default UTC."
     )
 
 
-class ScheduleSerializer(serializers.Serializer[Any]):
+class BatchScheduleSerializer(serializers.Serializer[Any]):
     """A schedule."""
 
     id = serializers.CharField()
     object = _one_of("batch.schedule")
     cron = serializers.CharField()
+    time_zone = serializers.CharField()
     input_file_id = serializers.CharField()
     endpoint = serializers.CharField()
     completion_window = serializers.CharField()
@@ -224,13 +228,13 @@ class ScheduleSerializer(serializers.Serializer[Any]):
     last_error = serializers.CharField(allow_null=True, help_text="Why the last run made no batch.")
 
 
-class ScheduleListSerializer(_PageSerializer):
+class BatchScheduleListSerializer(_PageSerializer):
     """The schedules."""
 
-    data = ScheduleSerializer(many=True)  # type: ignore[assignment]
+    data = BatchScheduleSerializer(many=True)  # type: ignore[assignment]
 
 
-class ScheduleDeletedSerializer(serializers.Serializer[Any]):
+class BatchScheduleDeletedSerializer(serializers.Serializer[Any]):
     """The schedule was deleted."""
 
     id = serializers.CharField()

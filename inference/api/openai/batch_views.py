@@ -1,11 +1,10 @@
-"""Serve OpenAI's batches: create, list, retrieve, pause, resume, cancel; and schedules that create batches."""
+"""Serve OpenAI's batches: create, list, retrieve, pause, resume, cancel."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import orjson
 from asgiref.sync import sync_to_async
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
@@ -16,22 +15,11 @@ from inference.api.openai.batch_schemas import (
     BatchListSerializer,
     BatchRequestSerializer,
     BatchSerializer,
-    ScheduleDeletedSerializer,
-    ScheduleListSerializer,
-    ScheduleRequestSerializer,
-    ScheduleSerializer,
 )
 from inference.api.openai.file_views import page_of
 from inference.api.paging import check_parameters, page_size
 from inference.api.schemas import documented
 from inference.batches.progress import batch_progress, batches_progress
-from inference.batches.schedules import (
-    schedule_create,
-    schedule_delete,
-    schedule_get,
-    schedule_object,
-    schedules_of,
-)
 from inference.batches.services import (
     batch_cancel,
     batch_create,
@@ -42,7 +30,6 @@ from inference.batches.services import (
     batch_resume,
 )
 from inference.models import Batch
-from inference.models.readable_rows import readable_rows
 from inference.values.principal import Principal
 
 MAX_PAGE = 100
@@ -177,75 +164,6 @@ class BatchResumeView(ApiView):
     async def post(self, request: HttpRequest, batch_id: str) -> HttpResponseBase:
         """Resume a batch."""
         return await _batch_response(batch_resume, batch_id, self.principal)
-
-
-class SchedulesView(ApiView):
-    """/v1/batches/schedules."""
-
-    @documented(
-        operation_id="batch_schedules_create",
-        summary="Make a batch again and again",
-        request=ScheduleRequestSerializer,
-        responses={200: ScheduleSerializer},
-        errors=(400, 401, 403, 404, 413, 415, 429, 503),
-        tags=["batches"],
-    )
-    async def post(self, request: HttpRequest) -> HttpResponseBase:
-        """Create a schedule."""
-        values = await json_body(request, ScheduleRequestSerializer.shared().parse)
-        is_drawn = "webhook" in values and "secret" not in values["webhook"]
-
-        def store() -> dict[str, Any]:
-            row = schedule_create(values=values, principal=self.principal)
-            secret = orjson.loads(row.request)["webhook"]["secret"] if is_drawn else None
-            return schedule_object(row, secret=secret)
-
-        return json_response(await sync_to_async(store)())
-
-    @documented(
-        operation_id="batch_schedules_list",
-        summary="List schedules",
-        responses={200: ScheduleListSerializer},
-        errors=(400, 401, 503),
-        tags=["batches"],
-    )
-    async def get(self, request: HttpRequest) -> HttpResponseBase:
-        """List all of the caller's schedules, without pages, as there are few."""
-        check_parameters(request)
-
-        def read() -> dict[str, Any]:
-            return page_of([schedule_object(row) for row in readable_rows(schedules_of(self.principal), 1000)], 1000)
-
-        return json_response(await sync_to_async(read)())
-
-
-class ScheduleView(ApiView):
-    """/v1/batches/schedules/{id}."""
-
-    @documented(
-        operation_id="batch_schedules_retrieve",
-        summary="One schedule",
-        responses={200: ScheduleSerializer},
-        errors=(401, 404, 503),
-        tags=["batches"],
-    )
-    async def get(self, request: HttpRequest, schedule_id: str) -> HttpResponseBase:
-        """Return a schedule with its last and next run."""
-        row = await sync_to_async(schedule_get)(schedule_id=schedule_id, principal=self.principal)
-        return json_response(schedule_object(row))
-
-    @documented(
-        operation_id="batch_schedules_delete",
-        summary="Delete a schedule",
-        description="Its batches stay.",
-        responses={200: ScheduleDeletedSerializer},
-        errors=(401, 403, 404, 503),
-        tags=["batches"],
-    )
-    async def delete(self, request: HttpRequest, schedule_id: str) -> HttpResponseBase:
-        """Delete a schedule."""
-        found = await sync_to_async(schedule_delete)(schedule_id=schedule_id, principal=self.principal)
-        return json_response({"id": found, "object": "batch.schedule", "deleted": True})
 
 
 class BatchesOfPages(BatchesView):

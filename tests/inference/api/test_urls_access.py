@@ -25,7 +25,6 @@ from django.utils import timezone
 
 from blazr_site.asgi import application
 from inference.access.api_keys import api_key_create, api_key_revoke, principal_of_tenant
-from inference.batches.schedules import schedule_create
 from inference.dialects.openai.requests import plan_from_body
 from inference.files.store import FileWriter
 from inference.jobs.services import JobRequest, jobs_submit
@@ -50,6 +49,7 @@ from models_registry.services import checkpoint_register
 from tests.accounts import account
 from tests.inference.batches.fakes import line, make_batch
 from tests.inference.rows import make_checkpoint
+from tests.inference.schedules.fakes import make_schedule
 from tests.models_registry.detection.builders import small_hybrid, write_checkpoint
 
 TABLE = Path(__file__).with_name("access_table.txt")
@@ -86,8 +86,7 @@ def objects(db, data_dir, tmp_path, settings) -> dict[str, Any]:
     row, key = api_key_create(name="owner")
     owner = principal_of_tenant(f"key:{row.pk}")
     batch = make_batch([line("a")], owner)
-    schedule_values = {"input_file_id": batch.input_file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
-    schedule = schedule_create(values={**schedule_values, "cron": "0 3 * * *"}, principal=owner)
+    schedule = make_schedule(owner)
     (job,) = jobs_submit(
         requests=[JobRequest(plan_from_body("completion", {"model": "tiny", "prompt": [1]}))], principal=owner
     )

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 from django.urls import reverse
 
-from inference.batches.schedules import schedule_create
 from inference.jobs import hints
-from inference.models import BatchSchedule
-from inference.values.principal import LOCAL
-from tests.inference.batches.fakes import EchoManager, line, make_batch, make_runner, store_file, work
+from inference.models import Schedule
+from tests.inference.batches.fakes import EchoManager, line, make_batch, make_runner, work
 from tests.inference.rows import make_checkpoint
+from tests.inference.schedules.fakes import make_schedule
 
 
 @pytest.fixture(autouse=True)
@@ -44,17 +43,11 @@ def test_a_staff_session_sees_cancels_and_downloads(batch, settings, async_clien
 
 
 def test_the_admin_lists_all_and_shows_no_secret(batch, admin_client):
-    schedule_create(
-        values={
-            "cron": "0 3 * * *", "input_file_id": store_file([line("a")]).file_id, "endpoint": "/v1/completions",
-            "completion_window": "24h", "webhook": {"url": "https://example.com/", "secret": "whsec_" + "B" * 40},
-        },
-        principal=LOCAL,
-    )  # fmt: skip
-    for name in ("storedfile", "batch", "batchschedule", "webhookdelivery"):
+    make_schedule(webhook={"url": "https://example.com/", "secret": "whsec_" + "B" * 40})
+    for name in ("storedfile", "batch", "schedule", "webhookdelivery"):
         page = admin_client.get(reverse(f"admin:inference_{name}_changelist"))
         assert page.status_code == 200
-    for name, row in (("batch", batch), ("batchschedule", BatchSchedule.objects.get())):
+    for name, row in (("batch", batch), ("schedule", Schedule.objects.get())):
         page = admin_client.get(reverse(f"admin:inference_{name}_change", args=[row.pk]))
         assert page.status_code == 200
         assert "whsec_" not in page.content.decode()
@@ -62,10 +55,9 @@ def test_the_admin_lists_all_and_shows_no_secret(batch, admin_client):
 
 @pytest.mark.parametrize(("action", "enabled"), [("disable", False), ("enable", True)])
 def test_the_admin_switches_schedules(transactional_db, admin_client, action, enabled):
-    values = {"cron": "0 3 * * *", "input_file_id": store_file([line("a")]).file_id, "endpoint": "/v1/completions"}
-    row = schedule_create(values={**values, "completion_window": "24h"}, principal=LOCAL)
-    BatchSchedule.objects.update(is_enabled=not enabled)
+    row = make_schedule()
+    Schedule.objects.update(is_enabled=not enabled)
     data = {"action": action, "_selected_action": [row.pk]}
-    admin_client.post(reverse("admin:inference_batchschedule_changelist"), data, follow=True)
+    admin_client.post(reverse("admin:inference_schedule_changelist"), data, follow=True)
     row.refresh_from_db()
     assert row.is_enabled is enabled

@@ -18,6 +18,7 @@ def test_jobs_on_postgresql(postgres_url):
     files = [HERE / f"test_{name}.py" for name in names]
     files += [HERE.parent / "records" / "test_usage.py"]
     files += [HERE.parent / "batches" / name for name in ("test_runner.py", "test_progress.py")]
+    files += [HERE.parent / "schedules" / "test_runs.py"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, files)],
         cwd=HERE.parents[2],

@@ -11,7 +11,7 @@ from django.contrib.auth.models import Permission, User
 from inference.access.accounts import principal_of_user
 from inference.models import ApiKey
 from inference.values.principal import DEFAULT_SCOPES, SCOPES
-from tests.accounts import ROLES, account
+from tests.accounts import ROLES, account, make_roles
 
 migration = import_module("inference.migrations.0010_scopes_and_roles")
 pytestmark = pytest.mark.django_db
@@ -32,7 +32,7 @@ def test_staff_without_permissions_become_members():
     User.objects.create_user("vera", is_staff=True)
     edwin = User.objects.create_user("edwin", is_staff=True)
     edwin.user_permissions.add(Permission.objects.get(codename="scope_models"))
-    migration.create_roles(apps, None)
+    make_roles()
     migration.give_accounts_a_role(apps, None)
     names = {user.username: [group.name for group in user.groups.all()] for user in User.objects.all()}
     assert names == {"other": ["viewer"], "vera": ["member"], "edwin": []}

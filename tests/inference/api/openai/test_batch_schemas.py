@@ -9,15 +9,15 @@ from inference.api.openai.batch_schemas import (
     BatchListSerializer,
     BatchProgressSerializer,
     BatchRequestSerializer,
+    BatchScheduleDeletedSerializer,
+    BatchScheduleListSerializer,
+    BatchScheduleRequestSerializer,
+    BatchScheduleSerializer,
     BatchSerializer,
     BatchUsageSerializer,
     FileDeletedSerializer,
     FileListSerializer,
     FileSerializer,
-    ScheduleDeletedSerializer,
-    ScheduleListSerializer,
-    ScheduleRequestSerializer,
-    ScheduleSerializer,
 )
 from tests.inference.batches.fakes import line, store_file
 
@@ -50,9 +50,9 @@ def test_bodies_of_batches(values, wrong):
 
 
 def test_a_schedule_is_a_batch_with_a_time():
-    assert set(ScheduleRequestSerializer().fields) == {*BatchRequestSerializer().fields, "cron"}
-    assert ScheduleRequestSerializer(data=BATCH | {"cron": "0 3 * * *"}).is_valid()
-    missing = ScheduleRequestSerializer(data=BATCH)
+    assert set(BatchScheduleRequestSerializer().fields) == {*BatchRequestSerializer().fields, "cron", "time_zone"}
+    assert BatchScheduleRequestSerializer(data=BATCH | {"cron": "0 3 * * *"}).is_valid()
+    missing = BatchScheduleRequestSerializer(data=BATCH)
     assert not missing.is_valid()
     assert set(missing.errors) == {"cron"}
 
@@ -81,7 +81,7 @@ def test_batches_have_exactly_the_documented_members(http):
 def test_schedules_have_exactly_the_documented_members(http):
     body = BATCH | {"input_file_id": store_file([line("a")]).file_id, "cron": "0 3 * * *"}
     made = http.post("/v1/batches/schedules", json=body).json()
-    assert set(made) == set(ScheduleSerializer().fields)
-    assert set(http.get("/v1/batches/schedules").json()) == set(ScheduleListSerializer().fields)
+    assert set(made) == set(BatchScheduleSerializer().fields)
+    assert set(http.get("/v1/batches/schedules").json()) == set(BatchScheduleListSerializer().fields)
     deleted = http.delete(f"/v1/batches/schedules/{made['id']}").json()
-    assert set(deleted) == set(ScheduleDeletedSerializer().fields)
+    assert set(deleted) == set(BatchScheduleDeletedSerializer().fields)

@@ -12,9 +12,10 @@ import pytest
 from django.utils import timezone
 
 from inference.access.api_keys import api_key_create, principal_of_tenant
-from inference.batches import schedules, upkeep
+from inference.batches import upkeep
 from inference.batches.services import batch_get
-from inference.models import Batch, BatchSchedule
+from inference.models import Batch, Schedule, StoredFile
+from inference.schedules.runs import schedules_run
 from inference.values.limits import KeyLimits
 from inference.values.principal import LOCAL
 from tests.inference.api.openai.test_views import matches
@@ -181,10 +182,11 @@ def schedule_body(**values: Any) -> dict[str, Any]:
 
 def test_a_schedule_makes_its_batch_once_when_it_is_due(http, checkpoint):
     made = http.post("/v1/batches/schedules", json=schedule_body(metadata={"a": "b"}, priority=3)).json()
-    assert schedules.schedules_run() == []
-    BatchSchedule.objects.update(next_run_at=timezone.now() - timedelta(hours=2))
-    (batch,) = schedules.schedules_run()
-    assert schedules.schedules_run() == []
+    assert schedules_run(timezone.now()) == []
+    Schedule.objects.update(next_run_at=timezone.now() - timedelta(hours=2))
+    (run,) = schedules_run(timezone.now())
+    assert schedules_run(timezone.now()) == []
+    batch = Batch.objects.get(batch_id=run.batch_id)
     shown = http.get(f"/v1/batches/schedules/{made['id']}").json()
     assert shown["last_batch_id"] == batch.batch_id
     assert shown["next_run_at"] > timezone.now().timestamp()
@@ -197,13 +199,18 @@ def test_a_schedule_makes_its_batch_once_when_it_is_due(http, checkpoint):
 def test_a_schedule_whose_file_is_gone_says_so(http):
     body = schedule_body()
     made = http.post("/v1/batches/schedules", json=body).json()
-    http.delete(f"/v1/files/{body['input_file_id']}")
-    BatchSchedule.objects.update(next_run_at=timezone.now() - timedelta(hours=2))
-    assert schedules.schedules_run() == []
+    refused = error_of(http.delete(f"/v1/files/{body['input_file_id']}"), 409)
+    assert made["id"] in refused["message"] and refused["param"] == "file_id"
+    StoredFile.objects.all().delete()
+    Schedule.objects.update(next_run_at=timezone.now() - timedelta(minutes=2))
+    (run,) = schedules_run(timezone.now())
+    assert run.outcome == "refused" and run.batch_id == ""
     assert "no file" in http.get(f"/v1/batches/schedules/{made['id']}").json()["last_error"]
 
 
-@pytest.mark.parametrize("cron", ["", "daily", "* * * *", "61 * * * *", "0 0 31 2 *", "* * * * * *", "x * * * *"])
+@pytest.mark.parametrize(
+    "cron", ["", "daily", "* * * *", "61 * * * *", "0 0 31 2 *", "*/4 * * * *", "* * * * * *", "x * * * *"]
+)
 def test_wrong_cron_expressions(http, cron):
     assert error_of(http.post("/v1/batches/schedules", json=schedule_body(cron=cron)), 400)["param"] == "cron"
 

@@ -1,0 +1,162 @@
+"""Schedules of callers: what is refused, whose they are, changes, and the files that they need."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from inference.access.accounts import principal_of_staff
+from inference.access.api_keys import api_key_create, principal_of_tenant
+from inference.errors import Conflict, InvalidRequest, NotFound, PermissionRefused, QueueFull, UnknownModel
+from inference.files.services import file_delete, file_get, file_keep, files_sweep
+from inference.models import Schedule, StoredFile
+from inference.schedules import services
+from inference.schedules.services import (
+    schedule_change,
+    schedule_create,
+    schedule_delete,
+    schedule_get,
+    schedule_list,
+)
+from inference.values.principal import LOCAL, Principal
+from tests.accounts import account
+from tests.inference.batches.fakes import line, store_file
+from tests.inference.schedules.fakes import batch_members, make_schedule
+
+pytestmark = pytest.mark.django_db
+
+
+def key(*scopes: str, **options) -> Principal:
+    row, _ = api_key_create(name="key", scopes=scopes or ("files",), **options)
+    return principal_of_tenant(f"key:{row.pk}")
+
+
+def load_values(**values) -> dict:
+    return {"cron": "0 8 * * 1-5", "time_zone": "Europe/Berlin", "action": "load", "model": "tiny", **values}
+
+
+def test_a_schedule_is_stored_as_it_is_meant(model):
+    row = schedule_create(values=load_values(name="  Morning \n load ", cron=" 0  8 * * MON-FRI"), principal=LOCAL)
+    assert (row.name, row.cron, row.time_zone, row.model) == (
+        "Morning load",
+        "0 8 * * mon-fri",
+        "Europe/Berlin",
+        "tiny",
+    )
+    assert row.next_run_at > timezone.now() and row.is_enabled
+    assert [item.schedule_id for item in schedule_list(principal=LOCAL)] == [row.schedule_id]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "param"),
+    [
+        ({"cron": "* * * * *"}, InvalidRequest, "cron"),
+        ({"time_zone": "Berlin"}, InvalidRequest, "time_zone"),
+        ({"name": "x" * 101}, InvalidRequest, "name"),
+        ({"model": ""}, InvalidRequest, "model"),
+        ({"model": "nothing"}, UnknownModel, "model"),
+        ({"batch": {"input_file_id": "file-x"}}, InvalidRequest, "batch"),
+        ({"action": "batch"}, InvalidRequest, "model"),
+        ({"action": "batch", "model": None}, InvalidRequest, "batch"),
+    ],
+)
+def test_what_is_wrong_is_refused_at_once(model, wrong, error, param):
+    with pytest.raises(error) as caught:
+        schedule_create(values=load_values(**wrong), principal=LOCAL)
+    assert caught.value.param == param
+    assert not Schedule.objects.exists()
+
+
+def test_what_a_batch_would_be_refused_for_is_refused_at_once(model):
+    for wrong, error in (
+        ({"completion_window": "soon"}, InvalidRequest),
+        ({"input_file_id": "file-x"}, NotFound),
+        ({"input_file_id": store_file([b"x"], purpose="vision").file_id}, InvalidRequest),
+        ({"metadata": {"a": 1}}, InvalidRequest),
+    ):
+        with pytest.raises(error):
+            make_schedule(**wrong)
+    with pytest.raises(PermissionRefused):
+        make_schedule(key("files"), priority=-1)
+    assert not Schedule.objects.exists()
+    assert all(row.expires_at is not None for row in StoredFile.objects.all())
+
+
+def test_there_are_at_most_so_many_of_one_owner(model, monkeypatch):
+    monkeypatch.setattr(services, "MAX_SCHEDULES", 1)
+    make_schedule()
+    with pytest.raises(QueueFull, match="at most 1"):
+        make_schedule()
+    assert make_schedule(key("files"))
+
+
+def test_loads_need_what_the_pages_and_the_api_need(model):
+    for principal in (
+        key("files"),
+        key("files", "lifecycle", models=["other"]),
+        principal_of_staff(account("member", "member")),
+    ):
+        with pytest.raises(PermissionRefused):
+            schedule_create(values=load_values(), principal=principal)
+    for principal in (key("files", "lifecycle"), principal_of_staff(account("operator", "operator")), LOCAL):
+        assert schedule_create(values=load_values(), principal=principal)
+
+
+def test_callers_see_their_own_and_admins_all(model):
+    mine, other, admin = key("files"), key("files"), key("admin")
+    row = make_schedule(mine)
+    for principal in (mine, admin):
+        assert schedule_get(schedule_id=row.schedule_id, principal=principal) == row
+    for act in (schedule_get, schedule_delete):
+        with pytest.raises(NotFound):
+            act(schedule_id=row.schedule_id, principal=other)
+    with pytest.raises(NotFound):
+        schedule_change(schedule_id=row.schedule_id, values={"paused": True}, principal=other)
+    assert schedule_list(principal=other) == []
+    # It runs as its owner, whoever changes it.
+    with pytest.raises(PermissionRefused):
+        schedule_change(schedule_id=row.schedule_id, values={"action": "load", "model": "tiny"}, principal=admin)
+
+
+def test_changes_pauses_and_resumes(model):
+    row = make_schedule(name_of := LOCAL, cron="0 3 * * *")
+    changed = schedule_change(schedule_id=row.schedule_id, values={"cron": "0 4 * * *", "name": "n"}, principal=name_of)
+    assert (changed.cron, changed.name, changed.next_run_at.hour) == ("0 4 * * *", "n", 4)
+    assert not schedule_change(schedule_id=row.schedule_id, values={"paused": True}, principal=LOCAL).is_enabled
+    Schedule.objects.update(next_run_at=timezone.now() - timedelta(days=1))
+    resumed = schedule_change(schedule_id=row.schedule_id, values={"paused": False}, principal=LOCAL)
+    assert resumed.is_enabled and resumed.next_run_at > timezone.now()
+    loads = schedule_change(schedule_id=row.schedule_id, values={"action": "load", "model": "tiny"}, principal=LOCAL)
+    assert (loads.input_file_id, loads.request, loads.model) == ("", "", "tiny")
+    unloads = schedule_change(schedule_id=row.schedule_id, values={"action": "unload"}, principal=LOCAL)
+    assert (unloads.action, unloads.model) == ("unload", "tiny")
+    with pytest.raises(InvalidRequest):
+        schedule_change(schedule_id=row.schedule_id, values={"cron": "soon"}, principal=LOCAL)
+    row.refresh_from_db()
+    assert (row.cron, row.action) == ("0 4 * * *", "unload")
+
+
+def test_a_file_stays_while_a_schedule_needs_it(model):
+    row = make_schedule()
+    file_id = row.input_file_id
+    file_keep(file_id=file_id, principal=LOCAL)  # as a batch of it does that is queued on the page
+    assert StoredFile.objects.get().expires_at is None
+    with pytest.raises(Conflict, match=row.schedule_id):
+        file_delete(file_id=file_id, principal=LOCAL)
+    second = schedule_create(
+        values={"cron": "0 3 * * *", "action": "batch", "batch": batch_members(input_file_id=file_id)}, principal=LOCAL
+    )
+    schedule_delete(schedule_id=second.schedule_id, principal=LOCAL)
+    assert StoredFile.objects.get(file_id=file_id).expires_at is None
+    other = store_file([line("b")])
+    schedule_change(
+        schedule_id=row.schedule_id, values={"batch": batch_members(input_file_id=other.file_id)}, principal=LOCAL
+    )
+    assert StoredFile.objects.get(file_id=file_id).expires_at > timezone.now() + timedelta(days=1)
+    assert StoredFile.objects.get(file_id=other.file_id).expires_at is None
+    files_sweep()
+    schedule_delete(schedule_id=row.schedule_id, principal=LOCAL)
+    assert file_get(file_id=other.file_id, principal=LOCAL).expires_at is not None
+    assert file_delete(file_id=other.file_id, principal=LOCAL)
