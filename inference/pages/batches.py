@@ -42,6 +42,7 @@ from inference.pages.batch_lines import (
 )
 from inference.pages.jobs import BATCHES, batch_words
 from inference.pages.keys import tenant_name
+from inference.schedules.services import schedules_of
 from inference.values.request_key import RequestKey
 from models_registry.page_numbers import number_of
 from models_registry.views import StaffAction, StaffPage
@@ -90,6 +91,7 @@ class BatchPage(StaffPage):
         else:
             earlier = ""
         ids = {name: getattr(batch, column) for column, name in _FILES}
+        schedule = schedules_of(principal).filter(schedule_id=batch.schedule_id).first() if batch.schedule_id else None
         stored = {row.file_id: row for row in files_of(principal).filter(file_id__in=list(ids.values()))}
         running = num_running(batch) if batch.in_progress_at is not None and not batch.is_finished else 0
         return {
@@ -102,6 +104,7 @@ class BatchPage(StaffPage):
             "groups": error_groups(batch) if batch.num_failed else [],
             "max_grouped": MAX_GROUPED,
             "metadata": list(metadata.items()),  # a name may be "items", which templates would take for the method
+            "schedule": schedule,
             "retry_of": earlier,
             "retries": retries_of(batch, principal=principal),
             "retry_token": secrets.token_hex(8),
@@ -164,7 +167,7 @@ class BatchQueue(StaffAction):
             "input_file_id": file_id,
             "endpoint": form.get("endpoint", ""),
             "completion_window": form.get("window", ""),
-            "priority": _priority(form.get("priority", "")),
+            "priority": form_priority(form.get("priority", "")),
             "metadata": form_metadata(form.get("label", ""), form.get("metadata", "")),
         }
         if values["endpoint"] not in ENDPOINT_KINDS:
@@ -195,7 +198,12 @@ def form_metadata(label: str, text: str) -> dict[str, str] | None:
     return found or None
 
 
-def _priority(text: str) -> int:
+def form_priority(text: str) -> int:
+    """Return the priority of a form; empty: 0.
+
+    Raises:
+        InvalidRequest: It is no whole number in range.
+    """
     if not re.fullmatch("-?[0-9]{1,3}", text or "0") or abs(int(text or "0")) > MAX_PRIORITY:
         raise InvalidRequest(
             f"priority is {text[:20]!r}; it must be a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}.",

@@ -27,7 +27,7 @@ from django.db.models import Sum
 from inference.access.accounts import account_now
 from inference.errors import Unavailable
 from inference.host.coroutines import run_in_background
-from inference.models import Batch, GenerationJob, UsageRecord, UsageSpan
+from inference.models import Batch, GenerationJob, Schedule, ScheduleRun, UsageRecord, UsageSpan
 from inference.transport.queue_places import open_request_ids_sync
 from models_registry import live
 from models_registry.models import Checkpoint, Quantisation, SpanMeasurement, Upload
@@ -183,6 +183,11 @@ def _batches(seen: live.Live) -> Any:
     return list(Batch.objects.values_list(*columns)[:_NUM_ROWS])
 
 
+def _schedules(seen: live.Live) -> Any:
+    rows = Schedule.objects.values_list("pk", "name", "cron", "is_enabled", "next_run_at")[:_NUM_ROWS]
+    return list(rows), list(ScheduleRun.objects.values_list("pk", "outcome")[:_NUM_ROWS])
+
+
 def _checkpoint_jobs(seen: live.Live) -> Any:
     columns = ("pk", "state", "progress", "stage")
     return [list(model.objects.values_list(*columns)[:_NUM_ROWS]) for model in (Quantisation, SpanMeasurement)]
@@ -214,6 +219,7 @@ TOPICS: dict[str, Callable[[live.Live], Any]] = {
     "models": _models,
     "jobs": _jobs,
     "batches": _batches,
+    "schedules": _schedules,
     "checkpoint-jobs": _checkpoint_jobs,
     "pulls": _pulls,
     "usage": _usage,

@@ -1,16 +1,28 @@
 """Route URLs of the pages.
 
-Names: dashboard, jobs, job and job-retry (job_id), batch-queue, batch and batch-retry (batch_id), playground,
-playground-chat (chat_id), keys, key-create, key-revoke (prefix), requests, request, request-cancel and request-replay
-(request_id), replay (request_id, job_id), replay-create, replays, replay-promote and replay-rollback (batch_id),
-replayed (batch_id, request_id), model-tokenizer (checkpoint_id).
+Names: dashboard, jobs, job and job-retry (job_id), batch-queue, batch and batch-retry (batch_id), schedules,
+schedule-create, schedule-preview, schedule, schedule-change, schedule-pause, schedule-resume, schedule-run and
+schedule-delete (schedule_id), playground, playground-chat (chat_id), keys, key-create, key-revoke (prefix), requests,
+request, request-cancel and request-replay (request_id), replay (request_id, job_id), replay-create, replays,
+replay-promote and replay-rollback (batch_id), replayed (batch_id, request_id), model-tokenizer (checkpoint_id).
 """
 
 from __future__ import annotations
 
 from django.urls import path
 
-from inference.pages import batches, chats, jobs, keys, overview, playground, replays, requests, tokenizer
+from inference.pages import (
+    batches,
+    chats,
+    jobs,
+    keys,
+    overview,
+    playground,
+    replays,
+    requests,
+    schedules,
+    tokenizer,
+)
 
 urlpatterns = [
     path("", overview.OverviewPage.as_view(), name="dashboard"),
@@ -20,6 +32,15 @@ urlpatterns = [
     path("batches/new/", batches.BatchQueue.as_view(), name="batch-queue"),
     path("batches/<str:batch_id>/", batches.BatchPage.as_view(), name="batch"),
     path("batches/<str:batch_id>/retry/", batches.BatchRetry.as_view(), name="batch-retry"),
+    path("schedules/", schedules.SchedulesPage.as_view(), name="schedules"),
+    path("schedules/new/", schedules.ScheduleCreate.as_view(), name="schedule-create"),
+    path("schedules/preview/", schedules.SchedulePreview.as_view(), name="schedule-preview"),
+    path("schedules/<str:schedule_id>/", schedules.SchedulePage.as_view(), name="schedule"),
+    path("schedules/<str:schedule_id>/change/", schedules.ScheduleChange.as_view(), name="schedule-change"),
+    path("schedules/<str:schedule_id>/pause/", schedules.SchedulePause.as_view(), name="schedule-pause"),
+    path("schedules/<str:schedule_id>/resume/", schedules.ScheduleResume.as_view(), name="schedule-resume"),
+    path("schedules/<str:schedule_id>/run/", schedules.ScheduleRunNow.as_view(), name="schedule-run"),
+    path("schedules/<str:schedule_id>/delete/", schedules.ScheduleDelete.as_view(), name="schedule-delete"),
     path("playground/", playground.PlaygroundPage.as_view(), name="playground"),
     path("registry/chats/<uuid:chat_id>", chats.ChatView.as_view(), name="playground-chat"),
     path("keys/", keys.KeysPage.as_view(), name="keys"),

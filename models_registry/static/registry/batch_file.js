@@ -101,6 +101,7 @@ function drawReport(file, { report: found, file: stored }) {
   if (stored) {
     queue.elements.file.value = stored.id;
     queue.elements.endpoint.value = found.endpoint;
+    $("#queue-schedule").search = new URLSearchParams({ file: stored.id, endpoint: found.endpoint });
     if (!$("#queue-label").value) $("#queue-label").value = file.name.replace(/\.[a-z]+$/i, "").slice(0, 512);
   }
   report.focus();

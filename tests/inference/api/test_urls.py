@@ -52,6 +52,9 @@ NEEDED: dict[str, str] = {
         POST /api/batches/check
         POST /v1/batches/<str:batch_id>/pause                 POST /v1/batches/<str:batch_id>/resume
         POST /api/batches/<str:batch_id>/pause                POST /api/batches/<str:batch_id>/resume
+        GET /api/schedules          POST /api/schedules       GET /api/schedules/preview
+        GET /api/schedules/<str:schedule_id>                  PATCH /api/schedules/<str:schedule_id>
+        DELETE /api/schedules/<str:schedule_id>               POST /api/schedules/<str:schedule_id>/run
         GET /api/jobs               POST /api/jobs            GET /api/jobs/<str:job_id>
         POST /api/jobs/<str:job_id>/cancel                    GET /api/jobs/<str:job_id>/result
     """,
