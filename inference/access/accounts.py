@@ -39,7 +39,7 @@ def principal_of_staff(user: Any) -> Principal:
     return found
 
 
-def may_load(principal: Principal) -> bool:
+def can_load(principal: Principal) -> bool:
     """Whether the caller of a session may load and unload models on their pages. Reads the database."""
     user = get_user_model().objects.filter(pk=int(principal.tenant.partition(":")[2])).first()
     return user is not None and user.has_perm("models_registry.load_checkpoint")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 
 from inference.batches.batch_claims import batches_abandon
 from inference.batches.lines import RUNNING_LINES, lines_sweep
@@ -23,12 +22,10 @@ class BatchKeeper(TurnThread):
 
     Args:
         owner: The worker's id. Batches that an earlier process of this id worked on are free at the start.
-        besides: Further work of every turn.
     """
 
-    def __init__(self, *, owner: str, besides: Sequence[Callable[[], object]] = ()) -> None:
+    def __init__(self, *, owner: str) -> None:
         super().__init__("batch-keeper", "the batches")
-        self._besides = besides
         self._owner = owner
         self._cleaned_at = self._strays_at = time.monotonic()
 
@@ -43,8 +40,6 @@ class BatchKeeper(TurnThread):
             lines_sweep()
         if OPEN_BATCHES.exists():
             batches_turn(owner=self._owner, stopping=lambda: self._closing)
-        for work in self._besides:
-            work()
         if time.monotonic() - self._cleaned_at >= HOUSEKEEPING_S:
             self._cleaned_at = time.monotonic()
             batches_sweep()

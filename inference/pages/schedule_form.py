@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from inference.access.accounts import may_load
+from inference.access.accounts import can_load
 from inference.batches.line_requests import ENDPOINT_KINDS
 from inference.batches.retries import RETRY_OF
 from inference.batches.services import batch_get
@@ -158,7 +158,7 @@ def form_context(form: dict[str, str], principal: Principal, *, error: str = "")
     files = readable_rows(files_of(principal).filter(purpose="batch").order_by("-id"), NUM_FILES)
     if form["file"] and form["file"] not in {row.file_id for row in files}:
         files += readable_rows(files_of(principal).filter(file_id=form["file"][:40]), 1)
-    is_loader = may_load(principal)
+    is_loader = can_load(principal)
     return {
         "form": form,
         "form_error": error,
@@ -185,7 +185,7 @@ def preview_context(cron: str, time_zone: str) -> dict[str, Any]:
     except BlazrError as error:
         return {"preview": None, "preview_error": error.message}
     moments = [datetime.fromisoformat(text) for text in preview["next_run_times"]]
-    clocks = [f"{at:%a} {at.day} {at:%b %Y, %H:%M} (UTC{at:%z})" for at in moments]
+    clocks = [f"{at:%a} {at.day} {at:%b %Y, %H:%M} (UTC{at.isoformat()[-6:]})" for at in moments]
     return {"preview": preview | {"clocks": clocks}, "preview_error": ""}
 
 

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 
 import orjson
 
-from inference.access.accounts import may_load
+from inference.access.accounts import can_load
 from inference.batches import webhooks
 from inference.batches.line_requests import check_metadata
 from inference.batches.services import window_seconds
@@ -87,18 +87,18 @@ def action_set(row: Schedule, values: Mapping[str, Any], principal: Principal) -
         return
     row.input_file_id = row.request = ""
     row.model = values.get("model", row.model)
-    check_may_order(principal, row.action, row.model)
+    check_order_allowed(principal, row.action, row.model)
     checkpoint_get_by_name(row.model)
 
 
-def check_may_order(principal: Principal, action: str, model: str) -> None:
+def check_order_allowed(principal: Principal, action: str, model: str) -> None:
     """Refuse a load or an unload that the caller may not order on the model's page or over HTTP.
 
     Raises:
         PermissionRefused: A scope or a permission is missing, or the key isn't for this model.
     """
     principal.check_model(model)
-    if principal.kind != "user" or not may_load(principal):
+    if principal.kind != "user" or not can_load(principal):
         principal.check_scope("POST", f"/v1/models/{quote(model, safe='')}/{action}")
 
 

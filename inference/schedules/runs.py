@@ -21,7 +21,7 @@ from inference.jobs.row_watch import RowWatch
 from inference.models import Batch, RunOutcome, Schedule, ScheduleAction, ScheduleRun
 from inference.models.readable_rows import DamagedRow, readable_rows
 from inference.schedules.cron import next_time
-from inference.schedules.definitions import batch_values, check_may_order, times_of
+from inference.schedules.definitions import batch_values, check_order_allowed, times_of
 from inference.schedules.services import schedule_get
 from inference.values.principal import Principal
 from inference.values.request_key import RequestKey
@@ -193,7 +193,7 @@ def _start_batch(run: ScheduleRun, principal: Principal) -> None:
 def _order(run: ScheduleRun, principal: Principal) -> None:
     """Order a load or an unload, as the model's page does."""
     row = run.schedule
-    check_may_order(principal, row.action, row.model)
+    check_order_allowed(principal, row.action, row.model)
     checkpoint = checkpoint_get_by_name(row.model)
     (live.load if row.action == ScheduleAction.LOAD else live.unload)(checkpoint)
     _finish(run, RunOutcome.STARTED)

@@ -65,13 +65,12 @@ def make_runtime() -> WorkerRuntime:
 def start_job_runner(manager: ModelManager, worker_id: str) -> Background:
     """Start the threads that run jobs, batches and schedules and write the spans of usage; return them as one part."""
     # Rows: Django isn't set up when this module is imported.
-    from inference.batches.keeper import BatchKeeper
     from inference.batches.runner import BatchRunner  # Django
     from inference.jobs.runner import JobRunner  # Django
-    from inference.schedules.runs import schedules_turn  # Django
+    from inference.schedules.keeper import ScheduleKeeper  # Django
     from inference.worker.span_writer import SpanWriter  # Django
 
-    keeper = BatchKeeper(owner=worker_id, besides=(schedules_turn,))
+    keeper = ScheduleKeeper(owner=worker_id)
     jobs = JobRunner(manager, owner=worker_id)
     batches = BatchRunner(manager, owner=worker_id, on_idle=keeper.wake)
     spans = SpanWriter(owner=worker_id)

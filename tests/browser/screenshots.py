@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from tests.browser.actions import second_revision
@@ -23,7 +24,7 @@ SIZES = {"wide": (1440, 900), "narrow": (360, 780)}
 THEMES = ("light", "dark")
 
 
-def pages(site: LiveServer, chat: str, batch: str) -> dict[str, str]:
+def pages(site: LiveServer, chat: str, batch: str, schedule: str) -> dict[str, str]:
     """The pages by the names of their pictures."""
     key = site.checkpoint_id("demo")
     model = f"/models/{key}/"
@@ -41,6 +42,9 @@ def pages(site: LiveServer, chat: str, batch: str) -> dict[str, str]:
         "playground": f"/playground/{chat}",
         "jobs": "/jobs/",
         "batch": f"/batches/{batch}/?line=2",
+        "schedules": "/schedules/",
+        "schedule": f"/schedules/{schedule}/",
+        "schedule-new": f"/schedules/?batch={batch}",
         "requests": "/requests/",
         "keys": "/keys/",
         "settings": "/settings/",
@@ -98,6 +102,22 @@ def batch(site: LiveServer) -> str:
     return made
 
 
+def schedules(site: LiveServer, batch_id: str) -> str:
+    """Make a schedule for each action, and run the one of a batch twice; returns its id."""
+    times = {"cron": "0 8 * * mon-fri", "time_zone": "Europe/Berlin"}
+    with httpx.Client(base_url=site.url, timeout=30) as http:
+        for action in ("load", "unload"):
+            body = {**times, "action": action, "model": "demo", "paused": action == "unload"}
+            http.post("/api/schedules", json=body).raise_for_status()
+        file = look(site, batch_id)["input_file_id"]
+        members = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "6h"}
+        body = {"name": "Nightly evaluation", "cron": "30 2 * * *", "time_zone": "Europe/Berlin", "action": "batch"}
+        made = http.post("/api/schedules", json={**body, "batch": members}).raise_for_status().json()["id"]
+        for _ in range(2):
+            http.post(f"/api/schedules/{made}/run").raise_for_status()
+        return str(made)
+
+
 def take(page: Page, path: str, file: Path, width: int) -> None:
     page.goto(path)
     page.wait_for_timeout(500)
@@ -122,6 +142,7 @@ def main() -> int:
         state = sign_in(browser, site)
         kept = chat(browser.new_context(base_url=site.url, storage_state=state))
         ended = batch(site)
+        made = schedules(site, ended)
         for size, (width, height) in SIZES.items():
             for theme in THEMES:
                 context = browser.new_context(
@@ -131,7 +152,7 @@ def main() -> int:
                     viewport={"width": width, "height": height},
                 )
                 page = context.new_page()
-                for name, path in pages(site, kept, ended).items():
+                for name, path in pages(site, kept, ended, made).items():
                     if not wanted or name in wanted:
                         take(page, path, arguments.directory / f"{name}-{size}-{theme}.png", width)
                 context.close()

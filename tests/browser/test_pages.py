@@ -58,7 +58,17 @@ def paths(site: LiveServer) -> list[str]:
     """Every page, and every tab of a model's."""
     key = site.checkpoint_id("demo")
     model = f"/models/{key}/"
-    fixed = ("/", "/models/", "/models/upload/", "/playground/", "/jobs/", "/requests/", "/keys/", "/settings/")
+    fixed = (
+        "/",
+        "/models/",
+        "/models/upload/",
+        "/playground/",
+        "/jobs/",
+        "/schedules/",
+        "/requests/",
+        "/keys/",
+        "/settings/",
+    )
     return [
         *fixed,
         *(f"{model}?tab={tab}" for tab in TABS),

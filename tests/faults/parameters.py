@@ -20,6 +20,7 @@ from inference.api.platform.infill import InfillRequestSerializer
 from inference.api.platform.job_serializers import JobSubmissionSerializer
 from inference.api.platform.key_views import KeyRequestSerializer
 from inference.api.platform.lifecycle_views import PinRequestSerializer
+from inference.api.platform.schedule_serializers import ScheduleRequestSerializer
 from inference.api.platform.state_serializers import StateChangeSerializer, StateCreateSerializer
 from inference.api.platform.tokenize_serializers import (
     ApplyTemplateRequestSerializer,
@@ -105,6 +106,7 @@ TARGETS = (
     Target("/v1/models/alias/rollback", RollbackRequestSerializer, {}),
     Target("/v1/models/tiny/pin", PinRequestSerializer, {"pinned": True}),
     Target("/v1/batches", BatchRequestSerializer, BATCH),
+    Target("/api/schedules", ScheduleRequestSerializer, {"cron": "0 3 * * *", "action": "load", "model": "gone"}),
     Target("/v1/batches/schedules", BatchScheduleRequestSerializer, BATCH | {"cron": "0 3 * * *"}),
 )
 OTHERS = {

@@ -69,7 +69,8 @@ DECLARED: dict[str, tuple[frozenset[str], dict[str, Any]]] = {
         path: (COMPUTES, {})
         for path in (
             "/v1/states/<str:name>", "/v1/states/<str:name>/content",
-            "/v1/files", "/v1/batches/schedules", "/v1/keys", "/api/show", "/api/pull", "/api/copy", "/api/create",
+            "/v1/files", "/v1/batches/schedules", "/api/schedules", "/api/schedules/<str:schedule_id>/run",
+            "/v1/keys", "/api/show", "/api/pull", "/api/copy", "/api/create",
             "/api/blobs/<str:digest>", "/api/batches/check",
             "/v1/models/<str:model_id>/load", "/v1/models/<str:model_id>/unload", "/v1/models/<str:model_id>/pin",
             "/v1/models/<str:model_id>/promote", "/v1/models/<str:model_id>/rollback",

@@ -7,9 +7,8 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from inference.access.accounts import principal_of_staff
 from inference.access.api_keys import api_key_create, principal_of_tenant
-from inference.errors import Conflict, InvalidRequest, NotFound, PermissionRefused, QueueFull, UnknownModel
+from inference.errors import Conflict, InvalidRequest, NotFound, PermissionRefused, QueueFull
 from inference.files.services import file_delete, file_get, file_keep, files_sweep
 from inference.models import Schedule, StoredFile
 from inference.schedules import services
@@ -21,7 +20,6 @@ from inference.schedules.services import (
     schedule_list,
 )
 from inference.values.principal import LOCAL, Principal
-from tests.accounts import account
 from tests.inference.batches.fakes import line, store_file
 from tests.inference.schedules.fakes import batch_members, make_schedule
 
@@ -49,59 +47,12 @@ def test_a_schedule_is_stored_as_it_is_meant(model):
     assert [item.schedule_id for item in schedule_list(principal=LOCAL)] == [row.schedule_id]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "error", "param"),
-    [
-        ({"cron": "* * * * *"}, InvalidRequest, "cron"),
-        ({"time_zone": "Berlin"}, InvalidRequest, "time_zone"),
-        ({"name": "x" * 101}, InvalidRequest, "name"),
-        ({"model": ""}, InvalidRequest, "model"),
-        ({"model": "nothing"}, UnknownModel, "model"),
-        ({"batch": {"input_file_id": "file-x"}}, InvalidRequest, "batch"),
-        ({"action": "batch"}, InvalidRequest, "model"),
-        ({"action": "batch", "model": None}, InvalidRequest, "batch"),
-    ],
-)
-def test_what_is_wrong_is_refused_at_once(model, wrong, error, param):
-    with pytest.raises(error) as caught:
-        schedule_create(values=load_values(**wrong), principal=LOCAL)
-    assert caught.value.param == param
-    assert not Schedule.objects.exists()
-
-
-def test_what_a_batch_would_be_refused_for_is_refused_at_once(model):
-    for wrong, error in (
-        ({"completion_window": "soon"}, InvalidRequest),
-        ({"input_file_id": "file-x"}, NotFound),
-        ({"input_file_id": store_file([b"x"], purpose="vision").file_id}, InvalidRequest),
-        ({"metadata": {"a": 1}}, InvalidRequest),
-    ):
-        with pytest.raises(error):
-            make_schedule(**wrong)
-    with pytest.raises(PermissionRefused):
-        make_schedule(key("files"), priority=-1)
-    assert not Schedule.objects.exists()
-    assert all(row.expires_at is not None for row in StoredFile.objects.all())
-
-
 def test_there_are_at_most_so_many_of_one_owner(model, monkeypatch):
     monkeypatch.setattr(services, "MAX_SCHEDULES", 1)
     make_schedule()
     with pytest.raises(QueueFull, match="at most 1"):
         make_schedule()
     assert make_schedule(key("files"))
-
-
-def test_loads_need_what_the_pages_and_the_api_need(model):
-    for principal in (
-        key("files"),
-        key("files", "lifecycle", models=["other"]),
-        principal_of_staff(account("member", "member")),
-    ):
-        with pytest.raises(PermissionRefused):
-            schedule_create(values=load_values(), principal=principal)
-    for principal in (key("files", "lifecycle"), principal_of_staff(account("operator", "operator")), LOCAL):
-        assert schedule_create(values=load_values(), principal=principal)
 
 
 def test_callers_see_their_own_and_admins_all(model):

@@ -1,0 +1,14 @@
+"""Define the worker's thread that keeps batches and runs schedules, which make some of them."""
+
+from __future__ import annotations
+
+from inference.batches.keeper import BatchKeeper
+from inference.schedules.runs import schedules_turn
+
+
+class ScheduleKeeper(BatchKeeper):
+    """A ``BatchKeeper`` that runs what is due of the schedules in each turn."""
+
+    def turn(self) -> None:
+        super().turn()
+        schedules_turn()
