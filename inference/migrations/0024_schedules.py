@@ -26,7 +26,7 @@ def move_columns(apps, schema_editor):
     """Name the files in a column of their own, keep them while they are needed, and make a row of the last run."""
     Schedule, ScheduleRun = apps.get_model("inference", "Schedule"), apps.get_model("inference", "ScheduleRun")
     StoredFile = apps.get_model("inference", "StoredFile")
-    for row in Schedule.objects.values("pk", "request", "last_run_at", "last_batch_id", "last_error"):
+    for row in Schedule.objects.order_by("pk").values("pk", "request", "last_run_at", "last_batch_id", "last_error"):
         try:
             request = json.loads(row["request"])
             file_id = str(request.pop("input_file_id"))[:40]

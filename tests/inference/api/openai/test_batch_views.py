@@ -1,21 +1,18 @@
-"""Batches over HTTP: OpenAI's client, shapes, pages, tenants, schedules."""
+"""Batches over HTTP: OpenAI's client, shapes, pages, tenants."""
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import httpx
 import openai
 import orjson
 import pytest
-from django.utils import timezone
 
 from inference.access.api_keys import api_key_create, principal_of_tenant
 from inference.batches import upkeep
 from inference.batches.services import batch_get
-from inference.models import Batch, Schedule, StoredFile
-from inference.schedules.runs import schedules_run
+from inference.models import Batch
 from inference.values.limits import KeyLimits
 from inference.values.principal import LOCAL
 from tests.inference.api.openai.test_views import matches
@@ -96,13 +93,6 @@ def test_answers_match_the_document(http, document, checkpoint, settings):
     assert [item["status"] for item in page["data"]] == ["failed", "completed"]
     assert page["data"][0]["errors"]["data"][0]["line"] == 1
     matches(document, schema("/v1/batches", "get"), page)
-    made = http.post("/v1/batches/schedules", json=schedule_body()).json()
-    matches(document, schema("/v1/batches/schedules", "post"), made)
-    matches(document, schema("/v1/batches/schedules", "get"), http.get("/v1/batches/schedules").json())
-    path = f"/v1/batches/schedules/{made['id']}"
-    matches(document, schema("/v1/batches/schedules/{schedule_id}", "get"), http.get(path).json())
-    matches(document, schema("/v1/batches/schedules/{schedule_id}", "delete"), http.delete(path).json())
-    error_of(http.get(path), 404)
 
 
 @pytest.mark.parametrize(
@@ -167,52 +157,6 @@ def test_tenants_do_not_see_each_other(http, settings):
     for path in ("/v1/batches", "/v1/batches/schedules"):
         assert http.get(path, headers=others).json()["data"] == []
         assert len(http.get(path, headers=mine).json()["data"]) == 1
-
-
-# --- schedules ---------------------------------------------------------------------------------
-
-
-def schedule_body(**values: Any) -> dict[str, Any]:
-    file = store_file([line("a")])
-    return {
-        "cron": "*/5 * * * *", "input_file_id": file.file_id, "endpoint": "/v1/completions",
-        "completion_window": "24h", **values,
-    }  # fmt: skip
-
-
-def test_a_schedule_makes_its_batch_once_when_it_is_due(http, checkpoint):
-    made = http.post("/v1/batches/schedules", json=schedule_body(metadata={"a": "b"}, priority=3)).json()
-    assert schedules_run(timezone.now()) == []
-    Schedule.objects.update(next_run_at=timezone.now() - timedelta(hours=2))
-    (run,) = schedules_run(timezone.now())
-    assert schedules_run(timezone.now()) == []
-    batch = Batch.objects.get(batch_id=run.batch_id)
-    shown = http.get(f"/v1/batches/schedules/{made['id']}").json()
-    assert shown["last_batch_id"] == batch.batch_id
-    assert shown["next_run_at"] > timezone.now().timestamp()
-    assert shown["next_run_at"] % 300 == 0
-    found = http.get(f"/v1/batches/{batch.batch_id}").json()
-    assert (found["schedule_id"], found["priority"], found["metadata"]) == (made["id"], 3, {"a": "b"})
-    assert work(batch, make_runner(EchoManager(str(checkpoint.pk)))).num_completed == 1
-
-
-def test_a_schedule_whose_file_is_gone_says_so(http):
-    body = schedule_body()
-    made = http.post("/v1/batches/schedules", json=body).json()
-    refused = error_of(http.delete(f"/v1/files/{body['input_file_id']}"), 409)
-    assert made["id"] in refused["message"] and refused["param"] == "file_id"
-    StoredFile.objects.all().delete()
-    Schedule.objects.update(next_run_at=timezone.now() - timedelta(minutes=2))
-    (run,) = schedules_run(timezone.now())
-    assert run.outcome == "refused" and run.batch_id == ""
-    assert "no file" in http.get(f"/v1/batches/schedules/{made['id']}").json()["last_error"]
-
-
-@pytest.mark.parametrize(
-    "cron", ["", "daily", "* * * *", "61 * * * *", "0 0 31 2 *", "*/4 * * * *", "* * * * * *", "x * * * *"]
-)
-def test_wrong_cron_expressions(http, cron):
-    assert error_of(http.post("/v1/batches/schedules", json=schedule_body(cron=cron)), 400)["param"] == "cron"
 
 
 def test_deleting_the_input_before_its_validation_fails_the_batch(http):
