@@ -120,7 +120,7 @@ def _is_refusal(answer: httpx.Response, status: int) -> bool:
     error = answer.json()["error"]
     if path.startswith("/v1/messages"):
         return answer.json()["type"] == "error" and set(error) >= {"type", "message"}
-    if path.startswith("/api/") and not path.startswith(("/api/jobs", "/api/files", "/api/batches")):
+    if path.startswith("/api/") and not path.startswith(("/api/jobs", "/api/files", "/api/batches", "/api/schedules")):
         return isinstance(error, str) and bool(error)
     return set(error) == {"message", "type", "param", "code"}
 
