@@ -86,7 +86,7 @@ def objects(db, data_dir, tmp_path, settings) -> dict[str, Any]:
     row, key = api_key_create(name="owner")
     owner = principal_of_tenant(f"key:{row.pk}")
     batch = make_batch([line("a")], owner)
-    schedule = make_schedule(owner)
+    schedule = make_schedule(owner, input_file_id=batch.input_file_id)
     (job,) = jobs_submit(
         requests=[JobRequest(plan_from_body("completion", {"model": "tiny", "prompt": [1]}))], principal=owner
     )

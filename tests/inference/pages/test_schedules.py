@@ -110,7 +110,7 @@ def test_what_is_changed_is_changed_alone(operator: Client) -> None:
     assert operator.post("/schedules/sched_0/change/", form).status_code == 404
 
 
-def test_steps_lead_back_to_where_they_were_taken(operator: Client, transactional_db) -> None:
+def test_steps_lead_back_to_where_they_were_taken(operator: Client) -> None:
     row = make_schedule()
     path = f"/schedules/{row.schedule_id}/"
     assert operator.post(f"{path}pause/", {"from": "list"})["Location"] == "/schedules/"
@@ -155,7 +155,7 @@ def test_members_see_their_own_and_may_not_load() -> None:
     assert signed_in("viewer")[0].get("/schedules/").status_code == 403
 
 
-def test_a_batch_leads_to_a_schedule_and_back(operator: Client, transactional_db) -> None:
+def test_a_batch_leads_to_a_schedule_and_back(operator: Client) -> None:
     make_checkpoint("tiny")
     batch = make_batch([line("a")], metadata={"label": "weekly", "retry_of": "batch_0"}, priority=4)
     assert f'href="/schedules/?batch={batch.batch_id}#new-schedule"' in text_of(operator, f"/batches/{batch.batch_id}/")

@@ -15,5 +15,5 @@ def own_store(settings, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def model(transactional_db):
+def model(db):
     return make_checkpoint()

@@ -13,8 +13,9 @@ from tests.inference.batches.fakes import line, store_file
 
 def batch_members(principal: Principal = LOCAL, **members: Any) -> dict[str, Any]:
     """The members of a batch of one line."""
-    file = store_file([line("a")], principal)
-    return {"input_file_id": file.file_id, "endpoint": "/v1/completions", "completion_window": "24h", **members}
+    if "input_file_id" not in members:
+        members["input_file_id"] = store_file([line("a")], principal).file_id
+    return {"endpoint": "/v1/completions", "completion_window": "24h", **members}
 
 
 def make_schedule(principal: Principal = LOCAL, *, cron: str = "0 3 * * *", **batch: Any) -> Schedule:

@@ -243,7 +243,7 @@ def take_all(barrier) -> None:
     connections.close_all()
 
 
-def test_two_processes_claim_each_time_once():
+def test_two_processes_claim_each_time_once(transactional_db):
     """Both look at the same twelve schedules, each due, at the same moments."""
     for _ in range(12):
         make_due(make_schedule(), NOON)
