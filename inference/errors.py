@@ -307,9 +307,16 @@ class ModelLoadFailed(Unavailable):
 
 
 class OutOfCacheBlocks(Unavailable):
-    """The request can never fit the state budget of this worker."""
+    """The request can never fit the state budget of this worker.
+
+    Attributes:
+        needed_bytes, budget_bytes: What was needed, and the budget, where the plan of a load raised it; otherwise 0.
+            They stay in this process.
+    """
 
     code = "out_of_cache_blocks"
+    needed_bytes = 0
+    budget_bytes = 0
 
 
 class EngineError(BlazrError):

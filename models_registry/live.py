@@ -80,14 +80,17 @@ def with_live(checkpoints: Iterable[Checkpoint], live: Live) -> list[Checkpoint]
     return rows
 
 
-def fit(checkpoint: Checkpoint) -> dict[str, Any]:
+def fit(checkpoint: Checkpoint, sizes: tuple[int, int] | None = None) -> dict[str, Any]:
     """Return whether a checkpoint would fit: each worker plans the load for its memory, and loads nothing.
+
+    Args:
+        sizes: Tokens of a sequence and sequences at once, in place of the model's settings; None: these.
 
     Raises:
         Unavailable: Redis can't be reached, or no worker replied.
         BlazrError: No worker can load the model; the error is the reason.
     """
-    found = async_to_sync(model_fit)(str(checkpoint.pk))
+    found = async_to_sync(model_fit)(str(checkpoint.pk), sizes)
     return {"fits": fits_somewhere(found), "workers": found}
 
 

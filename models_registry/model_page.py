@@ -9,7 +9,7 @@ from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import render
 from django.urls import NoReverseMatch, reverse
 
-from inference.errors import BlazrError, NotFound
+from inference.errors import NotFound
 from inference.models.readable_rows import readable_rows
 from inference.values.memory_span import MAX_TOKENS
 from inference.values.tokenizer_spec import MAX_TEMPLATE_CHARS
@@ -27,11 +27,10 @@ from models_registry.curves import read_curve
 from models_registry.default_text import DEFAULT_TEXT
 from models_registry.detection.describe import describe
 from models_registry.detection.facts import CHAT_TEMPLATE
-from models_registry.fit_words import fit_rows
 from models_registry.layer_tab import layers_context
 from models_registry.layer_words import layer_rows, legend
+from models_registry.memory_tab import fit_context
 from models_registry.models import Checkpoint
-from models_registry.page_numbers import number_of
 from models_registry.quantisations import MAX_KL, default_name, is_quantisable
 from models_registry.revision_tab import changes_context, revisions_context
 from models_registry.settings_schema import MODEL_SETTINGS, shown
@@ -70,8 +69,6 @@ SCRIPTS = {
     "passport": ("registry/passport.js",),
     "settings": ("registry/model_settings.js",),
 }
-DEFAULT_SEQUENCES = 16
-DEFAULT_CONTEXT = 4096
 SPAN_LIMITS = {
     "text": DEFAULT_TEXT,
     "max_text_bytes": MAX_TEXT_BYTES,
@@ -92,6 +89,7 @@ class ModelPage(StaffPage):
     regions: ClassVar[dict[str, tuple[str, str]]] = {
         "tensor-region": ("registry/model/_tensors.html", "_tensors_tab"),
         "ribbon-region": ("registry/model/_ribbon.html", "_layers_tab"),
+        "fit-region": ("registry/model/_fit.html", "_fit"),
         "changes-region": ("registry/model/_changes.html", "_changes"),
     }
     """Elements that are drawn alone, by id: their template, and the method that returns its values."""
@@ -200,24 +198,13 @@ class ModelPage(StaffPage):
     def _tensors_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:
         return tensors_context(checkpoint, self.tab_query)
 
+    def _fit(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        return fit_context(checkpoint, self.request.GET)
+
     def _memory_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        query = self.request.GET
-        most = checkpoint.max_position_embeddings
-        tokens = number_of(query.get("tokens"), min(DEFAULT_CONTEXT, most), 1, max(most, 1))
-        sequences = number_of(query.get("sequences"), DEFAULT_SEQUENCES, 1, 65536)
-        fits, problem = [], "The workers can't be asked now."
-        if checkpoint.state == "available":
-            try:
-                fits = live.fit(checkpoint)["workers"]
-            except BlazrError as error:
-                problem = error.message
         measurements = measurement_rows(checkpoint)
         return {
-            "tokens": tokens,
-            "sequences": sequences,
-            "fits": fit_rows(fits, tokens, sequences),
-            "fit_problem": problem,
-            "page_data": {"fits": fits},
+            **self._fit(checkpoint),
             "measurements": measurements,
             "newest_result": next((row.pk for row in measurements if row.state == "done"), None),
             "reads_text": reads_text(checkpoint_inspection(checkpoint)),

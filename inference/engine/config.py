@@ -174,7 +174,7 @@ def plan_state_budget(
     fixed = (2 + least_spare) * slot_bytes
     needed = (blocks_each + 1) * block_bytes + fixed
     if needed > budget_bytes:
-        raise OutOfCacheBlocks(_too_small(needed, budget_bytes, block_bytes, fixed, block_size, max_model_len))
+        raise _too_small(needed, budget_bytes, block_bytes, fixed, block_size, max_model_len)
     spare = budget_bytes - needed
     spare_slots = least_spare
     if least_spare:
@@ -210,13 +210,15 @@ def _divide(spare: int, block_bytes: int, slot_bytes: int, most_blocks: int, mos
     return most_blocks, most_slots
 
 
-def _too_small(needed: int, budget: int, block_bytes: int, fixed: int, block_size: int, max_model_len: int) -> str:
+def _too_small(
+    needed: int, budget: int, block_bytes: int, fixed: int, block_size: int, max_model_len: int
+) -> OutOfCacheBlocks:
     message = (
         f"one sequence of {max_model_len:,} tokens needs {needed:,} bytes ({format_bytes(needed)}) of state, "
         f"the budget is {budget:,} ({format_bytes(budget)}); raise the budget"
     )
     block_budget = budget - fixed
     longest = (block_budget // block_bytes - 1) * block_size if block_bytes else 0
-    if longest > 0:
-        return f"{message} or lower max_model_len to {longest:,}."
-    return f"{message}."
+    error = OutOfCacheBlocks(f"{message} or lower max_model_len to {longest:,}." if longest > 0 else f"{message}.")
+    error.needed_bytes, error.budget_bytes = needed, budget
+    return error

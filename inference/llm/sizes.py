@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from inference.engine.config import SNAPSHOT_SHARE, StatePlan, plan_state_budget
+from inference.engine.config import SNAPSHOT_SHARE, StatePlan, blocks_for, plan_state_budget
 from inference.errors import InvalidRequest
 from inference.llm.draft_loading import DraftCheckpoint, plan_draft, prediction_head_of
 from inference.llm.loading import choose_dtype
@@ -49,12 +49,10 @@ def plan_states(spec: ModelSpec, options: LLMOptions) -> StatePlan:
         )
     token_bytes, sequence_bytes = _bytes_per_token(spec, options), spec.state_bytes_per_sequence(dtype)
     max_snapshots, snapshot_share = _max_snapshots(options, sequence_bytes)
-    max_spare_slots = options.speculative.max_num_seqs if options.speculative is not None else 0
+    max_spare_slots = _max_spare_slots(options)
     budget = options.cache_bytes
     if budget is None:
-        blocks = options.max_num_seqs * -(-length // options.block_size) + 1
-        slots = options.max_num_seqs + 1 + max_snapshots + max_spare_slots
-        requested = blocks * options.block_size * token_bytes + slots * sequence_bytes
+        requested = full_states_bytes(spec, options, length)
         taken = _weights_bytes(spec, options) + (options.adapter_bytes or 0)
         free = max(memory_for_model(options) - taken, 0)
         budget = min(requested, int(CACHE_SHARE[options.device_kind] * free))
@@ -75,6 +73,19 @@ def plan_states(spec: ModelSpec, options: LLMOptions) -> StatePlan:
         max_spare_slots=max_spare_slots,
         head=head,
     )
+
+
+def full_states_bytes(spec: ModelSpec, options: LLMOptions, max_model_len: int) -> int:
+    """Bytes of states that hold ``max_num_seqs`` sequences of a length, with all snapshots and spare slots."""
+    sequence_bytes = spec.state_bytes_per_sequence(choose_dtype(spec, options))
+    blocks = options.max_num_seqs * blocks_for(max_model_len, options.block_size) + 1
+    slots = options.max_num_seqs + 1 + _max_snapshots(options, sequence_bytes)[0] + _max_spare_slots(options)
+    return blocks * options.block_size * _bytes_per_token(spec, options) + slots * sequence_bytes
+
+
+def _max_spare_slots(options: LLMOptions) -> int:
+    """Slots beside those of sequences, for speculation."""
+    return 0 if options.speculative is None else options.speculative.max_num_seqs
 
 
 def _bytes_per_token(spec: ModelSpec, options: LLMOptions) -> int:
@@ -122,11 +133,14 @@ def needed_bytes(spec: ModelSpec, options: LLMOptions, draft: DraftCheckpoint | 
 def load_sizes(spec: ModelSpec, options: LLMOptions) -> dict[str, int]:
     """What a load with these options is made of, without a draft model: bytes, and how many sequences they hold.
 
+    Of ``states_bytes``, ``cache_bytes`` are paged blocks, ``slots_bytes`` states per sequence and ``snapshots_bytes``
+    copies of them for the prefix cache; ``full_states_bytes`` would hold all sequences.
+
     Raises:
         OutOfCacheBlocks: As ``plan_states``.
     """
     dtype, plan = choose_dtype(spec, options), plan_states(spec, options)
-    blocks_each = -(-plan.max_model_len // plan.block_size)
+    blocks_each = blocks_for(plan.max_model_len, plan.block_size)
     by_blocks = (
         (plan.num_blocks - 1) // blocks_each if plan.block_bytes or plan.head_block_bytes else options.max_num_seqs
     )
@@ -134,6 +148,10 @@ def load_sizes(spec: ModelSpec, options: LLMOptions) -> dict[str, int]:
     return {
         "weights_bytes": _weights_bytes(spec, options),
         "states_bytes": plan.total_bytes,
+        "cache_bytes": plan.num_blocks * (plan.block_bytes + plan.head_block_bytes),
+        "slots_bytes": (plan.num_state_slots + plan.num_spare_slots) * plan.slot_bytes,
+        "snapshots_bytes": plan.snapshot_bytes,
+        "full_states_bytes": full_states_bytes(spec, options, plan.max_model_len),
         "bytes_per_token": _bytes_per_token(spec, options),
         "bytes_per_sequence": spec.state_bytes_per_sequence(dtype),
         "max_model_len": plan.max_model_len,

@@ -14,11 +14,11 @@ from inference.pages.first_steps import start_steps
 from inference.pages.health import changes, failed_requests, num_failures, problems
 from inference.pages.traffic import traffic
 from models_registry.api.views import overview
+from models_registry.memory_bar import bar_parts
 from models_registry.views import StaffPage
 
 NUM_MODELS = 8
 NUM_JOBS = 5
-BAR_WIDTH = 1000
 REGIONS = ("now", "traffic", "overview")
 LATE_S = 8.0
 """A worker whose heartbeat is older is silent."""
@@ -105,7 +105,7 @@ def _worker_state(worker: dict[str, Any]) -> dict[str, Any]:
 
 
 def memory_bar(worker: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the parts of a device's memory for models, each with its place in a bar of ``BAR_WIDTH``.
+    """Return the parts of a device's memory for models, each with its place in a bar.
 
     Of the states, a CPU gives memory to those that were written only; the others are promised, and may not be taken.
     """
@@ -115,16 +115,12 @@ def memory_bar(worker: Mapping[str, Any]) -> list[dict[str, Any]]:
     reserved = min(worker["states_bytes"], worker["memory_used_bytes"])
     used = min(worker["states_used_bytes"], reserved)
     cached = min(worker["states_cached_bytes"], reserved - used)
-    sizes = {
-        "weights": worker["memory_used_bytes"] - reserved,
-        "used states": used,
-        "states for later prompts": cached,
-        "reserved states": reserved - used - cached,
-        "free": max(0, budget - worker["memory_used_bytes"]),
-    }
-    whole, begin, parts = sum(sizes.values()), 0, []
-    for (name, size), kind in zip(sizes.items(), ("weights", "used", "cached", "states", "free"), strict=True):
-        x, end = (round(BAR_WIDTH * at / whole) for at in (begin, begin + size))
-        parts.append({"name": name, "size": size, "kind": kind, "x": x, "width": end - x})
-        begin += size
-    return parts
+    return bar_parts(
+        [
+            ("weights", "weights", worker["memory_used_bytes"] - reserved),
+            ("used states", "used", used),
+            ("states for later prompts", "cached", cached),
+            ("reserved states", "states", reserved - used - cached),
+            ("free", "free", max(0, budget - worker["memory_used_bytes"])),
+        ]
+    )

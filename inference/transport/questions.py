@@ -57,13 +57,16 @@ async def running_requests() -> list[dict[str, Any]]:
     return [{**item, "worker_id": reply["worker_id"]} for reply in replies for item in reply.get("requests", ())]
 
 
-async def model_fit(checkpoint_id: str) -> list[dict[str, Any]]:
+async def model_fit(checkpoint_id: str, sizes: tuple[int, int] | None = None) -> list[dict[str, Any]]:
     """Return each worker's report whether the model would fit.
+
+    Args:
+        sizes: Tokens of a sequence and sequences at once, in place of the model's settings; None: these.
 
     Raises:
         BlazrError: No worker could check the model; the error of the first worker.
     """
-    replies = await query_workers("fit", checkpoint_id=checkpoint_id)
+    replies = await query_workers("fit", checkpoint_id=checkpoint_id, sizes=sizes)
     found = [{"worker_id": reply["worker_id"], **reply["fit"]} for reply in replies if "fit" in reply]
     if not found:
         raise BlazrError.from_dict(replies[0]["error"])

@@ -56,7 +56,9 @@ def make_runtime() -> WorkerRuntime:
     )
     return WorkerRuntime(
         config,
-        lambda checkpoint_id: plan_load(checkpoint_id, device=device, memory_bytes=config.budget_bytes),
+        lambda checkpoint_id, sizes=None: plan_load(
+            checkpoint_id, sizes, device=device, memory_bytes=config.budget_bytes
+        ),
         find_adapter=find_adapter,
         start_background=lambda manager: start_job_runner(manager, config.worker_id),
     )

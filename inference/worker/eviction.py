@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from inference.worker.interfaces import LoadPlan
 from inference.worker.resident import Resident
 
 
@@ -53,25 +52,16 @@ def next_eviction_step(
     return EvictionStep("wait", wait_until=min(until for _, until in stays))
 
 
-def fit_report(plan: LoadPlan, others: Sequence[Resident], *, is_here: bool, budget_bytes: int) -> dict[str, Any]:
-    """Return whether a model would fit beside ``others``, and the memory that it would take, as plain values."""
-    needed = plan.needed_bytes
-    pinned = sum(item.memory_bytes for item in others if item.pinned)
-    used = sum(item.memory_bytes for item in others)
-    if is_here:
-        verdict = "resident"
-    elif needed > budget_bytes:
-        verdict = "too_large"
-    elif needed + pinned > budget_bytes:
-        verdict = "pinned_models_in_the_way"
-    else:
-        verdict = "fits" if needed + used <= budget_bytes else "fits_after_eviction"
-    return {
-        "verdict": verdict,
-        "needed_bytes": needed,
-        "budget_bytes": budget_bytes,
-        "used_bytes": used,
-        "pinned_bytes": pinned,
-        "max_num_seqs": plan.max_num_seqs,
-        **plan.sizes,
-    }
+def models_to_evict(needed_bytes: int, others: Sequence[Resident], *, budget_bytes: int) -> list[Resident] | None:
+    """Return the models that a load would unload now, in order; None: it would not fit even then.
+
+    Models that are unloading count as gone, and no model is kept by its minimum time of residence.
+    """
+    left = [item for item in others if item.status != "unloading"]
+    evicted: list[Resident] = []
+    while True:
+        step = next_eviction_step(needed_bytes, left, budget_bytes=budget_bytes, min_residence_s=0.0, now=0.0)
+        if step.victim is None:
+            return evicted if step.action == "fits" else None
+        evicted.append(step.victim)
+        left.remove(step.victim)

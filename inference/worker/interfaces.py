@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from inference.engine.loop import LoopOwner
 from inference.errors import BlazrError
@@ -70,6 +70,26 @@ class ServedLLM(LoopOwner[Any, GenerationEvent], Protocol):
         ...
 
 
+class LoadSizes(NamedTuple):
+    """Sizes for a plan, in place of the model's settings.
+
+    Attributes:
+        cache_bytes: Memory for states; None: as a load would choose it.
+    """
+
+    max_model_len: int
+    max_num_seqs: int
+    cache_bytes: int | None = None
+
+
+class PlanLoad(Protocol):
+    """Returns the load plan of a checkpoint; raises ``BlazrError`` if it can't be loaded."""
+
+    def __call__(self, checkpoint_id: str, sizes: LoadSizes | None = None, /) -> LoadPlan:
+        """Plan with the model's settings, or with ``sizes`` in their place."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
     """How to load one checkpoint.
@@ -83,6 +103,7 @@ class LoadPlan:
         pinned: Whether the model stays until an order to unload it.
         adapter_bytes: Of it, memory for LoRA adapters; 0: requests can't name any.
         sizes: The parts of ``needed_bytes``, for users.
+        resized: Plans the same load with other sizes, without reading the checkpoint again.
     """
 
     name: str
@@ -93,6 +114,7 @@ class LoadPlan:
     pinned: bool = False
     adapter_bytes: int = 0
     sizes: Mapping[str, int] = field(default_factory=dict)
+    resized: Callable[[LoadSizes], LoadPlan] | None = None
 
     @property
     def max_in_engine(self) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from django.conf import settings
 from django.core.exceptions import ValidationError
@@ -23,7 +24,7 @@ from inference.modelling.spec import ModelSpec
 from inference.modelling.specs.parts import DTYPE_BYTES
 from inference.values.speculative_options import SpeculativeOptions
 from inference.worker.adapters import AdapterFile
-from inference.worker.interfaces import LoadPlan, Progress
+from inference.worker.interfaces import LoadPlan, LoadSizes, Progress
 from models_registry.detection.inspection import Inspection
 from models_registry.models import Adapter, Checkpoint
 from models_registry.selectors import checkpoint_get, checkpoint_get_by_name
@@ -35,10 +36,13 @@ DEFAULT_MAX_ADAPTERS = 8
 """LoRA adapters that are resident at once, where a model has any and doesn't set it."""
 
 
-def plan_load(checkpoint_id: str, *, device: str, memory_bytes: int | None = None) -> LoadPlan:
+def plan_load(
+    checkpoint_id: str, sizes: LoadSizes | None = None, *, device: str, memory_bytes: int | None = None
+) -> LoadPlan:
     """Plan the load of a checkpoint with its own settings; the server's settings are the defaults.
 
     Args:
+        sizes: Sizes in place of the checkpoint's settings; None: these.
         device: Device to load to.
         memory_bytes: Memory budget of all models there; limits the states on a CUDA device.
 
@@ -60,7 +64,29 @@ def plan_load(checkpoint_id: str, *, device: str, memory_bytes: int | None = Non
     set_here = {name: own[name] for name in MODEL_OPTIONS if own.get(name)}
     chosen = {**settings.BLAZR_LLM_OPTIONS, **set_here, "speculative": speculative, "max_adapters": 0}
     options = LLMOptions(**chosen, device=device, memory_bytes=memory_bytes)
-    options = with_adapters(options, checkpoint, inspection)
+    needs = _adapter_needs(checkpoint)
+
+    def plan_with(sizes: LoadSizes | None) -> LoadPlan:
+        given = options if sizes is None else _with_sizes(options, sizes)
+        return _plan(checkpoint, inspection, _with_adapters(given, inspection.spec, needs), draft, plan_with)
+
+    return plan_with(sizes)
+
+
+def _with_sizes(options: LLMOptions, sizes: LoadSizes) -> LLMOptions:
+    cache_bytes = options.cache_bytes if sizes.cache_bytes is None else sizes.cache_bytes
+    return replace(options, max_model_len=sizes.max_model_len, max_num_seqs=sizes.max_num_seqs, cache_bytes=cache_bytes)
+
+
+def _plan(
+    checkpoint: Checkpoint,
+    inspection: Inspection,
+    options: LLMOptions,
+    draft: DraftCheckpoint | None,
+    resized: Callable[[LoadSizes], LoadPlan],
+) -> LoadPlan:
+    """Return the plan of a load with these options."""
+    own = checkpoint.settings
     keep_alive_s = own.get("keep_alive_s")
 
     def load(progress: Progress) -> LLM:
@@ -91,33 +117,50 @@ def plan_load(checkpoint_id: str, *, device: str, memory_bytes: int | None = Non
         pinned=own.get("pinned") == "yes",
         adapter_bytes=options.adapter_bytes or 0,
         sizes=load_sizes(inspection.spec, options),
+        resized=resized,
     )
 
 
-def with_adapters(options: LLMOptions, checkpoint: Checkpoint, inspection: Inspection) -> LLMOptions:
+class _AdapterNeeds(NamedTuple):
+    """How many LoRA adapters may be resident, the values of the largest ones, and whether an X-LoRA is among all."""
+
+    most: int
+    num_values: int
+    has_xlora: bool
+
+
+def _adapter_needs(checkpoint: Checkpoint) -> _AdapterNeeds:
+    """Look up what the checkpoint's adapters need.
+
+    Raises:
+        ModelLoadFailed: The database can't be reached.
+    """
+    most = checkpoint.settings.get("max_adapters")
+    most = DEFAULT_MAX_ADAPTERS if most is None else most
+    try:
+        values = checkpoint.adapters.order_by("-num_values").values_list("num_values", flat=True)
+        num_values = sum(values[:most])
+        has_xlora = checkpoint.adapters.filter(kind=Adapter.Kind.XLORA).exists()
+    except DatabaseError as error:
+        raise _no_database() from error
+    finally:
+        close_old_connections()
+    return _AdapterNeeds(most, num_values, has_xlora)
+
+
+def _with_adapters(options: LLMOptions, spec: ModelSpec, needs: _AdapterNeeds) -> LLMOptions:
     """Return ``options`` with room for as many of the checkpoint's LoRA adapters as may be resident, the largest ones.
 
     The X-LoRAs among them have states beside the model's, all of them together as many bytes.
 
     Raises:
         OutOfCacheBlocks: The memory is too small for the states of one sequence, or for both of them with an X-LoRA.
-        ModelLoadFailed: The database can't be reached.
     """
-    most = checkpoint.settings.get("max_adapters")
-    try:
-        values = checkpoint.adapters.order_by("-num_values").values_list("num_values", flat=True)
-        largest = list(values[: DEFAULT_MAX_ADAPTERS if most is None else most])
-        has_xlora = checkpoint.adapters.filter(kind=Adapter.Kind.XLORA).exists()
-    except DatabaseError as error:
-        raise _no_database() from error
-    finally:
-        close_old_connections()
-    if not largest:
+    if not needs.num_values:
         return options
-    width = DTYPE_BYTES[choose_dtype(inspection.spec, options)]
-    count = DEFAULT_MAX_ADAPTERS if most is None else most
-    found = replace(options, max_adapters=count, adapter_bytes=sum(largest) * width)
-    return _with_second_states(found, inspection.spec) if has_xlora else found
+    width = DTYPE_BYTES[choose_dtype(spec, options)]
+    found = replace(options, max_adapters=needs.most, adapter_bytes=needs.num_values * width)
+    return _with_second_states(found, spec) if needs.has_xlora else found
 
 
 def _with_second_states(options: LLMOptions, spec: ModelSpec) -> LLMOptions:

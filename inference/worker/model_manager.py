@@ -24,7 +24,8 @@ from inference.host.units import format_bytes
 from inference.values.messages import GenerateMessage, GenerationEvent
 from inference.values.states import Departure, ResidentModel
 from inference.worker.adapters import FindAdapter, NeedsReload, ServedAdapters, forget, no_adapters
-from inference.worker.interfaces import LoadPlan, OnAlone, OnEvents, Presence, ServedLLM
+from inference.worker.fit import plan_for_fit, with_suggestion
+from inference.worker.interfaces import LoadPlan, LoadSizes, OnAlone, OnEvents, PlanLoad, Presence, ServedLLM
 from inference.worker.loader import ModelLoader
 from inference.worker.resident import ActiveRequest, Resident
 from inference.worker.resident_models import ResidentModels
@@ -49,7 +50,7 @@ class ModelManager:
     def __init__(
         self,
         *,
-        plan: Callable[[str], LoadPlan],
+        plan: PlanLoad,
         presence: Presence,
         budget_bytes: int,
         on_dead: Callable[[EngineDead], None],
@@ -147,13 +148,17 @@ class ModelManager:
         self._presence.changed()
         return True
 
-    def fit(self, checkpoint_id: str) -> dict[str, Any]:
+    def fit(self, checkpoint_id: str, requested: LoadSizes | None = None) -> dict[str, Any]:
         """Return whether a model would fit here, and the memory that it would take, as plain values.
+
+        Args:
+            requested: Sizes in place of the model's settings; None: these.
 
         Raises:
             BlazrError: The model can't be loaded.
         """
-        return self._residents.fit(checkpoint_id, self._plan(checkpoint_id))
+        plan, missing_bytes = plan_for_fit(self._plan, checkpoint_id, requested)
+        return with_suggestion(self._residents.fit(checkpoint_id, plan), plan, requested, missing_bytes)
 
     @property
     def departures(self) -> tuple[Departure, ...]:

@@ -12,6 +12,7 @@ from redis.exceptions import RedisError
 
 from inference.errors import BlazrError
 from inference.transport import keys as redis_keys
+from inference.worker.interfaces import LoadSizes
 
 logger = logging.getLogger(__name__)
 
@@ -23,8 +24,8 @@ class Manager(Protocol):
         """Return the requests that are here."""
         ...
 
-    def fit(self, checkpoint_id: str) -> dict[str, Any]:
-        """Return whether a model would fit."""
+    def fit(self, checkpoint_id: str, requested: LoadSizes | None = None) -> dict[str, Any]:
+        """Return whether a model would fit, with sizes in place of its settings if they are given."""
         ...
 
 
@@ -45,7 +46,7 @@ class Questions:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="questions")
 
     def take(self, subject: str) -> None:
-        """Queue one query: a JSON object with ``id``, ``kind`` and, for the kind ``fit``, ``checkpoint_id``."""
+        """Queue one query: a JSON object with ``id``, ``kind`` and, for ``fit``, ``checkpoint_id`` and ``sizes``."""
         self._threads.submit(self._reply_to, json.loads(subject))
 
     def stop(self) -> None:
@@ -58,7 +59,8 @@ class Questions:
             if query["kind"] == "requests":
                 reply["requests"] = self._manager.requests()
             else:
-                reply["fit"] = self._manager.fit(query["checkpoint_id"])
+                sizes = query.get("sizes")
+                reply["fit"] = self._manager.fit(query["checkpoint_id"], LoadSizes(*sizes) if sizes else None)
         except BlazrError as error:
             reply["error"] = error.to_dict()
         except Exception:

@@ -21,7 +21,8 @@ from inference.values.messages import GenerateMessage, GenerationEvent
 from inference.values.queue_place import StartOutlook
 from inference.values.states import Departure, ResidentModel
 from inference.worker.entry import Admission, EntryQueue
-from inference.worker.eviction import fit_report, next_eviction_step
+from inference.worker.eviction import next_eviction_step
+from inference.worker.fit import fit_report
 from inference.worker.interfaces import LoadPlan, OnAlone, OnEvents, Presence
 from inference.worker.outlook import record_end, start_outlook
 from inference.worker.resident import ActiveRequest, Drained, Engine, Expired, Resident, Submission
@@ -408,8 +409,7 @@ class ResidentModels:
         with self._condition:
             others = [item for item in self._residents.values() if item.checkpoint_id != checkpoint_id]
             own = self._residents.get(checkpoint_id)
-            is_here = own is not None and not own.has_failed
-            return fit_report(plan, others, is_here=is_here, budget_bytes=self._budget_bytes)
+            return fit_report(plan, others, own, budget_bytes=self._budget_bytes)
 
     @property
     def departures(self) -> tuple[Departure, ...]:

@@ -22,7 +22,7 @@ from inference.worker.adapters import FindAdapter, no_adapters
 from inference.worker.deliveries import Deliveries
 from inference.worker.heartbeat import Heartbeat
 from inference.worker.intake import Intake
-from inference.worker.interfaces import LoadPlan
+from inference.worker.interfaces import PlanLoad
 from inference.worker.model_manager import ModelManager
 from inference.worker.presence import RedisPresence
 from inference.worker.questions import Questions
@@ -86,7 +86,7 @@ class WorkerRuntime:
     def __init__(
         self,
         config: WorkerConfig,
-        plan: Callable[[str], LoadPlan],
+        plan: PlanLoad,
         *,
         find_adapter: FindAdapter = no_adapters,
         start_background: Callable[[ModelManager], Background | None] = lambda manager: None,

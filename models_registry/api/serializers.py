@@ -187,6 +187,13 @@ class LiveModelSerializer(serializers.Serializer[Any]):
     departures = DepartureSerializer(many=True, help_text="When it was unloaded, and why; the last few times.")
 
 
+class EvictedModelSerializer(serializers.Serializer[Any]):
+    """A model that a load would unload."""
+
+    name = serializers.CharField()
+    memory_bytes = serializers.IntegerField()
+
+
 class WorkerFitSerializer(serializers.Serializer[Any]):
     """Whether a model would fit on one worker."""
 
@@ -198,8 +205,17 @@ class WorkerFitSerializer(serializers.Serializer[Any]):
     budget_bytes = serializers.IntegerField()
     used_bytes = serializers.IntegerField(help_text="By other models.")
     pinned_bytes = serializers.IntegerField(help_text="By other models that are pinned.")
+    resident_bytes = serializers.IntegerField(help_text="Held by the model itself; 0: it isn't here.")
+    missing_bytes = serializers.IntegerField(help_text="Of the budget without pinned models; 0: it fits.")
+    evicts = EvictedModelSerializer(many=True, help_text="Models that a load would unload now, in order.")
     weights_bytes = serializers.IntegerField()
     states_bytes = serializers.IntegerField()
+    cache_bytes = serializers.IntegerField(help_text="Of the states, paged blocks.")
+    slots_bytes = serializers.IntegerField(help_text="Of the states, those of each sequence.")
+    snapshots_bytes = serializers.IntegerField(help_text="Of the states, copies for later prompts.")
+    full_states_bytes = serializers.IntegerField(help_text="What states of all sequences at full length would take.")
+    adapter_bytes = serializers.IntegerField()
+    draft_bytes = serializers.IntegerField(help_text="A draft model's weights and states.")
     bytes_per_token = serializers.IntegerField(help_text="Of each sequence's state.")
     bytes_per_sequence = serializers.IntegerField(help_text="On top of that, whatever its length.")
     max_model_len = serializers.IntegerField()

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from django.test import Client
 
-from models_registry import live, services
+from models_registry import services
 from models_registry.model_page import TABS
-from tests.models_registry.test_fit_words import FIT
 
 pytestmark = pytest.mark.django_db
 
@@ -32,12 +31,3 @@ def test_the_search_of_tensors_gets_its_rows_alone(browser: Client, hybrid: Path
     response = browser.get(f"/models/{row.pk}/?tab=tensors&q=router", headers={"HX-Target": "tensor-region"})
     text = response.content.decode()
     assert text.startswith('<div id="tensor-region" ') and "1 to 1 of 1" in text
-
-
-def test_the_memory_tab_computes_what_the_address_asks(
-    browser: Client, hybrid: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row = services.checkpoint_register(path=hybrid)
-    monkeypatch.setattr(live, "fit", lambda checkpoint: {"workers": [FIT]})
-    text = browser.get(f"/models/{row.pk}/?tab=memory&sequences=3&tokens=100").content.decode()
-    assert "257.0 MiB weights + 5.0 GiB reserved states" in text and "3 × 1.1 MiB" in text

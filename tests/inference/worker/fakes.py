@@ -11,7 +11,7 @@ from typing import Any
 
 from inference.errors import BlazrError, EngineDead, InvalidRequest
 from inference.values.messages import GenerateMessage, GenerationEvent
-from inference.worker.interfaces import LoadPlan
+from inference.worker.interfaces import LoadPlan, LoadSizes
 
 USAGE = {"prompt_tokens": 3, "cached_tokens": 0, "queue_s": 0.0, "ttft_s": 0.0, "duration_s": 0.0}
 
@@ -137,7 +137,7 @@ class FakePlans:
     loads: list[str] = field(default_factory=list)
     llms: dict[str, FakeLLM] = field(default_factory=dict)
 
-    def __call__(self, checkpoint_id: str) -> LoadPlan:
+    def __call__(self, checkpoint_id: str, sizes: LoadSizes | None = None) -> LoadPlan:
         def load(progress: Callable[[float, str], None]) -> FakeLLM:
             self.loads.append(checkpoint_id)
             progress(0.5, "half")

@@ -183,7 +183,8 @@ def test_whether_a_model_fits_is_known_before_its_load(bench):
     b = bench(budget=25)
     assert b.manager.fit("a") == {
         "verdict": "fits", "needed_bytes": 10, "budget_bytes": 25, "used_bytes": 0, "pinned_bytes": 0,
-        "max_num_seqs": 4, "weights_bytes": 10,
+        "resident_bytes": 0, "missing_bytes": 0, "evicts": [], "adapter_bytes": 0, "draft_bytes": 0, "max_num_seqs": 4,
+        "weights_bytes": 10,
     }  # fmt: skip
     assert b.plans.loads == []
     b.send("r1", model="a")

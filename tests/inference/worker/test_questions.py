@@ -10,6 +10,7 @@ import pytest
 
 from inference.errors import BlazrError, UnknownModel
 from inference.transport import keys as redis_keys
+from inference.worker.interfaces import LoadSizes
 from inference.worker.questions import Questions
 from tests.inference.worker.fakes import wait_until
 
@@ -22,7 +23,8 @@ class Manager:
     def requests(self) -> list[dict[str, Any]]:
         return [{"id": "r", "tokens": 3}]
 
-    def fit(self, checkpoint_id: str) -> dict[str, Any]:
+    def fit(self, checkpoint_id: str, requested: LoadSizes | None = None) -> dict[str, Any]:
+        self.requested = requested
         self.gate.wait(60)
         if checkpoint_id == "unknown":
             raise UnknownModel("There is no such model.")
@@ -41,7 +43,7 @@ def ask(client, manager):
     questions = Questions(client, "questions-test", manager)
     keys: list[str] = []
 
-    def put(kind: str, **members: str) -> Any:
+    def put(kind: str, **members: Any) -> Any:
         question_id = f"question-{len(keys)}"
         keys.append(redis_keys.replies(question_id))
         client.delete(keys[-1])
@@ -61,9 +63,15 @@ def answer(client, key: str) -> dict[str, Any]:
     return found
 
 
-def test_requests_and_fit_are_answered(client, ask):
+def test_requests_and_fit_are_answered(client, ask, manager):
     assert answer(client, ask("requests")) == {"requests": [{"id": "r", "tokens": 3}]}
     assert answer(client, ask("fit", checkpoint_id="a")) == {"fit": {"verdict": "fits", "needed_bytes": 7}}
+    assert manager.requested is None
+
+
+def test_sizes_come_with_the_question(client, ask, manager):
+    assert answer(client, ask("fit", checkpoint_id="a", sizes=[64, 3]))["fit"]["verdict"] == "fits"
+    assert manager.requested == LoadSizes(max_model_len=64, max_num_seqs=3)
 
 
 def test_an_error_is_an_answer_with_its_class(client, ask):

@@ -22,7 +22,8 @@ from tests.inference.api.test_base import is_error
 from tests.inference.worker.fakes import Client, FakeLLM, FakePlans, FakePresence, message
 
 SIZES = {
-    "weights_bytes": 10, "states_bytes": 4, "bytes_per_token": 1, "bytes_per_sequence": 2, "max_model_len": 8,
+    "weights_bytes": 10, "states_bytes": 4, "cache_bytes": 2, "slots_bytes": 1, "snapshots_bytes": 1,
+    "full_states_bytes": 4, "bytes_per_token": 1, "bytes_per_sequence": 2, "max_model_len": 8,
     "full_sequences": 4,
 }  # fmt: skip
 
