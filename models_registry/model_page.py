@@ -178,8 +178,9 @@ class ModelPage(StaffPage):
         }
 
     def _layers_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        shown = _layers(describe(checkpoint_inspection(checkpoint)))
-        return {**shown, **layers_context(checkpoint, shown["layers"], self.tab_query)}
+        inspection = checkpoint_inspection(checkpoint)
+        shown = _layers(describe(inspection))
+        return {**shown, **layers_context(checkpoint, inspection.spec, shown["layers"], self.tab_query)}
 
     def _revisions_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:
         return revisions_context(checkpoint, self.tab_query)

@@ -36,6 +36,7 @@ def pages(site: LiveServer, chat: str, batch: str, schedule: str) -> dict[str, s
         **{f"model-{tab}": f"{model}?tab={tab}" for tab in tabs},
         "model-tokenizer": f"{model}tokenizer/",
         "model-layer": f"{model}?tab=layers&by=bytes&layer=2",
+        "model-compute": f"{model}?tab=layers&by=compute&layer=2",
         "model-tensor": f"{model}?tab=tensors&q=embed&figures=1&tensor=embed_tokens.weight",
         "model-changes": f"/models/{site.checkpoint_id('other')}/?tab=revisions&from={key}",
         "compare": f"/models/compare/?a={key}&b={site.checkpoint_id('other')}",

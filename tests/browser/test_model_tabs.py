@@ -114,6 +114,21 @@ def test_a_layer_filters_the_tensors(page: Page, site: LiveServer) -> None:
     expect(page.locator("#open-tensor")).to_contain_text("Becomes")
 
 
+def test_share_of_compute_follows_the_context(page: Page, site: LiveServer) -> None:
+    page.goto(f"/models/{site.checkpoint_id('demo')}/?tab=layers&layer=4")
+    page.click("#by-compute")
+    expect(page.locator("#context")).to_have_value("1024")
+    ribbon = page.get_by_role("group", name="Ribbon of the layers")
+    wide = ribbon.locator("#ribbon-4 rect").first.get_attribute("width")
+    page.fill("#context", "7")
+    page.keyboard.press("Enter")
+    expect(page.locator("#ribbon-region")).to_contain_text("multiply-adds of a token that sees 7")
+    assert float(ribbon.locator("#ribbon-4 rect").first.get_attribute("width")) < float(wide)  # less attention
+    page.click("#zoom-in")
+    expect(page.locator("#context")).to_have_value("7")
+    expect(page.locator("#chosen-title")).to_contain_text("Layer 4: ")
+
+
 def test_two_ticked_models_are_compared(page: Page, site: LiveServer, other: str) -> None:
     page.goto("/models/")
     page.check(f"#pick-{site.checkpoint_id('demo')}")
@@ -152,6 +167,7 @@ def test_the_tabs_fit_and_axe_finds_nothing_when_they_are_full(
         f"/models/{demo}/{tensor}",
         f"/models/{demo}/?tab=tensors&prefix=.",
         f"/models/{demo}/?tab=layers&by=bytes&zoom=2&layer=2",
+        f"/models/{demo}/?tab=layers&by=compute&layer=2",
         f"/models/{other}/?tab=revisions&from={demo}",
         f"/models/compare/?a={demo}&b={other}",
         "/models/compare/",
