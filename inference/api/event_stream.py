@@ -23,7 +23,7 @@ from inference.errors import BlazrError, GenerationFailed
 from inference.host.coroutines import run_in_background
 from inference.serving.generation import Generation
 from inference.values.messages import GenerationEvent
-from inference.values.queue_place import QueuePlace
+from inference.values.queue_place import QUEUE_EVENT, QueuePlace
 
 HEARTBEAT_S = 15.0
 WAITED_S = 0.1
@@ -63,7 +63,6 @@ def sse_event(name: str, payload: Any) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(payload) + b"\n\n"
 
 
-QUEUE_EVENT = "blazr.queue"
 _CHUNK_KINDS = {"chat": "chat.completion.chunk", "completion": "text_completion"}
 
 
@@ -97,6 +96,10 @@ class StreamFormat(Protocol):
     heartbeat: bytes
     """Sent on a stream that was silent for a while."""
 
+    def waiting(self, place: QueuePlace) -> bytes:
+        """Return the bytes that say where the request stands in the queue; only before ``opening``."""
+        ...
+
     def opening(self) -> bytes:
         """Return the bytes before the first token; called once, when every prompt has started."""
         ...
@@ -120,9 +123,14 @@ class ChunkStream:
     heartbeat = _HEARTBEAT
 
     def __init__(self, generation: Generation) -> None:
+        self._generation = generation
         self._format = output_format(generation)
         self._include_usage = generation.plan.include_usage
         self._frame: tuple[bytes, bytes] | None = None
+
+    def waiting(self, place: QueuePlace) -> bytes:
+        """Return the event that says where the request stands."""
+        return queue_event(self._generation, place)
 
     def opening(self) -> bytes:
         """Return the chunks with roles and echoed prompts."""
@@ -256,7 +264,7 @@ class ByteWriter(StreamReader):
             self._timer.cancel()
 
     async def _report(self, place: QueuePlace) -> None:
-        self.put(queue_event(self.generation, place))
+        self.put(self._stream.waiting(place))
         await self.flush()
 
     def _check(self) -> None:

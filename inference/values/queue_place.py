@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
+QUEUE_EVENT = "blazr.queue"
+"""Name of the events of a stream that say where its request stands."""
 MAX_LISTED = 64
 """Most waiting requests, and places, that a worker lists for a model."""
 MAX_AGE_S = 3.0

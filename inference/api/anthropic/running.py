@@ -14,6 +14,7 @@ from inference.serving.generation import ApiName, Generation, generation_start
 from inference.values.messages import GenerationEvent
 from inference.values.plan import GenerationPlan
 from inference.values.principal import Principal
+from inference.values.queue_place import QUEUE_EVENT, QueuePlace
 
 API_NAME = ApiName("messages", "msg_")
 
@@ -39,6 +40,10 @@ class RunningMessage:
         return self._events.message
 
     # --- as a stream ---------------------------------------------------------------------------
+
+    def waiting(self, place: QueuePlace) -> bytes:
+        """Return where the message stands in the queue, as an event of a name that clients pass over."""
+        return _written([{"type": QUEUE_EVENT, "queue": place.to_dict()}])
 
     def opening(self) -> bytes:
         """Return the event with the message before its content."""

@@ -13,6 +13,7 @@ from inference.dialects.chat_bridge import CallPiece, EndPiece, Piece, Reasoning
 from inference.errors import BlazrError
 from inference.serving.generation import Generation
 from inference.values.messages import GenerationEvent
+from inference.values.queue_place import QueuePlace
 
 
 class RunningGeneration:
@@ -51,6 +52,10 @@ class RunningGeneration:
         return self._object("".join(text), "".join(thinking), is_last=True)
 
     # --- as a stream ---------------------------------------------------------------------------
+
+    def waiting(self, place: QueuePlace) -> bytes:
+        """Return nothing: requests of this API can't ask where they stand."""
+        return b""
 
     def opening(self) -> bytes:
         """Return nothing, as no line precedes the first token."""

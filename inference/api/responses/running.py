@@ -20,6 +20,7 @@ from inference.serving.generation import ApiName, Generation, generation_start
 from inference.values.messages import GenerationEvent
 from inference.values.plan import GenerationPlan
 from inference.values.principal import Principal
+from inference.values.queue_place import QueuePlace
 
 API_NAME = ApiName("responses", "resp_")
 
@@ -62,6 +63,10 @@ class RunningResponse:
         return self._events.response
 
     # --- as a stream ---------------------------------------------------------------------------
+
+    def waiting(self, place: QueuePlace) -> bytes:
+        """Return where the response stands in the queue; the first time behind created and queued."""
+        return _written(self._events.waiting(place.to_dict()))
 
     def opening(self) -> bytes:
         """Return the events created and in_progress."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from drf_spectacular.utils import extend_schema_field
@@ -24,6 +25,7 @@ from inference.dialects.fields import (
 from inference.dialects.members import check_members, unsupported
 from inference.dialects.openai.message_fields import MAX_MESSAGES
 from inference.dialects.refusals import Refused
+from inference.dialects.stream_options import INCLUDE_QUEUE_HELP, includes_queue
 from inference.dialects.strict_serializer import StrictSerializer
 from inference.errors import InvalidRequest, UnsupportedFeature, shown
 from inference.values import sampling_params as limits
@@ -144,6 +146,7 @@ class MessageRequestSerializer(CountTokensRequestSerializer):
     top_k = optional_integer(0, limits.MAX_TOKENS_LIMIT, "Keep the k most probable tokens. Default: 0: off.")
     top_p = optional_number(0, 1, "Above 0.")
     state = optional_state()
+    stream_options = optional(JSONObjectField, f"Ours. {INCLUDE_QUEUE_HELP}")
 
     def plan(self, body: object) -> tuple[GenerationPlan, bool]:
         """Return the plan, and whether the response is streamed.
@@ -159,7 +162,8 @@ class MessageRequestSerializer(CountTokensRequestSerializer):
                 chat[name] = values[name]
         if values.get("stop_sequences"):
             chat["stop"] = values["stop_sequences"]
-        return chat_plan(chat, CHAT_NAMES), values.get("stream", False)
+        plan = replace(chat_plan(chat, CHAT_NAMES), include_queue=includes_queue(values))
+        return plan, values.get("stream", False)
 
 
 def _check_hints(values: Mapping[str, Any]) -> None:

@@ -9,29 +9,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from inference.dialects.stream_options import includes_queue
 from inference.errors import InvalidRequest, UnsupportedFeature, shown
 
 NO_BUILT_IN_TOOLS = "there are no built-in tools"
 _INCLUDES = ("message.output_text.logprobs",)
 
 
-def check_stream_options(values: Mapping[str, Any]) -> None:
-    """Refuse unsupported stream options.
+def queue_is_included(values: Mapping[str, Any]) -> bool:
+    """Return whether a waiting stream says where it stands.
 
     Raises:
-        InvalidRequest: An option is unsupported; the message names the option.
+        InvalidRequest: A stream option is unsupported, or doesn't go with ``background``.
     """
-    options = values.get("stream_options")
-    if options is None:
-        return
-    if not values.get("stream", False):
-        raise InvalidRequest("stream_options only goes with stream: true.", param="stream_options")
-    for name, value in options.items():
-        if name != "include_obfuscation" or value not in (None, False):
-            raise UnsupportedFeature(
-                f"stream_options.{name[:80]} is {shown(value)}; only include_obfuscation: false is supported.",
-                param=f"stream_options.{name[:80]}",
-            )
+    found = includes_queue(values, only_false=("include_obfuscation",))
+    if found and values.get("background", False):
+        raise InvalidRequest(
+            "stream_options.include_queue doesn't go with background: true, whose events are those of its job; leave "
+            "one of them out.",
+            param="stream_options.include_queue",
+        )
+    return found
 
 
 def check_truncation(values: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from inference.dialects.chat_bridge import CallPiece, EndPiece, Piece, ReasoningPiece
 from inference.errors import BlazrError, InvalidRequest, QueueFull
+from inference.values.queue_place import QUEUE_EVENT
 
 Event = dict[str, Any]
 
@@ -45,6 +46,11 @@ class ResponseEvents:
         self.response["status"] = "queued"
         return [self._event("response.created", response=self._snapshot()),
                 self._event("response.queued", response=self._snapshot())]  # fmt: skip
+
+    def waiting(self, place: Mapping[str, Any]) -> list[Event]:
+        """Return where the response stands in the queue, behind ``queued`` the first time; the event is blazr's own."""
+        begun = [] if self._next_number else self.queued()
+        return [*begun, self._event(QUEUE_EVENT, queue=dict(place))]
 
     def started(self) -> list[Event]:
         created = [] if self._next_number else ["response.created"]

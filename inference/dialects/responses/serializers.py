@@ -25,14 +25,15 @@ from inference.dialects.openai.sampling_fields import FURTHER_SAMPLERS, Sampling
 from inference.dialects.refusals import Refused
 from inference.dialects.responses.conversion import (
     NO_BUILT_IN_TOOLS,
-    check_stream_options,
     check_truncation,
     format_in_chat,
     logprobs_in_chat,
+    queue_is_included,
     reasoning_in_chat,
     tools_in_chat,
 )
 from inference.dialects.responses.items import Item, chat_messages, items_read
+from inference.dialects.stream_options import INCLUDE_QUEUE_HELP
 from inference.dialects.strict_serializer import StrictSerializer
 from inference.errors import InvalidRequest, shown
 from inference.values import sampling_params as limits
@@ -183,7 +184,8 @@ class ResponseRequest:
         messages = chat_messages(self.values.get("instructions"), items)
         if not messages:
             raise InvalidRequest("input holds no message.", param="input")
-        return chat_plan({**self.chat, "messages": messages}, CHAT_NAMES)
+        plan = chat_plan({**self.chat, "messages": messages}, CHAT_NAMES)
+        return replace(plan, include_queue=queue_is_included(self.values))
 
     def skeleton(self, plan: GenerationPlan, *, response_id: str, created: int, model: str) -> dict[str, Any]:
         values = self.values
@@ -276,7 +278,7 @@ class ResponseRequestSerializer(SamplingFieldsMixin, InputTokensRequestSerialize
     store = optional_boolean("Keep the response; default true.")
     background = optional_boolean("Respond at once, run as a queued job; needs store.")
     stream = optional_boolean("Send server-sent events. Default: false.")
-    stream_options = optional(JSONObjectField, "include_obfuscation: false.")
+    stream_options = optional(JSONObjectField, f"include_obfuscation: false. {INCLUDE_QUEUE_HELP}")
     truncation = optional(StrictCharField, "auto: leave out the oldest turns; disabled: refuse.")
     user = optional(StrictCharField, "A hint.", max_length=512)
     safety_identifier = optional(StrictCharField, "A hint.", max_length=512)
@@ -287,4 +289,4 @@ class ResponseRequestSerializer(SamplingFieldsMixin, InputTokensRequestSerialize
         if values.get("background", False) and not values.get("store", True):
             raise InvalidRequest("background: true needs store: true.", param="background")
         check_truncation(values)
-        check_stream_options(values)
+        queue_is_included(values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,9 @@ import httpx
 import pytest
 
 from inference.access.api_keys import api_key_create
-from tests.inference.api.scripted_worker import ScriptedWorker
+from inference.transport.queue_places import Queues
+from inference.values.queue_place import QueuePlace
+from tests.inference.api.scripted_worker import Event, Reply, ScriptedWorker
 
 
 @pytest.fixture
@@ -73,3 +76,19 @@ def document() -> dict[str, Any]:
     from blazr_site.api_docs import openapi_document
 
     return openapi_document()
+
+
+@pytest.fixture
+def in_line(worker: ScriptedWorker, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Requests wait as the second in line until this is set; then they say Hi."""
+    found = threading.Event()
+    monkeypatch.setattr(Queues, "place_of", lambda *request: QueuePlace(2, "capacity", 1.5))
+
+    def script(reply: Reply) -> Iterator[Event]:
+        assert found.wait(60)
+        yield reply.start()
+        yield reply.delta("Hi", finish_reason="stop")
+        yield reply.done()
+
+    worker.script = script
+    return found

@@ -48,3 +48,55 @@ def test_leaving_cancels_the_generation(live_url, worker):
         wait_for(lambda: worker.messages)
     wait_for(lambda: worker.cancelled == [worker.messages[-1]["request_id"]])
     assert not StoredResponse.objects.exists()
+
+
+def test_a_waiting_stream_says_where_it_stands_behind_created_and_queued(client, in_line):
+    """OpenAI's package hands on events that it doesn't know."""
+    stream = client.responses.create(model="tiny", input="Hi", stream=True, stream_options={"include_queue": True})
+    events = []
+    for event in stream:
+        events.append(event)
+        if event.type == "blazr.queue":
+            in_line.set()
+    names = [event.type for event in events]
+    first = names.index("response.in_progress")
+    assert names[:3] == ["response.created", "response.queued", "blazr.queue"]
+    assert set(names[2:first]) == {"blazr.queue"} and "blazr.queue" not in names[first:]
+    assert names[-1] == "response.completed"
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[0].response.status == "queued" and events[-1].response.output_text == "Hi"
+    place = events[2].model_dump()["queue"]
+    assert place == {
+        "position": 2, "waits_for": "capacity", "estimated_s": 1.5, "load_left_s": None, "evicts": None
+    }  # fmt: skip
+
+
+def test_the_clients_own_accumulation_passes_over_the_queue(client, in_line):
+    with client.responses.stream(model="tiny", input="Hi", stream_options={"include_queue": True}) as stream:
+        for event in stream:
+            if event.type == "blazr.queue":
+                in_line.set()
+        final = stream.get_final_response()
+    assert in_line.is_set() and final.output_text == "Hi"
+
+
+def test_a_failure_behind_the_queue_is_the_last_event(client, worker, in_line):
+    def script(reply: Reply):
+        assert in_line.wait(60)
+        yield reply.error(GenerationFailed("the logits are not finite"))
+
+    worker.script = script
+    events = []
+    for event in client.responses.create(model="tiny", input="Hi", stream=True, stream_options={"include_queue": True}):
+        events.append(event)
+        if event.type == "blazr.queue":
+            in_line.set()
+    assert events[-1].type == "response.failed" and "not finite" in events[-1].response.error.message
+    assert StoredResponse.objects.count() == 1
+
+
+def test_the_queue_of_a_background_response_is_refused(client, worker):
+    with pytest.raises(openai.BadRequestError, match="include_queue doesn't go with background"):
+        client.responses.create(
+            model="tiny", input="Hi", stream=True, background=True, stream_options={"include_queue": True}
+        )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from inference.dialects.responses.conversion import (
-    check_stream_options,
     format_in_chat,
     logprobs_in_chat,
+    queue_is_included,
     reasoning_in_chat,
     tools_in_chat,
 )
@@ -36,14 +36,18 @@ def test_what_is_absent_adds_nothing():
     for convert in (logprobs_in_chat, format_in_chat, reasoning_in_chat, tools_in_chat):
         assert convert({}) == {}
     assert tools_in_chat({"tool_choice": "auto"}) == {}
-    assert check_stream_options({"stream": True, "stream_options": {"include_obfuscation": False}}) is None
+    assert not queue_is_included({"stream": True, "stream_options": {"include_obfuscation": False}})
+    assert queue_is_included({"stream": True, "stream_options": {"include_queue": True}})
 
 
 @pytest.mark.parametrize(
     ("convert", "values", "param"),
     [
-        (check_stream_options, {"stream_options": {}}, "stream_options"),
-        (check_stream_options, {"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
+        (
+            queue_is_included,
+            {"stream": True, "background": True, "stream_options": {"include_queue": True}},
+            "stream_options.include_queue",
+        ),
         (logprobs_in_chat, {"include": ["files"]}, "include.0"),
         (logprobs_in_chat, {"top_logprobs": 2}, "top_logprobs"),
         (format_in_chat, {"text": {"verbosity": "high"}}, "text.verbosity"),
