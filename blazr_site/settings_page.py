@@ -1,18 +1,21 @@
-"""The page of settings: what is in force and where each value comes from, and which account has which role."""
+"""The page of settings: what is in force and where each value comes from, accounts' roles, choices for all models."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from django.contrib.auth import get_user_model
+from django.urls import reverse
 
 from blazr_site.settings import read, sources
 from blazr_site.settings.in_force import settings_in_force
-from models_registry.views import StaffPage
+from inference.errors import InvalidRequest, shown
+from models_registry.server_choices import passports_choose, server_choices
+from models_registry.views import StaffAction, StaffPage
 
 
 class SettingsPage(StaffPage):
-    """Settings, read only: they are set by options, variables and the file."""
+    """Settings, which options, variables and the file set; choices for all models are set here."""
 
     template_name = "registry/settings.html"
     section = "settings"
@@ -29,6 +32,7 @@ class SettingsPage(StaffPage):
         return {
             "settings": rows,
             "file": sources.config_file().path,
+            "choices": server_choices(),
             "warnings": [" ".join(words) for words in read.warnings()],
             "sees_accounts": sees_accounts,
             "accounts": [
@@ -42,3 +46,17 @@ class SettingsPage(StaffPage):
                 for user in accounts
             ],
         }
+
+
+class PassportsChoice(StaffAction):
+    """Whether the server makes passports by itself: ``makes_passports`` of the form is yes or no."""
+
+    permission_required = "inference.scope_admin"
+
+    def act(self, **kwargs: Any) -> str:
+        """Keep the choice, and lead back to the page."""
+        chosen = self.request.POST.get("makes_passports", "")
+        if chosen not in ("yes", "no"):
+            raise InvalidRequest(f"makes_passports is {shown(chosen)}; it must be yes or no.", param="makes_passports")
+        passports_choose(makes_passports=chosen == "yes", author_name=self.request.user.get_username())
+        return reverse("settings")

@@ -483,3 +483,17 @@ class Passport(CheckpointJob):
         """The entries that have all members, as a damaged row's may not."""
         members = {"name", "state", "words", "figures"}
         return [entry for entry in self.entries if isinstance(entry, dict) and members <= entry.keys()]
+
+
+class ServerChoices(models.Model):
+    """What operators choose for all models; the one row has the number 1, and without it the defaults hold."""
+
+    makes_passports = models.BooleanField(default=True, help_text="Whether the server makes passports by itself.")
+    author_name = models.CharField(max_length=150, blank=True, default="")
+    updated_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        verbose_name_plural = "server choices"
+
+    def __str__(self) -> str:
+        return f"passports {'by the server' if self.makes_passports else 'by hand only'}"

@@ -23,6 +23,7 @@ from models_registry.job_process import JobProcess
 from models_registry.models import Checkpoint, Passport, RunStep
 from models_registry.passport_gaps import passport_identity
 from models_registry.selectors import checkpoint_list, overrides_in_force
+from models_registry.server_choices import server_choices
 from models_registry.services import checkpoint_files_verify
 
 if TYPE_CHECKING:
@@ -130,9 +131,11 @@ def passport_next(*, wait: bool = False) -> Passport | None:
 def next_checkpoint() -> Checkpoint | None:
     """Return the first checkpoint that the server makes a passport of by itself; None: there is none.
 
-    A model's setting may turn that off. Checkpoints of training runs get theirs by hand: there are many, and few are
-    promoted.
+    A model's setting may turn that off, and the server's choice for all models. Checkpoints of training runs get theirs
+    by hand: there are many, and few are promoted.
     """
+    if not server_choices().makes_passports:
+        return None
     limit = MEMORY_SHARE * machine_memory_bytes() / (4 * COPIES)
     rows = (
         checkpoint_list()

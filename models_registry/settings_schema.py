@@ -132,7 +132,8 @@ MODEL_SETTINGS: tuple[Setting, ...] = (
         "passport",
         "Passport",
         "auto: the server makes one by itself, once after the registration, where the model is small and no request "
-        "runs. off: only who asks for one gets one. Default: auto.",
+        "runs. off: only who asks for one gets one. Default: auto. "
+        "The settings' page turns them off for all models.",
         "choice",
         choices=("auto", "off"),
     ),

@@ -17,6 +17,7 @@ from models_registry.api.views import CHANGE, UPLOAD, VIEW, StaffView, valid_val
 from models_registry.models import Checkpoint, ModelAlias, Passport
 from models_registry.passport_gaps import passport_gap, passport_identity, passport_list
 from models_registry.passports import PASSPORTS
+from models_registry.server_choices import server_choices
 
 _schema = partial(extend_schema, tags=["passports"])
 
@@ -67,6 +68,7 @@ def passport_context(checkpoint: Checkpoint) -> dict[str, Any]:
         "is_current": newest is not None and newest.identity == passport_identity(checkpoint),
         "last": rows[0] if rows and rows[0] != newest else None,
         "gap": passport_gap(checkpoint),
+        "makes_passports": server_choices().makes_passports,
         "aliases": list(ModelAlias.objects.filter(current__checkpoint=checkpoint, current__adapter_name="")),
     }
 

@@ -20,6 +20,7 @@ from models_registry.live import Live
 from models_registry.models import Checkpoint, Passport, RunStep, TrainingRun
 from models_registry.passports import MAX_KEPT, PASSPORTS, is_idle, next_checkpoint, passport_create, passport_next
 from models_registry.runs.services import DEFAULTS
+from models_registry.server_choices import passports_choose
 from models_registry.sweep import storage_sweep
 from models_registry.tasks import sweep
 from tests.models_registry.detection.builders import copy_bare_demo
@@ -131,6 +132,10 @@ def test_some_checkpoints_get_none_by_themselves(source: Checkpoint, monkeypatch
     services.checkpoint_settings_update(checkpoint=source, values={"passport": "off"})
     assert next_checkpoint() is None
     services.checkpoint_settings_update(checkpoint=source, values={"passport": None})
+    assert next_checkpoint() == source
+    passports_choose(makes_passports=False, author_name="edwin")
+    assert next_checkpoint() is None
+    passports_choose(makes_passports=True, author_name="edwin")
     assert next_checkpoint() == source
     Checkpoint.objects.update(created_at=timezone.now())
     assert next_checkpoint() is None
