@@ -1,7 +1,7 @@
 """Read the numbers of a tensor from its file in pieces, and sum them up; for a child process, as it takes a while.
 
-Plain formats only: codes of quantised blocks aren't numbers. A tensor of more than ``MAX_VALUES`` is read at evenly
-spaced places, and the result says how many values were read.
+``StoredTensor`` reads plain formats; ``blazr_site.coded_tensor_child`` decodes the others. A tensor of more than
+``MAX_VALUES`` is read at evenly spaced places, and the result says how many values were read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,30 @@ SIGMAS = 4.0
 """The histogram reaches so many standard deviations to both sides of the mean."""
 
 
+def pieces(count: int, max_values: int) -> Iterator[tuple[int, int]]:
+    """Yield the first value and the number of values of each piece that is read of ``count`` values."""
+    if count <= max_values:
+        for first in range(0, count, CHUNK_VALUES):
+            yield first, min(CHUNK_VALUES, count - first)
+        return
+    places = max(1, max_values // PLACE_VALUES)
+    for number in range(places):
+        yield number * (count - PLACE_VALUES) // max(1, places - 1), PLACE_VALUES
+
+
+class Values(Protocol):
+    """Values that are read piece by piece, each time from the start."""
+
+    @property
+    def count(self) -> int:
+        """Number of values."""
+        ...
+
+    def values(self, max_values: int) -> Iterator[Array]:
+        """Yield the values of each piece that is read, as float64; of more than ``max_values`` at even places."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     """Where the numbers of a tensor are.
@@ -46,15 +70,11 @@ class StoredTensor:
     begin: int
     count: int
 
-    def pieces(self, max_values: int = MAX_VALUES) -> Iterator[tuple[int, int]]:
-        """Yield the first value and the number of values of each piece that is read."""
-        if self.count <= max_values:
-            for first in range(0, self.count, CHUNK_VALUES):
-                yield first, min(CHUNK_VALUES, self.count - first)
-            return
-        places = max(1, max_values // PLACE_VALUES)
-        for number in range(places):
-            yield number * (self.count - PLACE_VALUES) // max(1, places - 1), PLACE_VALUES
+    def values(self, max_values: int) -> Iterator[Array]:
+        """Yield the values of each piece that is read, as float64."""
+        with _opened(self.path) as descriptor:
+            for first, number in pieces(self.count, max_values):
+                yield self.read(descriptor, first, number)
 
     def read(self, descriptor: int, first: int, number: int) -> Array:
         """Return values as float64.
@@ -71,7 +91,7 @@ class StoredTensor:
             return _DECODERS[self.dtype](data)
 
 
-def statistics(stored: StoredTensor, max_values: int = MAX_VALUES) -> dict[str, Any]:
+def statistics(stored: Values, max_values: int = MAX_VALUES) -> dict[str, Any]:
     """Sum up a tensor's values.
 
     Returns:
@@ -81,7 +101,7 @@ def statistics(stored: StoredTensor, max_values: int = MAX_VALUES) -> dict[str, 
     """
     found: dict[str, Any] = {"count": stored.count, "num_read": 0, "zeros": 0, "nans": 0, "infinities": 0}
     moments = _Moments()
-    for values in _values(stored, max_values):
+    for values in stored.values(max_values):
         found["num_read"] += values.size
         found["nans"] += int(np.isnan(values).sum())
         found["infinities"] += int(np.isinf(values).sum())
@@ -106,7 +126,7 @@ def change(before: StoredTensor, after: StoredTensor, max_values: int = MAX_VALU
     difference = norm = largest = 0.0
     is_equal, num_read = True, 0
     with _opened(before.path) as one, _opened(after.path) as other:
-        for first, number in before.pieces(max_values):
+        for first, number in pieces(before.count, max_values):
             old, new = before.read(one, first, number), after.read(other, first, number)
             num_read += number
             with np.errstate(over="ignore", invalid="ignore"):
@@ -180,20 +200,14 @@ class _Moments:
         return {name: value if self.count and math.isfinite(value) else None for name, value in figures.items()}
 
 
-def _values(stored: StoredTensor, max_values: int) -> Iterator[Array]:
-    with _opened(stored.path) as descriptor:
-        for first, number in stored.pieces(max_values):
-            yield stored.read(descriptor, first, number)
-
-
-def _histogram(stored: StoredTensor, moments: _Moments, max_values: int) -> dict[str, Any] | None:
+def _histogram(stored: Values, moments: _Moments, max_values: int) -> dict[str, Any] | None:
     reach = SIGMAS * moments.std
     low, high = max(moments.low, moments.mean - reach), min(moments.high, moments.mean + reach)
     if not (math.isfinite(high - low) and low < high):
         return None
     bins = np.zeros(NUM_BINS, dtype=np.int64)
     below = above = 0
-    for values in _values(stored, max_values):
+    for values in stored.values(max_values):
         finite = values[np.isfinite(values)]
         bins += np.histogram(finite, NUM_BINS, (low, high))[0]
         below += int((finite < low).sum())

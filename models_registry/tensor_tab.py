@@ -11,7 +11,7 @@ from inference.errors import BlazrError
 from models_registry.models import Checkpoint
 from models_registry.page_numbers import number_of
 from models_registry.tensor_index import MAX_QUERY_CHARS, TensorDetail, tensor_detail, tensor_groups, tensor_page
-from models_registry.tensor_values import tensor_statistics, why_not
+from models_registry.tensor_values import is_in_blocks, tensor_statistics, why_not
 
 TENSORS_SHOWN = 50
 MAX_NAME_CHARS = 512
@@ -36,7 +36,8 @@ def tensors_context(checkpoint: Checkpoint, query: QueryDict) -> dict[str, Any]:
 
     Args:
         query: ``q``: words; ``layer``: a number; ``prefix``: of the tree, whose top is ``.``; ``offset``;
-            ``tensor``: the name of the open one; ``figures``: ``1`` reads its values.
+            ``tensor``: the name of the open one; ``figures``: ``1`` reads its values, ``weight`` decodes the quantised
+            weight that it is a part of.
     """
     text = query.get("q", "")[:MAX_QUERY_CHARS]
     offset = number_of(query.get("offset"), 0, 0, 1 << 31)
@@ -80,10 +81,17 @@ def open_tensor(checkpoint: Checkpoint, query: QueryDict) -> dict[str, Any]:
     detail = tensor_detail(checkpoint.pk, name) if name else None
     if detail is None:
         return {}
-    found: dict[str, Any] = {"tensor": detail, "cannot": why_not(detail.info), "caveat": _caveat(detail)}
-    if query.get("figures") == "1" and not found["cannot"]:
+    in_blocks, of_weight = is_in_blocks(detail.info), query.get("figures") == "weight" and bool(detail.codes_of)
+    found: dict[str, Any] = {
+        "tensor": detail,
+        "cannot": "" if in_blocks or of_weight else why_not(detail.info),
+        "caveat": "" if of_weight else _caveat(detail),
+        "in_blocks": in_blocks,
+        "decoded": detail.codes_of if of_weight else "",
+    }
+    if (query.get("figures") == "1" or of_weight) and not found["cannot"]:
         try:
-            figures = tensor_statistics(checkpoint, detail.name)
+            figures = tensor_statistics(checkpoint, detail.name, of_weight=of_weight)
             found |= {"figures": figures, "bars": bars(figures["histogram"]), "shares": _shares(figures)}
         except BlazrError as error:
             found["figures_problem"] = error.message

@@ -14,6 +14,8 @@ from typing import Any
 
 from inference.errors import InvalidRequest, NotFound, QueueFull
 from inference.modelling.families.config import TensorInfo
+from inference.modelling.gguf.ggjt import has_ggml_suffix
+from inference.modelling.spec_json import encode
 from models_registry import selectors
 from models_registry.checkpoint_jobs import check_available, follow
 from models_registry.detection.inspection import Inspection
@@ -23,6 +25,8 @@ from models_registry.plain_formats import PLAIN_BYTES
 from models_registry.services import checkpoint_files_verify
 
 CHILD = "models_registry.tensor_child"
+DECODING_CHILD = "blazr_site.coded_tensor_child"
+"""Reads codes as the loader does, with torch, which the other child does without."""
 MAX_SECONDS = 60.0
 COMPARE_SECONDS = 45.0
 """After which the comparison of two checkpoints ends with what it has."""
@@ -37,8 +41,13 @@ MAX_KEPT = 256
 _turn = threading.Lock()
 
 
+def is_in_blocks(info: TensorInfo) -> bool:
+    """Whether a file of GGML's formats holds a tensor in blocks or pieces, whose values follow by decoding."""
+    return has_ggml_suffix(info.file) and info.shape != () and math.prod(info.shape) > 0 and bool(why_not(info))
+
+
 def why_not(info: TensorInfo) -> str:
-    """Return why a tensor's values can't be summed up; empty: they can."""
+    """Return why a tensor's values can't be summed up as they are stored; empty: they can."""
     if info.dtype not in PLAIN_BYTES:
         return f"It is stored in blocks of {info.dtype}; figures of their codes would say nothing of the weights."
     if math.prod(info.shape) * PLAIN_BYTES[info.dtype] != info.end - info.begin:
@@ -48,8 +57,11 @@ def why_not(info: TensorInfo) -> str:
     return ""
 
 
-def tensor_statistics(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
-    """Return what ``tensor_numbers.statistics`` finds of a tensor.
+def tensor_statistics(checkpoint: Checkpoint, name: str, *, of_weight: bool = False) -> dict[str, Any]:
+    """Return what ``tensor_numbers.statistics`` finds of a tensor; of blocks, what it finds of their decoded values.
+
+    Args:
+        of_weight: Decode the quantised weight that the tensor is a part of, instead of summing up the codes.
 
     Raises:
         NotFound: There is no such tensor.
@@ -60,11 +72,14 @@ def tensor_statistics(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
     """
     check_available(checkpoint)
     checkpoint_files_verify(checkpoint)
-    return _statistics(checkpoint.pk, checkpoint.updated_at.isoformat(), name)
+    return _statistics(checkpoint.pk, checkpoint.updated_at.isoformat(), name, of_weight)
 
 
-def run_child(request: Mapping[str, Any], max_seconds: float = MAX_SECONDS) -> dict[str, Any]:
-    """Run one request in the child, when it is this one's turn.
+def run_child(request: Mapping[str, Any], max_seconds: float = MAX_SECONDS, child: str = "") -> dict[str, Any]:
+    """Run one request in a child, when it is this one's turn.
+
+    Args:
+        child: Its module; empty: ``CHILD``.
 
     Raises:
         QueueFull: Another computation runs.
@@ -74,8 +89,8 @@ def run_child(request: Mapping[str, Any], max_seconds: float = MAX_SECONDS) -> d
     if not _turn.acquire(timeout=WAIT_S):
         raise QueueFull("other tensors are being read; try again in a moment.", retry_after_s=10)
     try:
-        with JobProcess(CHILD, request) as child:
-            return follow(child, lambda share, stage: None, max_seconds=max_seconds)
+        with JobProcess(child or CHILD, request) as process:
+            return follow(process, lambda share, stage: None, max_seconds=max_seconds)
     finally:
         _turn.release()
 
@@ -107,15 +122,33 @@ def tensor_changes(before: Checkpoint, after: Checkpoint) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=MAX_KEPT)
-def _statistics(checkpoint_id: Any, version: str, name: str) -> dict[str, Any]:
+def _statistics(checkpoint_id: Any, version: str, name: str, of_weight: bool) -> dict[str, Any]:
     inspection = selectors.checkpoint_inspection(selectors.checkpoint_get(checkpoint_id))
     info = inspection.tensors.get(name)
     if info is None:
         raise NotFound(f"there is no tensor {name[:120]!r}.", param="tensor")
+    if of_weight or is_in_blocks(info):
+        return run_child(_decoding(inspection, name, of_weight=of_weight), child=DECODING_CHILD)
     problem = why_not(info)
     if problem:
         raise InvalidRequest(problem, param="tensor")
     return run_child({"work": "summarise", "tensor": stored_at(inspection, info)})
+
+
+def _decoding(inspection: Inspection, name: str, *, of_weight: bool) -> dict[str, Any]:
+    """Return the request that decodes a tensor of blocks, or the weight that a tensor is a part of.
+
+    Raises:
+        InvalidRequest: The tensor is no part of a quantised weight.
+    """
+    if not of_weight:
+        return {"paths": [str(path) for path in inspection.weight_paths], "name": name, "encoded": None}
+    item = next((item for item in inspection.spec.encoded if name in item.parts.values()), None)
+    if item is None:
+        raise InvalidRequest(f"{name[:120]} is no part of a quantised weight.", param="tensor")
+    files = dict.fromkeys(inspection.tensors[part].file for part in item.parts.values())
+    paths = [str(Path(inspection.directory) / file) for file in files]
+    return {"paths": paths, "name": item.name, "encoded": encode(item)}
 
 
 @lru_cache(maxsize=16)

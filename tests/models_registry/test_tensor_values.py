@@ -8,13 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from django.test import Client
 from safetensors.numpy import load_file, save_file
+from transformers import LlamaConfig
 
 from inference.errors import ChecksumMismatch, InvalidRequest, NotFound, QueueFull
 from inference.modelling.families.config import TensorInfo
 from models_registry import services, tensor_values
 from models_registry.selectors import checkpoint_inspection
 from models_registry.tensor_values import run_child, tensor_changes, tensor_statistics, why_not
+from tests.inference.modelling.encodings.checkpoints import write_pair
+from tests.inference.modelling.encodings.formats import FORMATS
+from tests.inference.modelling.gguf.converter import convert
+from tests.inference.modelling.huggingface import make_checkpoint
 from tests.models_registry.detection.builders import small_hybrid, write_checkpoint
 
 pytestmark = pytest.mark.django_db
@@ -90,3 +96,48 @@ def test_time_is_bounded(child_script) -> None:
         run_child({"work": "summarise"}, max_seconds=0.2)
     assert not tensor_values._turn.locked()
     assert math.isfinite(tensor_values.MAX_SECONDS)
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2,
+    )  # fmt: skip
+
+
+def test_blocks_of_a_gguf_file_are_decoded(tmp_path: Path, llama: LlamaConfig, browser: Client) -> None:
+    directory, _ = make_checkpoint(llama, tmp_path / "made")
+    name = "model.layers.0.mlp.up_proj.weight"
+    values = load_file(directory / "model.safetensors")[name].astype(np.float64)
+    row = services.checkpoint_register(path=convert(directory, tmp_path / "tiny.gguf", "Q8_0"))
+    found = tensor_statistics(row, name)
+    assert (found["count"], found["num_read"]) == (values.size, values.size)
+    assert found["mean"] == pytest.approx(values.mean(), abs=1e-3 * values.std())
+    assert found["std"] == pytest.approx(values.std(), rel=1e-2)
+    address = f"/models/{row.pk}/?tab=tensors&q=up_proj&tensor={name}"
+    closed = browser.get(address).content.decode()
+    assert "Read its values" in closed and "which decodes them" in closed
+    text = browser.get(f"{address}&figures=1").content.decode()
+    assert "Values decoded from Q8_0" in text and "All 4,096 values were read" in text
+
+
+def test_the_weight_behind_codes_is_decoded(tmp_path: Path, llama: LlamaConfig, browser: Client) -> None:
+    quantised, twin = write_pair(llama, tmp_path, FORMATS["gptq-4"])
+    row = services.checkpoint_register(path=quantised)
+    weight = "model.layers.0.mlp.up_proj.weight"
+    name = weight.removesuffix("weight") + "qweight"
+    values = load_file(twin / "model.safetensors")[weight].astype(np.float64)
+    decoded, codes = tensor_statistics(row, name, of_weight=True), tensor_statistics(row, name)
+    assert decoded["std"] == pytest.approx(values.std(), rel=1e-5) and decoded["count"] == values.size
+    assert codes["count"] == values.size // 8
+    with pytest.raises(InvalidRequest, match="no part of a quantised weight"):
+        tensor_statistics(row, "model.norm.weight", of_weight=True)
+    address = f"/models/{row.pk}/?tab=tensors&tensor={name}"
+    closed = browser.get(address).content.decode()
+    assert "Decode the weight" in closed and "Read its codes" in closed
+    text = browser.get(f"{address}&figures=weight").content.decode()
+    assert "decoded from its codes" in text and weight in text and "All 4,096 values" in text
+    assert "its values aren&#x27;t the weight&#x27;s" not in text
+    plain = browser.get(f"/models/{row.pk}/?tab=tensors&tensor=model.norm.weight&figures=weight").content.decode()
+    assert "Read its values" in plain and "decoded" not in plain

@@ -230,6 +230,14 @@ class TensorFiles:
         """
         return self._place(name).shape
 
+    def size_of(self, name: str) -> int:
+        """Bytes of what is read of a tensor.
+
+        Raises:
+            MissingTensor: No file has it.
+        """
+        return self._place(name).size
+
     def position_of(self, name: str) -> tuple[str, int]:
         """Name of its file, and where it begins there.
 
@@ -287,6 +295,18 @@ class TensorFiles:
         dtype, content = _dtype_of(name, place), torch.empty(place.size, dtype=torch.uint8)
         place.fill(memoryview(cast("Any", content.numpy())), 0)
         return content.view(dtype).view(place.shape)
+
+    def read_values(self, name: str, first: int, count: int) -> torch.Tensor:
+        """Read some values of a tensor outside of all groups, in row-major order.
+
+        Raises:
+            MissingTensor, UnsupportedFormat, CorruptCheckpoint: As ``read``.
+        """
+        place = self._place(name)
+        dtype = _dtype_of(name, place)
+        content = torch.empty(count * dtype.itemsize, dtype=torch.uint8)
+        place.fill(memoryview(cast("Any", content.numpy())), first * dtype.itemsize)
+        return content.view(dtype)
 
     def read_codes(self, name: str, form: Form) -> PlainCoded:
         """Read the codes of a tensor outside of all groups, packed in rows.
