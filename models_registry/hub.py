@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from inference.errors import (
     BlazrError,
     CheckpointError,
     CorruptCheckpoint,
-    InvalidRequest,
     NotFound,
     PermissionRefused,
     RequestTooLarge,
@@ -27,12 +26,14 @@ from inference.errors import (
 from inference.host.units import format_bytes
 from inference.modelling.encodings.quantisation_config import SIDE_FILES
 from inference.modelling.gguf.vocabulary_file import VOCABULARY_FILE
-from models_registry.hub_files import MAX_BYTES, fetch_into_cache
+from models_registry.gguf_choice import choose_model, gguf_models, sentence_of_choice
+from models_registry.hub_files import MAX_BYTES, RemoteFile, fetch_into_cache, remember_revision
+from models_registry.hub_headers import inspect_headers
+from models_registry.hub_reference import HubReference
 
 FETCHING, CHECKING = "fetching", "checking"
 """Stages of a download."""
 SHA256 = re.compile(r"[0-9a-f]{64}\Z")
-_REPO_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?\Z")
 _SERVED = (
     "config.json",
     "generation_config.json",
@@ -79,18 +80,13 @@ class PullProgress:
 ProgressCallback = Callable[[PullProgress], None]
 
 
-def is_hub_id(text: str) -> bool:
-    """Whether ``text`` can be a hub id (``ORG/NAME``)."""
-    return "/" in text and _REPO_ID.match(text) is not None
-
-
 def hub_host() -> str:
     """Return the host of the hub that pulls ask: that of HF_ENDPOINT, or the official one's."""
     return urlsplit(os.environ.get("HF_ENDPOINT", "")).hostname or "huggingface.co"
 
 
 def files_to_serve(names: Iterable[str]) -> list[str]:
-    """Return the files that serving needs: weights, config, tokenizer, templates; top level only.
+    """Return the files that serving safetensors needs: weights, config, tokenizer, templates; top level only.
 
     Beside ``model*.safetensors``, a second copy of the weights under another name is omitted (Mistral's
     ``consolidated.safetensors``).
@@ -102,70 +98,138 @@ def files_to_serve(names: Iterable[str]) -> list[str]:
     return chosen
 
 
+@dataclass(frozen=True, slots=True)
+class ChosenFiles:
+    """Which of a repository's files are a model.
+
+    Attributes:
+        names: Paths in the repository; of a GGUF model its parts, in order.
+        is_gguf: Whether they are a GGUF model, which has everything in it.
+        sentence: Says that there was a choice, and what was chosen; empty: there was none.
+    """
+
+    names: tuple[str, ...]
+    is_gguf: bool
+    sentence: str = ""
+
+
+def choose_files(reference: HubReference, sizes: Mapping[str, int]) -> ChosenFiles:
+    """Return the files of the model that a reference means: safetensors, unless there are none or it has a choice.
+
+    Args:
+        sizes: Bytes by path, of all files of the repository.
+
+    Raises:
+        NotFound: It has no such GGUF file.
+        MissingTensor: Parts of the file are missing.
+        CheckpointError: It has no weights that are read.
+    """
+    files = files_to_serve(sizes)
+    if not reference.choice and any(name.endswith(".safetensors") for name in files):
+        return ChosenFiles(tuple(files), is_gguf=False)
+    models = gguf_models(sizes)
+    if not models and not reference.choice:
+        raise CheckpointError(
+            f"{reference.repo_id} has no .safetensors weights at its top level and no .gguf files; other formats are "
+            "not read.",
+            param="model",
+        )
+    model = choose_model(reference, models)
+    return ChosenFiles(model.files, is_gguf=True, sentence=sentence_of_choice(reference, model, models))
+
+
 def hub_pull(
-    repo_id: str,
+    name: str,
     revision: str | None = None,
     progress: ProgressCallback | None = None,
     *,
     endpoint: str | None = None,
     cache_dir: Path | None = None,
     max_bytes: int | None = None,
+    on_choice: Callable[[str], None] | None = None,
 ) -> Path:
-    """Download the files that serving needs, resuming partial files; returns the directory.
+    """Download the files that serving needs, resuming partial files.
+
+    The headers of GGUF files are read and inspected first, so that a model that can't be served isn't fetched.
 
     Args:
-        repo_id: ``ORG/NAME``.
+        name: As ``HubReference.parse`` takes it.
         revision: Branch, tag or commit; None: the main branch.
         progress: Called often, in this thread.
         endpoint: URL of the hub; None: HF_ENDPOINT, or the official hub.
         cache_dir: Directory of the cache; None: that of HF_HOME.
         max_bytes: Limit, checked before the download.
+        on_choice: Gets a sentence where one of several GGUF files was taken.
+
+    Returns:
+        The directory of a checkpoint in safetensors, or a GGUF model's first file.
 
     Raises:
-        InvalidRequest: ``repo_id`` is no repository id.
+        InvalidRequest: ``name`` is no reference.
         RequestTooLarge: The files that serving needs have more than ``max_bytes``.
-        NotFound: The hub has no such repository or revision.
+        NotFound: The hub has no such repository, revision or GGUF file.
         PermissionRefused: The repository is private or gated.
-        CheckpointError: The repository has no .safetensors weights, or its files aren't as the hub states them.
+        CheckpointError: The repository has no weights that are read, or its files aren't as the hub states them.
         Unavailable: The hub can't be reached, and the cache doesn't have the repository.
     """
+    reference = HubReference.parse(name)
     try:
-        info = hub_model(repo_id, revision, endpoint)
+        info = hub_model(reference.repo_id, revision, endpoint)
     except BlazrError:
         raise
     except Exception as error:
-        return _from_cache(repo_id, revision, cache_dir, error)
+        return _from_cache(reference, revision, cache_dir, error)
     sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
-    files = files_to_serve(sizes)
-    _require_weights(repo_id, files)
-    total = sum(sizes[name] for name in files)
+    chosen = choose_files(reference, sizes)
+    total = sum(sizes[name] for name in chosen.names)
     if max_bytes is not None and total > max_bytes:
         raise RequestTooLarge(
-            f"{repo_id} has {format_bytes(total)} of weights and tokenizer files, the limit is "
+            f"{reference.repo_id} has {format_bytes(total)} of weights and tokenizer files, the limit is "
             f"{format_bytes(max_bytes)}.",
             param="model",
         )
-    digests = {sibling.rfilename: sibling.lfs.sha256 for sibling in info.siblings or () if sibling.lfs is not None}
-    remote = [_RemoteFile(name, sizes[name], digests.get(name) or "") for name in files]
-    for item in remote:
-        if item.sha256 and not SHA256.match(item.sha256):  # it becomes a file's name
+    files = remote_files(info, chosen.names)
+    commit = info.sha or revision or "main"
+    if chosen.sentence and on_choice is not None:
+        on_choice(chosen.sentence)
+    if chosen.is_gguf:
+        inspect_headers(reference.repo_id, commit, files, endpoint=endpoint, cache_dir=cache_dir)
+    paths = _download(reference.repo_id, commit, files, progress, endpoint, cache_dir)
+    remember_revision(reference.repo_id, revision or "main", commit, cache_dir)
+    return paths[0] if chosen.is_gguf else paths[0].parent
+
+
+def remote_files(info: Any, names: Sequence[str]) -> list[RemoteFile]:
+    """Return files of a repository as the hub states them.
+
+    Args:
+        info: As ``hub_model`` returns it.
+
+    Raises:
+        CorruptCheckpoint: A digest is none.
+    """
+    siblings = {sibling.rfilename: sibling for sibling in info.siblings or ()}
+    files = []
+    for name in names:
+        sibling = siblings[name]
+        digest = (sibling.lfs.sha256 if sibling.lfs is not None else "") or ""
+        if digest and not SHA256.match(digest):  # it becomes a file's name
             raise CorruptCheckpoint(
-                f"the hub states {item.sha256[:80]!r} as the SHA-256 of {item.name}, which is none; check HF_ENDPOINT.",
-                param=item.name,
+                f"the hub states {digest[:80]!r} as the SHA-256 of {name}, which is none; check HF_ENDPOINT.",
+                param=name,
             )
-    return _download(repo_id, info.sha or revision or "main", remote, progress, endpoint, cache_dir)
+        files.append(RemoteFile(name, sibling.size or 0, digest))
+    return files
 
 
 def hub_model(repo_id: str, revision: str | None, endpoint: str | None) -> Any:
     """Return what the hub says of a repository, with its files' sizes.
 
     Raises:
-        InvalidRequest, NotFound, PermissionRefused: As ``hub_pull``. Other errors are the library's own.
+        NotFound, PermissionRefused: As ``hub_pull``. Other errors are the library's own.
     """
     from huggingface_hub import HfApi, errors
 
-    if not _REPO_ID.match(repo_id):
-        raise InvalidRequest(f"{repo_id[:80]!r} is not a hub id; they look like ORG/NAME.", param="model")
     try:
         return HfApi(endpoint=endpoint).model_info(repo_id, revision=revision, files_metadata=True, timeout=20)
     except errors.GatedRepoError:
@@ -185,20 +249,6 @@ def gated(repo_id: str) -> PermissionRefused:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _RemoteFile:
-    name: str
-    size_bytes: int
-    sha256: str
-
-
-def _require_weights(repo_id: str, files: Sequence[str]) -> None:
-    if not any(name.endswith(".safetensors") for name in files):
-        raise CheckpointError(
-            f"{repo_id} has no .safetensors weights at its top level; other formats are not read.", param="model"
-        )
-
-
 class _Meter:
     """Counts the bytes of a repository's files, and reports them.
 
@@ -210,11 +260,11 @@ class _Meter:
         self._repo_id = repo_id
         self._size_bytes = size_bytes
         self._progress = progress
-        self._item = _RemoteFile("", 0, "")
+        self._item = RemoteFile("", 0, "")
         self._num_before = 0
         self._num_received = 0
 
-    def begin(self, item: _RemoteFile) -> None:
+    def begin(self, item: RemoteFile) -> None:
         """Count for another file from here on."""
         self._num_before += self._item.size_bytes
         self._item = item
@@ -253,15 +303,16 @@ class _Meter:
 def _download(
     repo_id: str,
     commit: str,
-    files: Sequence[_RemoteFile],
+    files: Sequence[RemoteFile],
     progress: ProgressCallback | None,
     endpoint: str | None,
     cache_dir: Path | None,
-) -> Path:
+) -> list[Path]:
+    """Fetch files into the cache; returns where each is."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    place = Path()
+    paths: list[Path] = []
     meter = _Meter(repo_id, sum(item.size_bytes for item in files), progress)
     bar = _reporting_bar(meter.report)
     for item in files:
@@ -290,23 +341,24 @@ def _download(
                 "where it broke off."
             ) from error
         meter.report(item.size_bytes)  # also for a file from the cache
-        place = Path(file).parent
+        paths.append(Path(file))
     if progress is not None:
         progress(PullProgress(""))
-    return place
+    return paths
 
 
-def _from_cache(repo_id: str, revision: str | None, cache_dir: Path | None, error: Exception) -> Path:
-    """Return the cached snapshot, if it has weights and a config."""
+def _from_cache(reference: HubReference, revision: str | None, cache_dir: Path | None, error: Exception) -> Path:
+    """Return the model in the cached snapshot, if it has weights."""
     from huggingface_hub import snapshot_download
 
     try:
-        found = snapshot_download(repo_id, revision=revision, cache_dir=cache_dir, local_files_only=True)
+        found = snapshot_download(reference.repo_id, revision=revision, cache_dir=cache_dir, local_files_only=True)
     except Exception:
-        raise _unreachable(repo_id, error) from error
+        raise _unreachable(reference.repo_id, error) from error
     place = Path(str(found))
-    _require_weights(repo_id, [entry.name for entry in place.iterdir()])
-    return place
+    sizes = {path.relative_to(place).as_posix(): path.stat().st_size for path in place.rglob("*") if path.is_file()}
+    chosen = choose_files(reference, sizes)
+    return place / chosen.names[0] if chosen.is_gguf else place
 
 
 def _unreachable(repo_id: str, error: Exception) -> Unavailable:

@@ -1,6 +1,6 @@
 """Pull a checkpoint in a child process, and write lines of JSON: progress, then a path or an error.
 
-    {"repo_id": …, "max_bytes": …}          a pull
+    {"repo_id": …, "max_bytes": …}          a pull; ORG/NAME, perhaps with :TAG or :FILE.gguf
     {"repo_id": …, "is_preview": true}      what it would fetch: {"result": …}
     {"search": …, "limit": …}               what the hub finds: {"result": […]}
 
@@ -61,11 +61,12 @@ def _result(request: dict[str, Any]) -> dict[str, Any]:
         BlazrError: It can't be done.
     """
     if "search" in request:
-        return {"result": [asdict(found) for found in hub_search(request["search"], request["limit"])]}
+        found = hub_search(request["search"], request["limit"])
+        return {"result": [asdict(row) | {"can_be_pulled": row.can_be_pulled} for row in found]}
     reference = wheel_reference(request["repo_id"])
     if request.get("is_preview"):
-        found = hub_preview(request["repo_id"])
-        return {"result": asdict(found) | {"problem": found.problem, "total_bytes": found.total_bytes}}
+        seen = hub_preview(request["repo_id"])
+        return {"result": asdict(seen) | {"problem": seen.problem, "total_bytes": seen.total_bytes}}
     if reference is None:
         _take_small_pieces()
         return {"path": str(hub_pull(request["repo_id"], progress=Reporter(), max_bytes=request["max_bytes"]))}

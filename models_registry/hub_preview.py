@@ -1,5 +1,7 @@
 """Search the HuggingFace hub, and show what a pull would fetch before it fetches weights.
 
+Of safetensors config.json says what they are; of GGUF the headers of the files.
+
 Both talk to the hub that pulls use (HF_ENDPOINT, or the official one) and to no other host. Needs no Django.
 """
 
@@ -7,16 +9,20 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from inference.errors import BlazrError, CheckpointError, InvalidRequest, Unavailable
 from models_registry.detection.config_check import check_config
+from models_registry.detection.inspection import Inspection
 from models_registry.detection.printable import printable
-from models_registry.hub import SHA256, files_to_serve, gated, hub_model, offline_error
+from models_registry.gguf_choice import GgufModel, files_beside_models, gguf_models, reference_of
+from models_registry.hub import SHA256, ChosenFiles, choose_files, gated, hub_model, offline_error, remote_files
 from models_registry.hub_files import cached_bytes, free_cache_bytes
+from models_registry.hub_headers import inspect_headers
+from models_registry.hub_reference import HubReference
 
 MAX_FOUND = 100
 MAX_CONFIG_BYTES = 1 << 20
@@ -39,7 +45,27 @@ class FoundModel:
     @property
     def can_be_pulled(self) -> bool:
         """Whether it has weights that a pull takes."""
-        return "safetensors" in self.formats
+        return bool({"safetensors", "gguf"} & set(self.formats))
+
+
+@dataclass(frozen=True, slots=True)
+class GgufOption:
+    """A GGUF model of a repository that a pull could take.
+
+    Attributes:
+        reference: What names it: ``ORG/NAME:TAG``, or with a file's path.
+        tag: The quantisation in its name; empty: there is none.
+        files: Its parts.
+        missing: Names of parts that the repository lacks.
+        is_chosen: Whether this pull would take it.
+    """
+
+    reference: str
+    tag: str
+    files: tuple[str, ...]
+    size_bytes: int
+    missing: tuple[str, ...]
+    is_chosen: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +79,17 @@ class PullPreview:
         free_disk_bytes: Of the disk that the cache is on.
         licence: As the hub names it; empty: it doesn't.
         is_gated: Whether its terms have to be accepted on the hub.
-        model_type: As config.json says; empty: there is none.
+        model_type: As config.json says, or a GGUF file's header; empty: there is none.
         family: The type that it is read as; empty: none, or its tensors have to decide.
-        refusal: Why it would be refused by its config.json; empty: nothing shows.
-        sizes: Figures of config.json, by its names.
+        refusal: Why it would be refused by its config.json or header; empty: nothing shows.
+        sizes: Figures of config.json or of the header, by the names of config.json.
         weights_bytes: Memory that the weights take as they are stored, by their files' sizes.
         quantised_bytes: The same if they are quantised while loading, about.
+        format: ``safetensors`` or ``GGUF``; empty: there are no weights that are read.
+        choice: Says that one of several GGUF files is taken; empty: there is no choice, or it was made.
+        options: All GGUF models of the repository, the smallest first.
+        left_aside: GGUF files that are no models: projectors of images, importance matrices.
+        warnings: What the header shows that an operator should know.
     """
 
     repo_id: str
@@ -75,6 +106,11 @@ class PullPreview:
     sizes: Mapping[str, int | str]
     weights_bytes: int
     quantised_bytes: Mapping[str, int]
+    format: str = "safetensors"
+    choice: str = ""
+    options: tuple[GgufOption, ...] = ()
+    left_aside: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def total_bytes(self) -> int:
@@ -84,8 +120,6 @@ class PullPreview:
     @property
     def problem(self) -> str:
         """Why a pull would fail, or the model could not be served; empty: nothing shows."""
-        if not any(name.endswith(".safetensors") for name, _ in self.files):
-            return "it has no .safetensors weights at its top level, so it can't be pulled"
         return self.refusal
 
 
@@ -110,14 +144,19 @@ def hub_search(text: str, limit: int = 20, *, endpoint: str | None = None) -> li
 
 
 def hub_preview(
-    repo_id: str, revision: str | None = None, *, endpoint: str | None = None, cache_dir: Path | None = None
+    name: str, revision: str | None = None, *, endpoint: str | None = None, cache_dir: Path | None = None
 ) -> PullPreview:
-    """Return what a pull would fetch; only config.json is fetched.
+    """Return what a pull would fetch; only config.json is fetched, or headers of GGUF files.
+
+    Args:
+        name: As ``HubReference.parse`` takes it.
 
     Raises:
         InvalidRequest, NotFound, PermissionRefused: As ``models_registry.hub.hub_pull``.
         Unavailable: The hub can't be reached.
     """
+    reference = HubReference.parse(name)
+    repo_id = reference.repo_id
     try:
         info = hub_model(repo_id, revision, endpoint)
     except BlazrError:
@@ -125,31 +164,116 @@ def hub_preview(
     except Exception as error:
         raise Unavailable(f"{repo_id} can't be looked up ({offline_error(error)}).") from error
     sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
-    names = files_to_serve(sizes)
-    config = _config(repo_id, info.sha or "main", sizes, endpoint, cache_dir)
-    inner = config.get("text_config") if isinstance(config.get("text_config"), dict) else {}
-    facts = {**config, **(inner or {})}
-    family, refusal = _verdict(config)
-    weights = sum(sizes[name] for name in names if name.endswith(".safetensors"))
-    is_quantised = isinstance(config.get("quantization_config"), dict)
-    width = _DTYPE_BYTES.get(str(facts.get("dtype") or facts.get("torch_dtype") or "").removeprefix("torch."))
-    quantised = {} if is_quantised or width is None else _QUANT_BYTES
+    chosen, refusal = _chosen(reference, sizes)
+    seen = _Seen(refusal=refusal)
+    if chosen.is_gguf:
+        seen = _by_headers(repo_id, info, chosen, endpoint, cache_dir)
+    elif not refusal:
+        config = _config(repo_id, info.sha or "main", sizes, endpoint, cache_dir)
+        weights = sum(sizes[name] for name in chosen.names if name.endswith(".safetensors"))
+        seen = _by_config(config, weights)
+    models = gguf_models(sizes)
+    total = sum(sizes[name] for name in chosen.names)
     return PullPreview(
         repo_id=repo_id,
         commit=info.sha or "",
-        files=tuple((name, sizes[name]) for name in names),
-        omitted_bytes=sum(sizes.values()) - sum(sizes[name] for name in names),
-        cached_bytes=_cached(repo_id, info, names, cache_dir),
+        files=tuple((name, sizes[name]) for name in chosen.names),
+        omitted_bytes=sum(sizes.values()) - total,
+        cached_bytes=_cached(repo_id, info, chosen.names, cache_dir),
         free_disk_bytes=free_cache_bytes(cache_dir),
         licence=_licence(info),
         is_gated=bool(info.gated),
+        model_type=seen.model_type,
+        family=seen.family,
+        refusal=seen.refusal,
+        sizes=seen.sizes,
+        weights_bytes=total if chosen.is_gguf else seen.weights_bytes,
+        quantised_bytes=seen.quantised_bytes,
+        format="GGUF" if chosen.is_gguf else "safetensors" if chosen.names else "",
+        choice=chosen.sentence,
+        options=tuple(_option(repo_id, model, models, chosen) for model in models),
+        left_aside=tuple(files_beside_models(list(sizes))),
+        warnings=seen.warnings,
+    )
+
+
+def _chosen(reference: HubReference, sizes: Mapping[str, int]) -> tuple[ChosenFiles, str]:
+    """Return the files that a pull would fetch, and why there are none.
+
+    Raises:
+        NotFound: There is no such GGUF file.
+    """
+    try:
+        return choose_files(reference, sizes), ""
+    except CheckpointError as error:
+        return ChosenFiles((), is_gguf=False), error.message
+
+
+def _option(repo_id: str, model: GgufModel, models: Sequence[GgufModel], chosen: ChosenFiles) -> GgufOption:
+    reference = str(reference_of(repo_id, model, models))
+    return GgufOption(
+        reference, model.tag, model.files, model.size_bytes, model.missing, is_chosen=model.files == chosen.names
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What config.json or headers say; see ``PullPreview``."""
+
+    model_type: str = ""
+    family: str = ""
+    refusal: str = ""
+    sizes: Mapping[str, int | str] = field(default_factory=dict)
+    weights_bytes: int = 0
+    quantised_bytes: Mapping[str, int] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+def _by_config(config: Mapping[str, Any], num_bytes: int) -> _Seen:
+    inner = config.get("text_config") if isinstance(config.get("text_config"), dict) else {}
+    facts = {**config, **(inner or {})}
+    family, refusal = _verdict(config)
+    is_quantised = isinstance(config.get("quantization_config"), dict)
+    width = _DTYPE_BYTES.get(str(facts.get("dtype") or facts.get("torch_dtype") or "").removeprefix("torch."))
+    quantised = {} if is_quantised or width is None else _QUANT_BYTES
+    return _Seen(
         model_type=str(config.get("model_type") or "")[:80],
         family=family,
         refusal=refusal,
         sizes=_shown_sizes(facts),
-        weights_bytes=weights,
-        quantised_bytes={name: int(weights / (width or 1) * each) for name, each in quantised.items()},
+        weights_bytes=num_bytes,
+        quantised_bytes={name: int(num_bytes / (width or 1) * each) for name, each in quantised.items()},
     )
+
+
+def _by_headers(repo_id: str, info: Any, chosen: ChosenFiles, endpoint: str | None, cache_dir: Path | None) -> _Seen:
+    try:
+        files = remote_files(info, chosen.names)
+        found = inspect_headers(repo_id, info.sha or "main", files, endpoint=endpoint, cache_dir=cache_dir)
+    except CheckpointError as error:
+        return _Seen(refusal=printable(error.message))
+    spec = found.spec
+    sizes: dict[str, int | str] = {
+        "num_hidden_layers": len(spec.layers),
+        "hidden_size": spec.hidden_size,
+        "vocab_size": spec.vocab_size,
+        "max_position_embeddings": spec.max_position_embeddings,
+        "num_parameters": found.num_parameters,
+        "quantisation": _fact(found, "gguf.file_type") or _fact(found, "quantisation"),
+    }
+    quantised = {name: int(found.num_parameters * each) for name, each in _QUANT_BYTES.items()}
+    total = found.size_bytes
+    return _Seen(
+        model_type=_fact(found, "gguf.architecture"),
+        family=spec.model_type,
+        sizes=sizes,
+        quantised_bytes={name: size for name, size in quantised.items() if size < total},
+        warnings=found.warnings,
+    )
+
+
+def _fact(found: Inspection, name: str) -> str:
+    return next((str(fact.value)[:80] for fact in found.facts if fact.name == name), "")
 
 
 def _verdict(config: Mapping[str, Any]) -> tuple[str, str]:

@@ -10,11 +10,13 @@ from collections.abc import Container
 from pathlib import PurePosixPath
 
 from inference.errors import InvalidRequest
+from models_registry.hub_reference import HubReference, is_hub_reference
 from models_registry.models import MAX_NAME_CHARS
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*\Z")
 _FOREIGN = re.compile(r"[^A-Za-z0-9._:-]+")
 _WHEEL = re.compile(r"pypi:(?:llm-)?(.+?)(?:-gguf)?(?:==.*)?\Z")
+_GGUF = "-gguf"
 _WEIGHT_SUFFIXES = (".safetensors", ".gguf", ".ggml", ".bin")
 
 
@@ -36,9 +38,11 @@ def check_name(name: str) -> str:
 def suggest_name(text: str) -> str:
     """Return a legal name made of the last component of a path, a hub id or a folder's name, or of a wheel's name.
 
-    ``pypi:llm-NAME==VERSION`` and ``pypi:NAME-gguf`` become ``NAME``.
+    ``pypi:llm-NAME==VERSION`` and ``pypi:NAME-gguf`` become ``NAME``, ``ORG/NAME-GGUF:TAG`` becomes ``NAME-TAG``.
     """
     last = PurePosixPath(text.replace("\\", "/")).name
+    if is_hub_reference(text):
+        last = _of_hub(HubReference.parse(text))
     wheel = _WHEEL.match(last)
     if wheel is not None:
         last = wheel[1]
@@ -46,6 +50,14 @@ def suggest_name(text: str) -> str:
         last = last.removesuffix(suffix)
     name = _FOREIGN.sub("-", last).strip("-._:")[:MAX_NAME_CHARS].rstrip("-._:")
     return name or "model"
+
+
+def _of_hub(reference: HubReference) -> str:
+    name = reference.repo_id.rpartition("/")[2]
+    if reference.names_file:
+        return PurePosixPath(reference.choice).name
+    name = name[: -len(_GGUF)] if name.lower().endswith(_GGUF) and len(name) > len(_GGUF) else name
+    return f"{name}-{reference.choice}" if reference.choice else name
 
 
 def make_unique(name: str, taken: Container[str]) -> str:

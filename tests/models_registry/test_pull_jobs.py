@@ -19,6 +19,7 @@ from models_registry.models import Checkpoint, PullJob
 from models_registry.pull_jobs import pull_cancel, pull_create, pull_get, pulls_resume
 from tests.live.conftest import ROOT, wait_until
 from tests.models_registry.detection.builders import LLAMA_CONFIG, gqa_mlp, model, write_checkpoint
+from tests.models_registry.gguf_content import llama_gguf
 from tests.models_registry.tiny_hub import tiny_hub
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("storage_dirs")]
@@ -86,6 +87,24 @@ def test_a_pull_of_a_dead_process_goes_on_where_it_was(hub, tmp_path):
     assert ended(row).state == "done", pull_get(row.pk).reason
     assert set(hub.resumed) == {size}
     assert Checkpoint.objects.get().origin == "org/tiny"
+
+
+def test_a_gguf_model_is_pulled_by_its_tag_and_goes_on_where_it_was(hub, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    content = llama_gguf(40_000)
+    hub.files = {"T-Q4_K_M.gguf": content, "T-Q2_K.gguf": llama_gguf(architecture="unheard-of")}
+    hub.gate.clear()
+    row = pull_create(origin="hf.co/org/tiny:q4_k_m")
+    (part,) = wait_until(lambda: [p for p in (tmp_path / "cache").rglob("*.blazr-part") if p.stat().st_size])
+    pull_cancel(row.pk)
+    wait_until(lambda: not _children())
+    hub.gate.set()
+    size = part.stat().st_size
+    row = pull_create(origin="org/tiny:Q4_K_M", wait=True)
+    assert (row.state, row.reason, row.checkpoint.served_model_name) == ("done", "", "tiny-Q4_K_M")
+    assert (row.checkpoint.origin, row.size_bytes, hub.resumed) == ("org/tiny:Q4_K_M", len(content), [size])
+    assert "'unheard-of', which is not read" in pull_create(origin="org/tiny:Q2_K", wait=True).reason
+    assert "T-Q2_K.gguf" not in hub.asked
 
 
 def test_a_cancelled_pull_ends_its_child(hub):

@@ -12,6 +12,7 @@ from models_registry.live import Live
 from models_registry.models import Checkpoint
 from models_registry.pull_preview import pull_search
 from tests.models_registry.detection.builders import LLAMA_CONFIG
+from tests.models_registry.gguf_content import llama_gguf
 from tests.models_registry.tiny_hub import tiny_hub
 
 pytestmark = pytest.mark.django_db
@@ -70,6 +71,21 @@ def test_a_wheel_is_known_once_it_is_here(hub):
     assert "wheel" in found["checks"][0]["words"]
 
 
+def test_a_preview_offers_the_gguf_files(hub, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    hub.files = {"T-Q4_K_M.gguf": llama_gguf(), "T-Q8_0.gguf": llama_gguf(seed=2), "mmproj-T.gguf": b"no"}
+    found = previews.pull_preview("hf.co/org/tiny")
+    assert (found["origin"], found["suggested_name"], found["can_be_pulled"]) == ("org/tiny", "tiny", True)
+    assert [(option["reference"], option["is_chosen"]) for option in found["options"]] == [
+        ("org/tiny:Q4_K_M", True), ("org/tiny:Q8_0", False),
+    ]  # fmt: skip
+    words = " ".join(check["words"] for check in found["checks"])
+    for part in ("by the file's header", "T-Q4_K_M.gguf is taken", "Left aside, as they are no models: mmproj-T.gguf"):
+        assert part in words
+    assert previews.pull_preview("org/tiny:q8_0")["suggested_name"] == "tiny-Q8_0"
+    assert hub.asked == []
+
+
 def test_a_search(hub):
     first, second = pull_search("tiny")
     assert (first["repo_id"], first["can_be_pulled"], second["can_be_pulled"]) == ("org/tiny", True, False)
@@ -83,7 +99,7 @@ def test_no_host_is_asked_where_pulls_are_not_allowed(hub, settings, monkeypatch
         with pytest.raises(PermissionRefused, match="BLAZR_MAX_PULLS"):
             ask("org/tiny")
     settings.BLAZR_MAX_PULLS = 1
-    for text in ("nothing", "org/tiny:Q4_K_M", "https://elsewhere.example/org/tiny", "http://127.0.0.1/org"):
+    for text in ("nothing", "org/tiny:Q4 K M", "https://elsewhere.example/org/tiny", "http://127.0.0.1/org"):
         with pytest.raises(InvalidRequest):
             previews.pull_preview(text)
     assert hub.asked == []

@@ -12,6 +12,7 @@ from threading import Event, Thread
 from typing import Any
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+WEIGHTS = (".safetensors", ".gguf")
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -20,7 +21,9 @@ class Hub(BaseHTTPRequestHandler):
     Attributes:
         files: What the repository has, by name.
         asked: Names of files that were fetched.
-        resumed: First bytes of the ranges that were fetched.
+        resumed: First bytes of the rests that were fetched.
+        ranges: First byte and end of the ranges that were fetched; none of them is in ``asked``.
+        takes_ranges: Whether ranges are answered; else the whole file comes.
         gate: While it is closed, only the first half of the weights comes.
         is_broken: Whether the weights can't be fetched.
     """
@@ -28,6 +31,8 @@ class Hub(BaseHTTPRequestHandler):
     files: dict[str, bytes]
     asked: list[str]
     resumed: list[int]
+    ranges: list[tuple[int, int]]
+    takes_ranges: bool
     gate: Event
     is_broken: bool
 
@@ -48,8 +53,9 @@ class Hub(BaseHTTPRequestHandler):
         if path == "/api/models":
             return self.answer(json.dumps(self.found()).encode())
         name = path.removeprefix(f"/org/tiny/resolve/{COMMIT}/")
-        if name in self.files and not (self.is_broken and name.endswith(".safetensors")):
-            if self.command == "GET":
+        is_range = not self.headers.get("Range", "-").endswith("-")
+        if name in self.files and not (self.is_broken and name.endswith(WEIGHTS) and not is_range):
+            if self.command == "GET" and not is_range:
                 self.asked.append(name)
             return self.answer(self.files[name])
         self.send_response(503 if name in self.files else 404)
@@ -72,13 +78,18 @@ class Hub(BaseHTTPRequestHandler):
         return [row for row in rows if query["search"][0] in str(row["id"])][: int(query["limit"][0])]
 
     def answer(self, data: bytes) -> None:
-        wanted = self.headers.get("Range", "")
-        first = int(wanted.removeprefix("bytes=").partition("-")[0] or 0) if wanted else 0
-        self.send_response(206 if first else 200)
-        if first:
-            self.send_header("Content-Range", f"bytes {first}-{len(data) - 1}/{len(data)}")
+        wanted = self.headers.get("Range", "") if self.takes_ranges else ""
+        begin, _, last = wanted.removeprefix("bytes=").partition("-")
+        first, end = int(begin or 0), min(int(last) + 1 if last else len(data), len(data))
+        self.send_response(206 if wanted else 200)
+        if wanted:
+            self.send_header("Content-Range", f"bytes {first}-{end - 1}/{len(data)}")
+        if last:
+            self.ranges.append((first, end))
+        elif first:
             self.resumed.append(first)
-            data = data[first:]
+        is_weights = self.path.endswith(WEIGHTS) and not last
+        data = data[first:end]
         self.send_header("Content-Length", str(len(data)))
         self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
         self.send_header("X-Repo-Commit", COMMIT)
@@ -86,7 +97,7 @@ class Hub(BaseHTTPRequestHandler):
         if self.command == "GET":
             self.wfile.write(data[: len(data) // 2])
             self.wfile.flush()
-            if self.path.endswith(".safetensors"):
+            if is_weights:
                 self.gate.wait(60)
             with contextlib.suppress(ConnectionError):  # who asked may have left
                 self.wfile.write(data[len(data) // 2 :])
@@ -95,7 +106,7 @@ class Hub(BaseHTTPRequestHandler):
 def sibling(name: str, data: bytes) -> dict[str, Any]:
     """A file as the hub lists it; large ones with their digest."""
     found: dict[str, Any] = {"rfilename": name, "size": len(data)}
-    if name.endswith(".safetensors"):
+    if name.endswith(WEIGHTS):
         found["lfs"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
     return found
 
@@ -107,7 +118,8 @@ def tiny_hub(checkpoint: Path) -> Iterator[tuple[str, type[Hub]]]:
     files |= {"pytorch_model.bin": b"no", "README.md": b"no", "onnx/model.safetensors": b"no", "run.py": b"no"}
     gate = Event()
     gate.set()
-    handler = type("TinyHub", (Hub,), {"files": files, "asked": [], "resumed": [], "gate": gate, "is_broken": False})
+    values = {"files": files, "asked": [], "resumed": [], "ranges": [], "takes_ranges": True}
+    handler = type("TinyHub", (Hub,), {**values, "gate": gate, "is_broken": False})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = Thread(target=server.serve_forever, daemon=True)
     thread.start()

@@ -194,6 +194,25 @@ def read_gguf(path: Path) -> GgufFile:
         os.close(descriptor)
 
 
+def read_gguf_beginning(path: Path, size_bytes: int) -> GgufFile | None:
+    """Read the header of a file of which only the beginning is here; None: the header isn't here as a whole.
+
+    Args:
+        path: The beginning.
+        size_bytes: Of the whole file.
+
+    Raises:
+        CorruptCheckpoint, UnsupportedFormat: As ``read_gguf``.
+    """
+    descriptor = _open(path)
+    try:
+        return _Parser(descriptor, size_bytes, path, os.fstat(descriptor).st_size).parse()
+    except _HeaderIncomplete:
+        return None
+    finally:
+        os.close(descriptor)
+
+
 def _open(path: Path) -> int:
     try:
         return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -205,12 +224,21 @@ def _corrupt(file: str, problem: str, param: str | None = None) -> CorruptCheckp
     return CorruptCheckpoint(f"{file} {problem}.", param=(param or file)[:MAX_KEY_BYTES])
 
 
-class _Parser:
-    """Reads a header from its beginning to its end, more of the file whenever it gets there."""
+class _HeaderIncomplete(Exception):
+    """The header goes on behind the bytes that are here."""
 
-    def __init__(self, descriptor: int, size: int, path: Path) -> None:
+
+class _Parser:
+    """Reads a header from its beginning to its end, more of the file whenever it gets there.
+
+    Args:
+        available: Bytes of the file that are here; None: all of them.
+    """
+
+    def __init__(self, descriptor: int, size: int, path: Path, available: int | None = None) -> None:
         self._descriptor = descriptor
         self._size = size
+        self._available = size if available is None else min(size, available)
         self._path = path
         self._buffer = bytearray()
         self._position = 0
@@ -280,7 +308,9 @@ class _Parser:
         return begin
 
     def _read_until(self, end: int) -> None:
-        stop = min(self._size, MAX_HEADER_BYTES, max(end, len(self._buffer) + _READ_BYTES))
+        if end > self._available:
+            raise _HeaderIncomplete
+        stop = min(self._available, MAX_HEADER_BYTES, max(end, len(self._buffer) + _READ_BYTES))
         while len(self._buffer) < stop:
             part = os.pread(self._descriptor, min(_READ_BYTES, stop - len(self._buffer)), len(self._buffer))
             if not part:

@@ -33,7 +33,7 @@ async function lookUp(text) {
 function drawFound(text, rows) {
   const heading = h("h3", { tabindex: "-1" }, rows.length ? `Found for “${text}”` : `The hub has no model for “${text}”`);
   const items = rows.map((row) => {
-    const words = [`${row.downloads.toLocaleString("en")} downloads`, row.updated && `changed ${row.updated}`, row.formats.join(", "), row.is_gated && "gated", !row.can_be_pulled && "no safetensors: can't be pulled"];
+    const words = [`${row.downloads.toLocaleString("en")} downloads`, row.updated && `changed ${row.updated}`, row.formats.join(", "), row.is_gated && "gated", !row.can_be_pulled && "neither safetensors nor GGUF: can't be pulled"];
     const name = row.can_be_pulled ? h("button.btn.btn-link.btn-sm.text-break.text-start.text-wrap", { type: "button", "data-preview": row.repo_id }, row.repo_id) : h("span.small.muted.text-break.px-2", {}, row.repo_id);
     return h("li.spread", {}, name, h("span.small.muted", {}, words.filter(Boolean).join(" · ")));
   });
@@ -51,7 +51,7 @@ function facts(found) {
     {},
     fact("To fetch", `${bytes(found.total_bytes)} in ${found.files.length} files`),
     fact("Left out", found.omitted_bytes && `${bytes(found.omitted_bytes)} of other files`),
-    fact("Format", found.weights_bytes && ["safetensors", sizes.dtype ?? sizes.torch_dtype].filter(Boolean).join(", ")),
+    fact("Format", found.weights_bytes && [found.format, sizes.quantisation ?? sizes.dtype ?? sizes.torch_dtype].filter(Boolean).join(", ")),
     fact("Model type", found.model_type || "not stated"),
     fact("Layers", layers),
     fact("Context", sizes.max_position_embeddings && `${sizes.max_position_embeddings.toLocaleString("en")} tokens`),
@@ -64,6 +64,19 @@ function fileList(found) {
   if (!found.files?.length) return null;
   const rows = found.files.map(({ name, size_bytes: size }) => h("tr", {}, h("th.fw-normal.text-break", { scope: "row" }, name), h("td.num", {}, bytes(size))));
   return h("details.my-2", {}, h("summary", {}, `${found.files.length} files`), h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "File"), h("th.num", { scope: "col" }, "Size"))), h("tbody", {}, rows)));
+}
+
+/** The GGUF models of the repository; a press looks another one up. */
+function optionList(found) {
+  if (!(found.options?.length > 1)) return null;
+  const rows = found.options.map(({ reference, tag, files, size_bytes: size, missing, is_chosen: isChosen }) => {
+    const name = files[0].split("/").at(-1);
+    const words = missing.length ? `lacks ${missing.length} parts` : files.length > 1 ? `${files.length} parts` : "";
+    const choose = missing.length ? name : h("button.btn.btn-link.btn-sm.text-break.text-start.text-wrap.p-0", { type: "button", "data-preview": reference, "aria-current": isChosen ? "true" : null }, name);
+    return h("tr", {}, h("th.fw-normal", { scope: "row" }, choose, words && h("span.small.muted.ms-2", {}, words)), h("td", {}, tag || "not stated"), h("td.num", {}, bytes(size)), h("td", {}, isChosen && "chosen"));
+  });
+  const heads = ["File", "Type", "Size", "Choice"].map((text) => h(text === "Size" ? "th.num" : "th", { scope: "col" }, text));
+  return h("div.overflow-auto.my-2", { id: "hub-options" }, h("table", {}, h("caption.small", {}, "GGUF models of this repository"), h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows)));
 }
 
 function startForm(found) {
@@ -94,6 +107,7 @@ function drawPreview(found) {
     known,
     facts(found),
     h("ul.list-unstyled.mb-2", { id: "hub-checks" }, found.checks.map(({ mark, words }) => h("li", { class: mark === "bad" ? "bad" : null }, h("i.dot", { class: marks[mark], "aria-hidden": "true" }), words))),
+    optionList(found),
     fileList(found),
     found.can_be_pulled && startForm(found),
   );

@@ -23,11 +23,12 @@ def test_a_path_comes_before_the_demo_and_the_hub(tmp_path, monkeypatch):
     assert models.resolve_model("a/b").resolve() == tmp_path / "a" / "b"
 
 
-def test_a_hub_id_is_fetched(tmp_path, monkeypatch):
+def test_a_hub_id_is_fetched(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     asked = []
 
-    def pull(name, revision, progress):
+    def pull(name, revision, progress, *, on_choice):
+        on_choice("a choice \x1b[2J")
         asked.append((name, revision))
         progress(PullProgress("model.safetensors", "", 5, 10))
         progress(PullProgress("model.safetensors", "", 10, 10))
@@ -36,6 +37,7 @@ def test_a_hub_id_is_fetched(tmp_path, monkeypatch):
 
     monkeypatch.setattr(model_paths, "hub_pull", pull)
     assert models.resolve_model("org/name-1.5") == tmp_path
+    assert "a choice \\x1b[2J" in capsys.readouterr().err
     assert models.pull_model("org/name", "v2") == tmp_path
     assert asked == [("org/name-1.5", None), ("org/name", "v2")]
 

