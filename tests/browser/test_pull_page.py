@@ -12,6 +12,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from tests.browser.actions import HOSTILE, axe_findings, delete
 from tests.browser.conftest import Complaints
 from tests.live.conftest import LiveServer, wait_until
+from tests.models_registry.gguf_content import llama_gguf
 from tests.models_registry.tiny_hub import Hub
 
 pytestmark = pytest.mark.browser
@@ -66,6 +67,26 @@ def test_a_model_is_found_looked_at_and_pulled_with_the_keyboard(page: Page, sit
     pull_row(page).get_by_role("link", name="Look at pulled").click()
     expect(page.locator("h1")).to_have_text("pulled")
     delete(page, site, "pulled")
+
+
+def test_a_gguf_file_is_chosen_and_pulled(page: Page, site: LiveServer, tiny: type[Hub]) -> None:
+    tiny.files = {"T-Q4_K_M.gguf": llama_gguf(), "T-Q8_0.gguf": llama_gguf(seed=2), "mmproj-T.gguf": b"no"}
+    page.goto("/models/upload/?pull=org/tiny")
+    page.click("#hub-look-up")
+    options = page.locator("#hub-options tbody tr")
+    expect(options).to_have_count(2)
+    expect(options.filter(has_text="Q4_K_M")).to_contain_text("chosen")
+    expect(page.locator("#hub-checks")).to_contain_text("Left aside, as they are no models: mmproj-T.gguf")
+    assert axe_findings(page) == []
+    page.get_by_role("button", name="T-Q8_0.gguf").click()
+    expect(page.locator("#hub-found h3")).to_have_text("org/tiny:Q8_0")
+    expect(options.filter(has_text="Q8_0")).to_contain_text("chosen")
+    expect(page.locator("#pull-name")).to_have_value("tiny-Q8_0")
+    assert tiny.asked == []
+    page.click("#pull-form >> text=Pull")
+    expect(pull_row(page).filter(has_text="org/tiny:Q8_0")).to_contain_text("done")
+    assert tiny.asked == ["T-Q8_0.gguf"]
+    delete(page, site, "tiny-Q8_0")
 
 
 def test_a_pull_that_broke_off_or_was_cancelled_goes_on(page: Page, site: LiveServer, tiny: type[Hub]) -> None:
