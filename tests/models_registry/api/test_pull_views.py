@@ -46,7 +46,7 @@ def test_a_pull_is_started_followed_and_cancelled(send):
 def test_what_is_wrong_or_not_allowed_has_a_status(send, settings, hybrid):
     checkpoint_register(path=hybrid, served_model_name="taken")
     assert send("POST", "", {"model": "org/tiny", "served_model_name": "taken"}).status_code == 409
-    for body in ({}, {"model": "nothing"}, {"model": "org/tiny:tag"}):
+    for body in ({}, {"model": "nothing"}, {"model": "org/tiny:a tag"}):
         assert send("POST", "/preview", body).status_code == 400
     assert send("GET", "/search").status_code == 400
     settings.BLAZR_MAX_PULLS = 0
