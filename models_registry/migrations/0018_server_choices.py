@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('models_registry', '0016_pull_progress'),
+        ('models_registry', '0017_upload_checks'),
     ]
 
     operations = [
