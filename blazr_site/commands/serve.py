@@ -6,7 +6,7 @@ import argparse
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
@@ -25,7 +25,7 @@ from blazr_site.settings.storage import write_secret_once
 from blazr_site.supervisor import Site, device_list, run_site
 from inference.access.api_keys import api_key_create, key_prefix
 from inference.demo.paths import PREBUILT_DIRECTORY, SERVED_MODEL_NAME
-from inference.errors import Conflict
+from inference.errors import CheckpointError, ChecksumMismatch, Conflict
 from inference.host.confinement import confinement
 from inference.host.disk import try_lock
 from inference.host.units import format_bytes, format_count
@@ -36,7 +36,12 @@ from models_registry.detection.child import inspect_in_child
 from models_registry.model_paths import model_origin
 from models_registry.models import Checkpoint, ModelAlias
 from models_registry.passport_gaps import passport_gap
-from models_registry.services import checkpoint_register, checkpoint_settings_update
+from models_registry.services import (
+    checkpoint_files_verify,
+    checkpoint_refresh,
+    checkpoint_register,
+    checkpoint_settings_update,
+)
 from models_registry.sweep import storage_sweep
 
 ADMIN_NAME = "admin"
@@ -132,6 +137,7 @@ def _register(models: Sequence[ConfiguredModel], console: Console) -> list[Serve
     """
     if not models and not Checkpoint.objects.exists():
         models = [ConfiguredModel(SERVED_MODEL_NAME)]
+    _refresh_shipped()
     served = [_register_one(model, console) for model in models]
     if not served:
         served = [
@@ -139,6 +145,18 @@ def _register(models: Sequence[ConfiguredModel], console: Console) -> list[Serve
             for row in Checkpoint.objects.order_by("created_at")[:1]
         ]
     return served
+
+
+def _refresh_shipped() -> None:
+    """Inspect the demo model again if its files are others than before: an update of blazr replaces them."""
+    row = Checkpoint.objects.filter(path=str(PREBUILT_DIRECTORY)).first()
+    if row is None:
+        return
+    try:
+        checkpoint_files_verify(row)
+    except ChecksumMismatch:
+        with suppress(CheckpointError):  # its row says what is wrong with it
+            checkpoint_refresh(checkpoint=row)
 
 
 def _register_one(model: ConfiguredModel, console: Console) -> ServedModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import stat
 
 import pytest
@@ -12,10 +13,11 @@ from rich.console import Console
 from blazr_site.commands import serve
 from blazr_site.settings.models import ConfiguredModel
 from inference.demo.paths import PREBUILT_DIRECTORY
-from inference.errors import Conflict, InvalidRequest
+from inference.errors import ChecksumMismatch, Conflict, InvalidRequest
 from inference.models import ApiKey
 from models_registry.aliases import alias_checkpoint_id, alias_demand, alias_promote
 from models_registry.models import Checkpoint
+from models_registry.services import checkpoint_files_verify, checkpoint_register
 from tests.inference.rows import make_checkpoint
 
 CONSOLE = Console(quiet=True)
@@ -58,6 +60,23 @@ def test_without_models_the_demo_is_registered_once():
     assert [model.name for model in serve._register([], CONSOLE)] == ["demo"]
     assert [(model.name, model.preload) for model in serve._register([], CONSOLE)] == [("demo", True)]
     assert Checkpoint.objects.get().path == str(PREBUILT_DIRECTORY)
+
+
+@pytest.mark.django_db
+def test_an_update_may_replace_the_files_of_the_demo(tmp_path, monkeypatch):
+    shipped = tmp_path / "demo"
+    shutil.copytree(PREBUILT_DIRECTORY, shipped)
+    monkeypatch.setattr(serve, "PREBUILT_DIRECTORY", shipped)
+    row = checkpoint_register(path=shipped, served_model_name="demo")
+    (shipped / "model.safetensors").rename(shipped / "old")
+    shutil.copy(shipped / "old", shipped / "model.safetensors")
+    with pytest.raises(ChecksumMismatch):
+        checkpoint_files_verify(row)
+    serve._register([], CONSOLE)
+    checkpoint_files_verify(Checkpoint.objects.get())
+    shutil.rmtree(shipped)
+    assert serve._register([], CONSOLE)  # the server starts all the same
+    assert Checkpoint.objects.get().state == "missing"
 
 
 @pytest.mark.django_db
