@@ -71,12 +71,13 @@ function optionList(found) {
   if (!(found.options?.length > 1)) return null;
   const rows = found.options.map(({ reference, tag, files, size_bytes: size, missing, is_chosen: isChosen }) => {
     const name = files[0].split("/").at(-1);
-    const words = missing.length ? `lacks ${missing.length} parts` : files.length > 1 ? `${files.length} parts` : "";
+    const parts = missing.length ? `lacks ${missing.length} of its parts` : files.length > 1 && `${files.length} parts`;
+    const words = [isChosen && "chosen", parts].filter(Boolean).join(" · ");
     const choose = missing.length ? name : h("button.btn.btn-link.btn-sm.text-break.text-start.text-wrap.p-0", { type: "button", "data-preview": reference, "aria-current": isChosen ? "true" : null }, name);
-    return h("tr", {}, h("th.fw-normal", { scope: "row" }, choose, words && h("span.small.muted.ms-2", {}, words)), h("td", {}, tag || "not stated"), h("td.num", {}, bytes(size)), h("td", {}, isChosen && "chosen"));
+    return h("tr", {}, h("th.fw-normal", { scope: "row" }, choose, words && h("span.small.muted.ms-2", {}, words)), h("td", {}, tag || "not stated"), h("td.num", {}, bytes(size)));
   });
-  const heads = ["File", "Type", "Size", "Choice"].map((text) => h(text === "Size" ? "th.num" : "th", { scope: "col" }, text));
-  return h("div.overflow-auto.my-2", { id: "hub-options" }, h("table", {}, h("caption.small", {}, "GGUF models of this repository"), h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows)));
+  const heads = ["File", "Type", "Size"].map((text) => h(text === "Size" ? "th.num" : "th", { scope: "col" }, text));
+  return h("div.overflow-auto.my-2", { id: "hub-options" }, h("table.caption-top", {}, h("caption.small", {}, "GGUF models of this repository"), h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows)));
 }
 
 function startForm(found) {
