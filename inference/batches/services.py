@@ -13,13 +13,13 @@ from __future__ import annotations
 import itertools
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import orjson
 from django.db import IntegrityError, transaction
-from django.db.models import F, QuerySet
+from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
@@ -33,7 +33,7 @@ from inference.files.store import open_file
 from inference.jobs import hints
 from inference.jobs.row_watch import RowWatch
 from inference.jobs.selectors import num_open
-from inference.models import TERMINAL_BATCH_STATES, Batch, BatchState
+from inference.models import TERMINAL_BATCH_STATES, Batch, BatchState, StoredFile
 from inference.models.readable_rows import readable_rows
 from inference.values.principal import LOCAL
 
@@ -185,8 +185,12 @@ def batch_get(*, batch_id: str, principal: Principal, param: str = "batch_id") -
     return rows[0]
 
 
-def batch_list(*, principal: Principal, after: str | None, limit: int) -> list[Batch]:
+def batch_list(*, principal: Principal, after: str | None, limit: int, search: str = "") -> list[Batch]:
     """Return batches, newest first, starting after the batch ``after``.
+
+    Args:
+        search: Only batches that have this text, whatever its case, in their id, the name of their input file, their
+            metadata or the names of their models.
 
     Raises:
         NotFound: There is no batch ``after``.
@@ -194,7 +198,19 @@ def batch_list(*, principal: Principal, after: str | None, limit: int) -> list[B
     rows = batches_of(principal)
     if after is not None:
         rows = rows.filter(pk__lt=batch_get(batch_id=after, principal=principal, param="after").pk)
+    if "\0" in search:
+        return []
+    if search:
+        files = StoredFile.objects.filter(filename__icontains=search, purpose="batch").values("file_id")
+        named = Q(batch_id__icontains=search) | Q(metadata__icontains=search) | Q(checkpoints__icontains=search)
+        rows = rows.filter(named | Q(input_file_id__in=files))
     return readable_rows(rows, limit)
+
+
+def input_file_names(batches: Iterable[Batch]) -> dict[str, str]:
+    """Return the names of batches' input files by the files' ids; of files that are still there."""
+    ids = [row.input_file_id for row in batches]
+    return dict(StoredFile.objects.filter(file_id__in=ids).values_list("file_id", "filename"))
 
 
 def batch_cancel(*, batch_id: str, principal: Principal) -> Batch:

@@ -11,13 +11,14 @@ from django.urls import reverse
 
 from inference.access.accounts import principal_of_staff
 from inference.batches.progress import batches_progress
-from inference.batches.services import batch_list, batch_object
+from inference.batches.services import batch_list, batch_object, input_file_names
 from inference.batches.validation import MAX_LINES
 from inference.errors import Conflict
 from inference.jobs.selectors import job_counts, job_error, job_get, job_list
 from inference.jobs.services import JobRequest, jobs_submit
 from inference.models import GenerationJob, JobState
 from inference.values.plan import GenerationPlan
+from inference.values.principal import Principal
 from models_registry import selectors
 from models_registry.views import StaffAction, StaffPage
 
@@ -25,6 +26,7 @@ BATCHES = "inference.scope_files"
 """The permission of jobs and batches."""
 NUM_JOBS = 50
 NUM_BATCHES = 20
+MAX_SEARCH_CHARS = 100
 MAX_SHOWN_CHARS = 200_000
 _ENDED = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
 _BATCH_MARKS = {
@@ -56,10 +58,9 @@ class JobsPage(_JobsBase):
             principal=principal, state=state or None, batch_label=label or None, before=before, limit=NUM_JOBS + 1
         )
         counts = job_counts(principal=principal, batch_label=label or None)
-        batches = batch_list(principal=principal, after=None, limit=NUM_BATCHES)
-        progress = batches_progress(batches)
         shown = rows[:NUM_JOBS]
         return {
+            **batches_context(query, principal),
             "models": list(selectors.checkpoint_list().values_list("served_model_name", flat=True)),
             "max_file_bytes": settings.BLAZR_MAX_FILE_BYTES,
             "max_lines": MAX_LINES,
@@ -68,10 +69,25 @@ class JobsPage(_JobsBase):
             "label": label,
             "after": after,
             "jobs": [{"row": row, "is_open": row.state not in _ENDED, "took_s": took_s(row)} for row in shown],
-            "older": older_address(query, shown[-1]) if len(rows) > NUM_JOBS else "",
+            "older": older_address(query, "after", str(shown[-1].job_id)) if len(rows) > NUM_JOBS else "",
             "counts": ", ".join(f"{counts[name]} {name}" for name in JobState.values if counts[name]),
-            "batches": [batch_words(batch_object(row, progress[row.pk])) for row in batches],
         }
+
+
+def batches_context(query: QueryDict, principal: Principal) -> dict[str, Any]:
+    """Return the batches that an address asks for: ``batch`` is searched for, ``batch_after`` the last one before."""
+    search, after = query.get("batch", "")[:MAX_SEARCH_CHARS].strip(), query.get("batch_after") or None
+    rows = batch_list(principal=principal, after=after, limit=NUM_BATCHES + 1, search=search)
+    shown = rows[:NUM_BATCHES]
+    progress, names = batches_progress(shown), input_file_names(shown)
+    found = [batch_words(batch_object(row, progress[row.pk])) for row in shown]
+    return {
+        "batch_search": search,
+        "batch_after": after,
+        "batches": [{**batch, "file_name": names.get(batch["input_file_id"], "")} for batch in found],
+        "newest_batches": older_address(query, "batch_after", "") if after else "",
+        "older_batches": older_address(query, "batch_after", shown[-1].batch_id) if len(rows) > NUM_BATCHES else "",
+    }
 
 
 class JobPage(_JobsBase):
@@ -120,10 +136,16 @@ def took_s(row: GenerationJob) -> float | None:
     return (row.finished_at - row.started_at).total_seconds()
 
 
-def older_address(query: QueryDict, last: GenerationJob) -> str:
-    """Return the address of the page of jobs that are older than ``last``, with the same filters."""
+def older_address(query: QueryDict, name: str, last: str) -> str:
+    """Return the address of the page of what is older than ``last``, with the same filters; empty: of the newest.
+
+    Args:
+        name: Of the address's member.
+    """
     changed = query.copy()
-    changed["after"] = str(last.job_id)
+    changed[name] = last
+    if not last:
+        del changed[name]
     return f"?{changed.urlencode()}"
 
 

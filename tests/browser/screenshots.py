@@ -42,6 +42,7 @@ def pages(site: LiveServer, chat: str, batch: str, schedule: str) -> dict[str, s
         "compare": f"/models/compare/?a={key}&b={site.checkpoint_id('other')}",
         "playground": f"/playground/{chat}",
         "jobs": "/jobs/",
+        "jobs-search": "/jobs/?batch=nowhere",
         "batch": f"/batches/{batch}/?line=2",
         "schedules": "/schedules/",
         "schedule": f"/schedules/{schedule}/",

@@ -136,7 +136,7 @@ def test_batches_are_shown_with_their_progress_and_files(page: Page, site: LiveS
     from tests.live.test_batches import lines_of, start
 
     page.goto("/jobs/")
-    expect(page.locator("#batches-card")).to_have_count(0)
+    expect(page.locator("#batches-region")).to_contain_text("No batches yet.")
     start(site, lines_of(3, max_tokens=4))
     row = page.locator("#batches tbody tr").first
     expect(row).to_contain_text("completed")
@@ -145,6 +145,14 @@ def test_batches_are_shown_with_their_progress_and_files(page: Page, site: LiveS
     with page.expect_download() as found:
         row.get_by_role("link", name="output").click()
     assert len(Path(found.value.path()).read_text().splitlines()) == 3
+    page.select_option("#state", "failed")
+    page.fill("#batch", "no-such-batch")
+    expect(page.locator("#batches-region")).to_contain_text("No batch matches.")
+    expect(page).to_have_url(re.compile(r"\?state=failed&batch=no-such-batch$"))
+    page.fill("#batch", "demo")
+    expect(row).to_contain_text("3 of 3")
+    expect(page.locator("#batch")).to_be_focused()
+    page.fill("#batch", "")
     start(site, lines_of(400, max_tokens=400))
     row.get_by_role("button", name="Cancel").click()
     expect(page.locator("#batches tbody tr").first).to_contain_text("cancelled")

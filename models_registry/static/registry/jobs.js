@@ -1,25 +1,36 @@
 // Queued generations: filters while typing, and new jobs. The server draws the lists.
 import { $, call, submitted, toast } from "./kit.js";
 
-const filters = $("#filters");
-let timer;
-
-/** Keep the filters in the page's address, and have the list for it drawn, behind one that is on its way. */
-function show() {
-  const query = new URLSearchParams([...new FormData(filters)].filter(([, value]) => value.trim()));
-  history.replaceState(null, "", `${location.pathname}${query.size ? `?${query}` : ""}`);
-  document.body.dispatchEvent(new CustomEvent("live:jobs"));
+/**
+ * Keep a form's filters in the page's address, and have its list drawn for them while they are typed, from its newest
+ * page on. The other list keeps its own.
+ */
+function filterList(form, topic, after) {
+  let timer;
+  const show = () => {
+    const query = new URLSearchParams(location.search);
+    query.delete(after);
+    for (const [name, value] of new FormData(form)) {
+      if (value.trim()) query.set(name, value);
+      else query.delete(name);
+    }
+    history.replaceState(null, "", `${location.pathname}${query.size ? `?${query}` : ""}`);
+    document.body.dispatchEvent(new CustomEvent(`live:${topic}`));
+  };
+  $(`#${topic}-region`).addEventListener("htmx:configRequest", (event) => (event.detail.path = location.pathname + location.search));
+  form.addEventListener("input", () => {
+    clearTimeout(timer);
+    timer = setTimeout(show, 150);
+  });
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    show();
+  });
+  return show;
 }
 
-$("#jobs-region").addEventListener("htmx:configRequest", (event) => (event.detail.path = location.pathname + location.search));
-filters.addEventListener("input", () => {
-  clearTimeout(timer);
-  timer = setTimeout(show, 150);
-});
-filters.addEventListener("submit", (event) => {
-  event.preventDefault();
-  show();
-});
+const show = filterList($("#filters"), "jobs", "after");
+filterList($("#batch-filters"), "batches", "batch_after");
 $("#new").hidden = false;
 $("#new").addEventListener("click", () => $("#submit-dialog").showModal());
 $("#submit-cancel").addEventListener("click", () => $("#submit-dialog").close());

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.test import Client
 from django.utils import timezone
 
-from inference.models import GenerationJob
-from inference.pages.jobs import output_text, prompt_text
+from inference.models import GenerationJob, StoredFile
+from inference.pages.jobs import NUM_BATCHES, output_text, prompt_text
 from tests.accounts import account
+from tests.inference.batches.fakes import line, make_batch
 
 pytestmark = pytest.mark.django_db
 PLAN = {"endpoint": "chat", "model": "demo", "prompts": [{"messages": [{"role": "user", "content": "Why?"}]}],
@@ -85,3 +87,30 @@ def test_prompts_and_outputs_as_text() -> None:
         "[user]"
     )
     assert output_text({"text": "so", "finish_reason": "length"})["text"] == "so"
+
+
+def test_batches_are_paged_and_searched(operator: Client, data_dir: Path) -> None:
+    first = make_batch([line("a")], metadata={"name": "Nightly run"})
+    for number in range(NUM_BATCHES + 1):
+        make_batch([line(f"b{number}")], metadata={"number": str(number)})
+    page = operator.get("/jobs/?state=queued")
+    assert len(page.context["batches"]) == NUM_BATCHES and page.context["newest_batches"] == ""
+    assert "state=queued" in page.context["older_batches"]
+    older = operator.get(f"/jobs/{page.context['older_batches']}")
+    assert [batch["id"] for batch in older.context["batches"]][-1] == first.batch_id
+    assert older.context["older_batches"] == "" and older.context["newest_batches"] == "?state=queued"
+    for text in (first.batch_id, first.batch_id[8:20].upper(), "nightly"):
+        found = operator.get("/jobs/", {"batch": text}).context["batches"]
+        assert [batch["id"] for batch in found] == [first.batch_id], text
+    StoredFile.objects.filter(file_id=first.input_file_id).update(filename="<b>questions.jsonl")
+    text = operator.get("/jobs/?batch=QUESTIONS").content.decode()
+    assert "&lt;b&gt;questions.jsonl" in text and text.count('id="batch-batch_') == 1
+    for odd in ("%", "_", "\0", "nowhere"):
+        assert "No batch matches." in operator.get("/jobs/", {"batch": odd * 3}).content.decode()
+    assert operator.get("/jobs/?batch_after=batch_0").status_code == 404
+
+
+def test_members_search_their_own_batches_alone(client: Client, data_dir: Path) -> None:
+    make_batch([line("a")], metadata={"name": "secret"})
+    client.force_login(account("maria", "member"))
+    assert "No batch matches." in client.get("/jobs/?batch=secret").content.decode()
