@@ -20,7 +20,7 @@ from inference.api.platform.infill import InfillRequestSerializer
 from inference.api.platform.job_serializers import JobSubmissionSerializer
 from inference.api.platform.key_views import KeyRequestSerializer
 from inference.api.platform.lifecycle_views import PinRequestSerializer
-from inference.api.platform.schedule_serializers import ScheduleRequestSerializer
+from inference.api.platform.schedule_serializers import ScheduleBatchRequestSerializer, ScheduleRequestSerializer
 from inference.api.platform.state_serializers import StateChangeSerializer, StateCreateSerializer
 from inference.api.platform.tokenize_serializers import (
     ApplyTemplateRequestSerializer,
@@ -107,6 +107,12 @@ TARGETS = (
     Target("/v1/models/tiny/pin", PinRequestSerializer, {"pinned": True}),
     Target("/v1/batches", BatchRequestSerializer, BATCH),
     Target("/api/schedules", ScheduleRequestSerializer, {"cron": "0 3 * * *", "action": "load", "model": "gone"}),
+    Target(
+        "/api/schedules",
+        ScheduleBatchRequestSerializer,
+        {"cron": "0 3 * * *", "action": "batch", "batch": BATCH},
+        "batch",
+    ),
     Target("/v1/batches/schedules", BatchScheduleRequestSerializer, BATCH | {"cron": "0 3 * * *"}),
 )
 OTHERS = {
@@ -114,6 +120,7 @@ OTHERS = {
     "OllamaRequestSerializer",
     "JobItemSerializer",
     "WebhookRequestSerializer",
+    "ScheduleChangeSerializer",
     "OllamaPullRequestSerializer",
 }
 """Bases of the others; items of a job's and a batch's members, tested with those; pulls and webhooks are off."""

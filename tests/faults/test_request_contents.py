@@ -58,7 +58,7 @@ def _problem(target: Target, name: str, status: int, body: Any) -> str | None:
         return f"status {status}: {body}"
     try:
         message = message_of(body)
-        if target.path.startswith("/api/") and target.path != "/api/jobs":
+        if target.path.startswith("/api/") and target.path not in ("/api/jobs", "/api/schedules"):
             is_shaped = set(body) == {"error"} and isinstance(body["error"], str)
         elif target.path.startswith("/v1/messages"):
             is_shaped = body["type"] == "error" and set(body["error"]) == {"type", "message"}

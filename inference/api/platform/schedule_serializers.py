@@ -13,7 +13,7 @@ from inference.dialects.strict_serializer import StrictSerializer
 from inference.models import RunOutcome, ScheduleAction
 
 
-class _BatchMembersSerializer(BatchRequestSerializer):
+class ScheduleBatchRequestSerializer(BatchRequestSerializer):
     """``batch``: the body of POST /v1/batches."""
 
     def to_internal_value(self, data: Any) -> Any:
@@ -39,7 +39,9 @@ class ScheduleChangeSerializer(StrictSerializer):
         required=False, max_length=64, help_text="A name of the IANA database, such as Europe/Berlin; default UTC."
     )
     action = serializers.ChoiceField(required=False, choices=ScheduleAction.values, help_text="What it does.")
-    batch = _BatchMembersSerializer(required=False, help_text="For the action batch: what each batch is made of.")
+    batch = ScheduleBatchRequestSerializer(
+        required=False, help_text="For the action batch: what each batch is made of."
+    )
     model = StrictCharField(required=False, max_length=256, help_text="For the actions load and unload.")
     paused = StrictBooleanField(required=False, help_text="true: its times pass without a run.")
 
