@@ -306,10 +306,11 @@ class Benchmark:
             if model.prefills:
                 print_kernels(f"prefill {PREFILL}", profile_steps(network, spec, PREFILL, 1))
             print_kernels(f"prompt of {PROMPT}, 8 decodes", profile_steps(network, spec, PROMPT, 9))
-        if model.has_peer:
-            self._peer(model, spec, network, alone)
+        together = measure_clients(network, spec) if model.has_peer else 0.0
         del network
         free()
+        if model.has_peer:
+            self._peer(model, spec, alone, together)
 
     def _decode(self, model: Model, spec: ModelSpec, network: HybridForCausalLM) -> float:
         seconds = measure_decode(network, spec, new=self._new)
@@ -323,8 +324,7 @@ class Benchmark:
         bound = prefill_operations(spec, PREFILL) / self._peak
         self._report.add(f"{model.title}, prefill {PREFILL}", f"{PREFILL / seconds:.0f} tokens/s", bound / seconds, 0.5)
 
-    def _peer(self, model: Model, spec: ModelSpec, network: HybridForCausalLM, alone: float) -> None:
-        together = measure_clients(network, spec)
+    def _peer(self, model: Model, spec: ModelSpec, alone: float, together: float) -> None:
         self._report.add(f"{model.title}, {CLIENTS} requests together", f"{together:.0f} tokens/s")
         if find_spec("transformers") is None:
             self._report.add("transformers", "not installed")

@@ -81,7 +81,7 @@ class Checkpoint(models.Model):
 
     @property
     def is_copy(self) -> bool:
-        """Whether its files are a copy in the data directory of what a trainer wrote; see ``runs.keeping``."""
+        """Whether its files are a copy in the data directory of what a trainer wrote; see ``runs.promoted_copies``."""
         return self.source == self.Source.PATH and Path(self.directory).is_relative_to(settings.BLAZR_CHECKPOINTS_DIR)
 
 

@@ -5,7 +5,7 @@
     <data>/blobs/<sha256>                      whole files, read-only
     <data>/blobs/received/                     links of those that no checkpoint has yet (``received_blobs``)
     <data>/checkpoints/<checkpoint id>/<name>  hard links to blobs: what gets served
-    <data>/checkpoints/<checkpoint id>/kept/   copies of a trainer's files; ``lock`` is held by who makes them
+    <data>/checkpoints/<checkpoint id>/copy/   copies of a trainer's files; ``lock`` is held by who makes them
 
 A blob with one link left belongs to no checkpoint and may be removed. Blobs are moved and removed under one file
 lock, so that a sweep in another process can't remove a blob that is about to be linked. Locks are kernel locks: a
@@ -59,21 +59,14 @@ def checkpoint_path(checkpoint_id: uuid.UUID) -> Path:
     return checkpoints_dir() / str(checkpoint_id)
 
 
-def kept_path(checkpoint_id: uuid.UUID) -> Path:
+def copy_path(checkpoint_id: uuid.UUID) -> Path:
     """Return the directory of copies of a checkpoint's files."""
-    return checkpoint_path(checkpoint_id) / "kept"
+    return checkpoint_path(checkpoint_id) / "copy"
 
 
-@contextmanager
-def kept_lock(checkpoint_id: uuid.UUID) -> Iterator[bool]:
+def copy_lock(checkpoint_id: uuid.UUID) -> AbstractContextManager[bool]:
     """Lock the copies of a checkpoint's files; yields False at once if another process or thread holds the lock."""
-    directory = checkpoint_path(checkpoint_id)
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        yield try_lock(descriptor)
-    finally:
-        os.close(descriptor)
+    return _directory_lock(checkpoint_path(checkpoint_id))
 
 
 def copy_files(source: Path, names: Iterable[str], target: Path) -> dict[str, str]:
@@ -184,11 +177,14 @@ def remove_checkpoint_files(checkpoint_id: uuid.UUID | str) -> None:
     prune_blobs()
 
 
-@contextmanager
-def upload_lock(upload_id: uuid.UUID | str) -> Iterator[bool]:
+def upload_lock(upload_id: uuid.UUID | str) -> AbstractContextManager[bool]:
     """Lock an upload or a job for work on it; yields False at once if another process holds the lock."""
-    directory = upload_path(upload_id)
-    directory.mkdir(parents=True, exist_ok=True)
+    return _directory_lock(upload_path(upload_id))
+
+
+@contextmanager
+def _directory_lock(directory: Path) -> Iterator[bool]:
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         yield try_lock(descriptor)

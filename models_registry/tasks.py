@@ -9,14 +9,14 @@ from models_registry.adapters import adapter_states_refresh
 from models_registry.passports import passport_next
 from models_registry.runs.turns import start_turn
 from models_registry.sweep import storage_sweep
-from models_registry.uploads import uploads_finish
+from models_registry.uploads import uploads_recheck
 
 
 @shared_task(name="models_registry.sweep", ignore_result=True)  # type: ignore[untyped-decorator]
 def sweep() -> None:
     """Remove what dead processes left, go on with their checks, start a passport; run by beat every minute."""
     storage_sweep()
-    uploads_finish()
+    uploads_recheck()
     services.checkpoint_states_refresh()
     adapter_states_refresh()
     passport_next()

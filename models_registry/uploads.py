@@ -57,7 +57,7 @@ KEEP_ROWS = timedelta(days=7)
 """How long the row of an ended upload is kept."""
 DISK_RESERVE_BYTES = 256 << 20
 MAX_CHECKS = 3
-"""How often the check of an upload begins: each time but the first after a process died."""
+"""Checks of one upload, the first one included; a further one begins after the process of the last one died."""
 
 
 class UploadCancelled(BlazrError):
@@ -172,7 +172,7 @@ def upload_finish(*, upload_id: uuid.UUID, wait: bool = False, inspect: Inspecto
     return upload_get(upload_id)
 
 
-def uploads_finish() -> int:
+def uploads_recheck() -> int:
     """Check again what a process that died was checking; returns the number of uploads."""
     rows = Upload.objects.filter(state=Upload.State.RECEIVING, num_checks__gt=0).values_list("pk", flat=True)
     for upload_id in rows:
@@ -214,7 +214,7 @@ def upload_get(upload_id: uuid.UUID) -> Upload:
 def uploads_sweep() -> int:
     """End dead uploads and delete old rows; returns the number of ended uploads. Safe beside running uploads.
 
-    Uploads whose checking process died are complete and may be checked again (``uploads_finish``), but not for ever;
+    Uploads whose checking process died are complete and may be checked again (``uploads_recheck``), but not for ever;
     uploads that are being received may be resumed until ``IDLE_LIMIT``.
     """
     now, ended = timezone.now(), 0
@@ -225,15 +225,16 @@ def uploads_sweep() -> int:
     for upload in uploads.filter(state=Upload.State.CHECKING):
         with storage.upload_lock(upload.pk) as held:
             if held:
-                ended += _give_back(upload)
+                ended += _allow_recheck(upload)
     Upload.objects.exclude(state__in=Upload.OPEN).filter(active_at__lt=now - KEEP_ROWS).delete()
     return ended
 
 
-def _give_back(upload: Upload) -> int:
+def _allow_recheck(upload: Upload) -> int:
     """Let an upload whose check died be checked again; returns 1 if it was ended, because that happens too often."""
     if upload.num_checks >= MAX_CHECKS:
-        reason = f"the server stopped {upload.num_checks} times while it checked the files; its log has details"
+        stops = f"the server stopped {upload.num_checks} times while it checked the files"
+        reason = f"{stops}; see its log, then upload them again"
         return _end(upload, Upload.State.REFUSED, reason)
     Upload.objects.filter(pk=upload.pk, state=Upload.State.CHECKING).update(
         state=Upload.State.RECEIVING, stage="the server stopped; the check begins again", active_at=timezone.now()

@@ -15,8 +15,8 @@ from blazr_site.commands.models import stderr
 from inference.errors import InvalidRequest
 from inference.models.readable_rows import readable_rows
 from models_registry.models import RunStep, TrainingRun
-from models_registry.runs.keeping import keep_promoted
 from models_registry.runs.measuring import STEP_MEASUREMENTS, measure_next, next_step
+from models_registry.runs.promoted_copies import copy_promoted
 from models_registry.runs.services import run_create, run_resume, run_update
 from models_registry.runs.watching import LOOK_EVERY_S, NEXT_LOOK, run_look
 from models_registry.span_measurements import MAX_TEXT_BYTES
@@ -61,7 +61,7 @@ def start(arguments: argparse.Namespace) -> TrainingRun:
 def _turn(run_: TrainingRun, printed: Printed, *, measures: bool) -> bool:
     """Look once, start a measurement if none runs, print what is new; returns whether nothing is left to do."""
     run_look(run_)
-    keep_promoted(run_)
+    copy_promoted(run_)
     if measures:
         measure_next(run_)
     steps = readable_rows(run_.steps.all())

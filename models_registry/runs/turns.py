@@ -11,8 +11,8 @@ from django.db import OperationalError, close_old_connections, connection
 from inference.models.readable_rows import readable_rows
 from models_registry.models import TrainingRun
 from models_registry.runs.allowed import is_allowed
-from models_registry.runs.keeping import keep_promoted
 from models_registry.runs.measuring import measure_next
+from models_registry.runs.promoted_copies import copy_promoted
 from models_registry.runs.watching import run_look
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ def take_turn() -> None:
             continue
         try:
             run_look(run)
-            keep_promoted(run)
+            copy_promoted(run)
             measure_next(run)
         except OperationalError:
             raise

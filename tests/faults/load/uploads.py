@@ -198,8 +198,9 @@ def wrong_files(site: LoadSite, place: Path) -> list[str]:
         "select served_model_name, state, directory, file_stamps from models_registry_checkpoint "
         "where source = 'upload'"
     )
+    left = [f"{path.name} is left of the upload" for path in (site.directory / "uploads").rglob("*.part")]
     if [row[:2] for row in rows] != [(NAME, "available")]:
-        return [f"registered: {[row[:2] for row in rows]}"]
+        return [f"registered: {[row[:2] for row in rows]}", *left]
     ((_, _, directory, stamps),) = rows
     problems = []
     for stamp in json.loads(stamps):
@@ -210,5 +211,4 @@ def wrong_files(site: LoadSite, place: Path) -> list[str]:
         stored = Path(directory) / stamp["name"]
         if stamp["sha256"] != wanted.hexdigest() or stored.stat().st_size != (place / stamp["name"]).stat().st_size:
             problems.append(f"{stamp['name']} isn't the client's")
-    left = list((site.directory / "uploads").rglob("*.part"))
-    return problems + [f"{path.name} is left of the upload" for path in left]
+    return problems + left

@@ -95,7 +95,7 @@ def _pass_pieces(
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY_WIDTH: tl.constexpr, WIDTH: tl.constexpr,
     KEY_PADDED: tl.constexpr, TILE: tl.constexpr, PIECE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """All rows of a chunk for some value columns of one head."""
+    """Take the rows of a chunk piece by piece, for some value columns of one head."""
     head = tl.program_id(0)
     keys, columns = tl.arange(0, KEY_PADDED), tl.program_id(1) * TILE + tl.arange(0, TILE)
     in_keys, inside = keys < KEY_WIDTH, columns < WIDTH
@@ -150,7 +150,7 @@ def pass_pieces(
     fresh: bool,
     exact: bool,
 ) -> None:
-    """The rows from ``start`` on, of one sequence.
+    """Compute the outputs of a sequence's rows from ``start`` on, and advance its state.
 
     Args:
         query, key, value, beta, log_decay, pool, num_key_heads, out: As in ``DeltaRows``; decays per head.

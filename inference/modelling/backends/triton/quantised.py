@@ -12,9 +12,9 @@ chooses four bytes of eight by the nibbles of a word (PTX ISA, section "prmt").
 
 One row is multiplied on the ordinary cores: a thread holds a chunk of an output, and its sums stay in float32 to the
 end. It needs few registers, so that enough warps are resident to cover the loads: what a loop loads ahead, the compiler
-moves down to where it is used. 2 to 64 rows, where a value is worth a matrix instruction, are
-multiplied in tiles; their expanded weights are rounded as ``dense`` rounds them. Above that the weight is expanded to a
-matrix once and the library's product used, as arithmetic bounds it then.
+moves down to where it is used. 2 to 64 rows are multiplied in tiles, with matrix instructions; their expanded weights
+are rounded as ``dense`` rounds them. Above that the weight is expanded to a matrix once and the library's product used,
+as arithmetic bounds it then.
 
 Shape letters: M rows, N outputs, K inputs, C chunks of an output, w words.
 

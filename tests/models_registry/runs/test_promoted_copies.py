@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from django.utils import timezone
 
-from models_registry import selectors, storage
+from models_registry import selectors, storage, uploads
 from models_registry.aliases import alias_checkpoint_id, alias_delete, alias_promote
 from models_registry.detection.inspection import Inspection
 from models_registry.models import Checkpoint, Passport, RunStep, TrainingRun
 from models_registry.passport_gaps import passport_gap, passport_identity
-from models_registry.runs.keeping import keep_promoted
+from models_registry.runs.promoted_copies import copy_promoted
 from models_registry.services import checkpoint_delete, checkpoint_files_verify, checkpoint_refresh
 from models_registry.sweep import storage_sweep
 from tests.models_registry.runs.trainers import PREFIX, hugging_face_step, oxidizr_step
@@ -42,11 +42,11 @@ def one(run: TrainingRun, directory: Path, looks: Looks) -> Checkpoint:
 
 
 def test_a_promoted_checkpoint_is_copied_once(run: TrainingRun, directory: Path, one: Checkpoint) -> None:
-    assert [kept.pk for kept in keep_promoted(run)] == [one.pk]
-    assert keep_promoted(run) == []
+    assert [copied.pk for copied in copy_promoted(run)] == [one.pk]
+    assert copy_promoted(run) == []
     one.refresh_from_db()
-    assert one.is_copy and one.path == str(storage.kept_path(one.pk) / f"{PREFIX}_step_1.safetensors")
-    assert Inspection.from_dict(one.inspection).directory == storage.kept_path(one.pk)
+    assert one.is_copy and one.path == str(storage.copy_path(one.pk) / f"{PREFIX}_step_1.safetensors")
+    assert Inspection.from_dict(one.inspection).directory == storage.copy_path(one.pk)
     assert all(stamp["sha256"] for stamp in one.file_stamps)
     for stamp in one.file_stamps:
         assert (directory / stamp["name"]).read_bytes() == (Path(one.directory) / stamp["name"]).read_bytes()
@@ -59,16 +59,16 @@ def test_a_directory_with_shards_is_copied(run: TrainingRun, directory: Path, lo
     place = hugging_face_step(directory, 5, num_shards=2)
     looks(3)
     alias_promote(name="live", checkpoint=registered(run, 5))
-    (kept,) = keep_promoted(run)
-    kept.refresh_from_db()
+    (copied,) = copy_promoted(run)
+    copied.refresh_from_db()
     shutil.rmtree(place)
-    assert kept.path == kept.directory == str(storage.kept_path(kept.pk))
-    checkpoint_files_verify(kept)
-    checkpoint_refresh(checkpoint=kept)
+    assert copied.path == copied.directory == str(storage.copy_path(copied.pk))
+    checkpoint_files_verify(copied)
+    checkpoint_refresh(checkpoint=copied)
 
 
 def test_it_outlives_the_trainers_files(run: TrainingRun, directory: Path, one: Checkpoint, looks: Looks) -> None:
-    keep_promoted(run)
+    copy_promoted(run)
     (directory / f"{PREFIX}_step_1.safetensors").unlink()
     looks(2)
     one.refresh_from_db()
@@ -79,7 +79,7 @@ def test_it_outlives_the_trainers_files(run: TrainingRun, directory: Path, one: 
 def test_what_is_written_over_is_another_checkpoint(
     run: TrainingRun, directory: Path, one: Checkpoint, looks: Looks
 ) -> None:
-    keep_promoted(run)
+    copy_promoted(run)
     oxidizr_step(directory, 1, seed=3)
     looks(3)
     other = registered(run, 1)
@@ -94,7 +94,7 @@ def test_a_passport_holds_on(run: TrainingRun, one: Checkpoint) -> None:
         source=one, source_name="x", state="done", identity=passport_identity(one), active_at=timezone.now()
     )
     assert passport_gap(one) == ""
-    keep_promoted(run)
+    copy_promoted(run)
     one.refresh_from_db()
     assert passport_gap(one) == ""
 
@@ -102,7 +102,7 @@ def test_a_passport_holds_on(run: TrainingRun, one: Checkpoint) -> None:
 def test_only_what_another_alias_means_is_copied(run: TrainingRun, directory: Path, looks: Looks) -> None:
     oxidizr_step(directory, 1)
     looks(3)
-    assert keep_promoted(run) == []
+    assert copy_promoted(run) == []
     assert not registered(run, 1).is_copy
 
 
@@ -110,12 +110,12 @@ def test_a_full_disk_is_said_and_tried_again(
     run: TrainingRun, one: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(storage, "free_bytes", lambda: 1000)
-        assert keep_promoted(run) == []
+        patch.setattr(storage, "free_bytes", lambda: uploads.DISK_RESERVE_BYTES + 1000)
+        assert copy_promoted(run) == []
     reason = run.steps.get().reason
-    assert reason.startswith("promoted, but not copied: its 2.9 MiB don't fit") and "1000 B free" in reason
-    assert not registered(run, 1).is_copy and not storage.kept_path(one.pk).exists()
-    assert len(keep_promoted(run)) == 1
+    assert reason.startswith("promoted, but not copied: its 2.9 MiB don't fit") and "1000 B to give" in reason
+    assert not registered(run, 1).is_copy and not storage.copy_path(one.pk).exists()
+    assert len(copy_promoted(run)) == 1
     assert run.steps.get().reason == ""
 
 
@@ -130,33 +130,33 @@ def test_files_that_change_while_they_are_copied_are_left(
         return digests
 
     monkeypatch.setattr(storage, "copy_files", write_meanwhile)
-    assert keep_promoted(run) == []
+    assert copy_promoted(run) == []
     assert "promoted, but not copied" in run.steps.get().reason
     assert not selectors.checkpoint_get(one.pk).is_copy
 
 
 def test_a_killed_copy_is_made_again(run: TrainingRun, one: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was copied before the row could name it, and half a copy, are replaced."""
-    target = storage.kept_path(one.pk)
+    target = storage.copy_path(one.pk)
     for place in (target, target.with_name("partial")):
         place.mkdir(parents=True)
         (place / "config.json").write_text("half")
     storage_sweep()
-    assert len(keep_promoted(run)) == 1
+    assert len(copy_promoted(run)) == 1
     one.refresh_from_db()
     checkpoint_files_verify(one)
-    assert sorted(path.name for path in target.parent.iterdir()) == ["kept", "lock"]
+    assert sorted(path.name for path in target.parent.iterdir()) == ["copy", "lock"]
 
 
 def test_who_holds_the_lock_copies_alone(run: TrainingRun, one: Checkpoint) -> None:
-    with storage.kept_lock(one.pk) as is_mine:
+    with storage.copy_lock(one.pk) as is_mine:
         assert is_mine
-        assert keep_promoted(run) == []
-    assert len(keep_promoted(run)) == 1
+        assert copy_promoted(run) == []
+    assert len(copy_promoted(run)) == 1
 
 
 def test_a_copy_goes_with_its_checkpoint(run: TrainingRun, directory: Path, one: Checkpoint) -> None:
-    keep_promoted(run)
+    copy_promoted(run)
     one = selectors.checkpoint_get(one.pk)
     storage_sweep()
     assert Path(one.path).exists()

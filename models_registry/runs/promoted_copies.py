@@ -1,6 +1,6 @@
 """Copy the promoted checkpoints of a run, because trainers delete old ones and write files again.
 
-A copy lies in ``<data>/checkpoints/<checkpoint id>/kept``. The checkpoint's row names it as soon as it is whole: from
+A copy lies in ``<data>/checkpoints/<checkpoint id>/copy``. The checkpoint's row names it as soon as it is whole: from
 then on the trainer's files are another checkpoint's, if they change. A watcher may be killed at any moment, and several
 may copy at the same time: what isn't whole is copied again, and only one of them changes the row.
 """
@@ -20,25 +20,26 @@ from models_registry import storage
 from models_registry.models import AliasRevision, Checkpoint, Passport, RunStep, TrainingRun
 from models_registry.passport_gaps import passport_identity
 from models_registry.services import checkpoint_files_verify, file_stamp
+from models_registry.uploads import available_bytes
 
 
-def keep_promoted(run: TrainingRun) -> list[Checkpoint]:
+def copy_promoted(run: TrainingRun) -> list[Checkpoint]:
     """Copy the run's checkpoints that other aliases mean or meant; returns those that were copied.
 
     A checkpoint that can't be copied has the reason at its step, and is tried again at the next call.
     """
-    kept = []
+    copied = []
     for step in _promoted_steps(run):
         assert step.checkpoint is not None
         try:
-            is_kept, reason = _keep(step.checkpoint), ""
+            is_copied, reason = _copy(step.checkpoint), ""
         except (BlazrError, OSError) as error:
-            is_kept, reason = False, f"promoted, but not copied: {error}"
-        if is_kept:
-            kept.append(step.checkpoint)
+            is_copied, reason = False, f"promoted, but not copied: {error}"
+        if is_copied:
+            copied.append(step.checkpoint)
         if reason != step.reason:
             RunStep.objects.filter(pk=step.pk, checkpoint=step.checkpoint).update(reason=reason)
-    return kept
+    return copied
 
 
 def _promoted_steps(run: TrainingRun) -> list[RunStep]:
@@ -51,7 +52,7 @@ def _promoted_steps(run: TrainingRun) -> list[RunStep]:
     return [step for step in steps if step.checkpoint and not step.checkpoint.is_copy]
 
 
-def _keep(checkpoint: Checkpoint) -> bool:
+def _copy(checkpoint: Checkpoint) -> bool:
     """Copy the files and let the row name the copy; False: another watcher copies them, or changed the row.
 
     Raises:
@@ -60,19 +61,20 @@ def _keep(checkpoint: Checkpoint) -> bool:
     """
     checkpoint_files_verify(checkpoint)
     names = [stamp["name"] for stamp in checkpoint.file_stamps if not Path(stamp["name"]).is_absolute()]
-    needed, free = sum(stamp["size_bytes"] for stamp in checkpoint.file_stamps), storage.free_bytes()
+    needed = sum(stamp["size_bytes"] for stamp in checkpoint.file_stamps if stamp["name"] in names)
+    free = max(0, available_bytes())
     if needed > free:
         raise StorageFull(
-            f"its {format_bytes(needed)} don't fit on the server's disk, which has {format_bytes(free)} free; free "
+            f"its {format_bytes(needed)} don't fit on the server's disk, which has {format_bytes(free)} to give; free "
             "some space, or raise the trainer's limit of checkpoints, since its own files are used."
         )
-    with storage.kept_lock(checkpoint.pk) as is_mine:
+    with storage.copy_lock(checkpoint.pk) as is_mine:
         if not is_mine:
             return False
         checkpoint.refresh_from_db()
         if checkpoint.is_copy:
             return False
-        target = storage.kept_path(checkpoint.pk)
+        target = storage.copy_path(checkpoint.pk)
         digests = storage.copy_files(Path(checkpoint.directory), names, target)
         checkpoint_files_verify(checkpoint)  # nobody wrote while they were read
         return _move(checkpoint, target, digests)
