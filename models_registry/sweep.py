@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from django.db.models import Q
+
 from models_registry import storage
 from models_registry.checkpoint_jobs import CheckpointJobs, State
 from models_registry.models import Checkpoint, PullJob, Upload
@@ -42,7 +44,7 @@ def _remove_strays() -> int:
     removed = 0
     places: tuple[tuple[Any, Callable[[str], None], Callable[[list[str]], set[str]]], ...] = (
         (storage.uploads_dir(), storage.remove_upload_files, _running_ids),
-        (storage.checkpoints_dir(), storage.remove_checkpoint_files, _owned_checkpoint_ids),
+        (storage.checkpoints_dir(), _remove_checkpoint_files, _owned_checkpoint_ids),
     )
     for place, remove, spoken_for in places:
         found = [entry.name for entry in place.iterdir()]
@@ -71,6 +73,18 @@ def _running_ids(names: list[str]) -> set[str]:
     return {str(key) for key in keys}
 
 
+def _remove_checkpoint_files(name: str) -> None:
+    """Remove a directory, unless a copy is made in it, or has been meanwhile."""
+    for key in _ids([name]):
+        with storage.copy_lock(key) as is_free:
+            if is_free and not _owned_checkpoint_ids([name]):
+                storage.remove_checkpoint_files(name)
+        return
+    storage.remove_checkpoint_files(name)
+
+
 def _owned_checkpoint_ids(names: list[str]) -> set[str]:
-    keys = Checkpoint.objects.filter(pk__in=_ids(names)).values_list("pk", flat=True)
+    """Return the ids of checkpoints whose files are there, and of jobs that are making some."""
+    is_own = Q(source=Checkpoint.Source.UPLOAD) | Q(directory__startswith=str(storage.checkpoints_dir()))
+    keys = Checkpoint.objects.filter(is_own, pk__in=_ids(names)).values_list("pk", flat=True)
     return {str(key) for key in keys} | _running_ids(names)

@@ -16,10 +16,10 @@ from models_registry.uploads import uploads_recheck
 def sweep() -> None:
     """Remove what dead processes left, go on with their checks, start a passport; run by beat every minute."""
     storage_sweep()
-    uploads_recheck()
     services.checkpoint_states_refresh()
     adapter_states_refresh()
     passport_next()
+    uploads_recheck()
 
 
 @shared_task(name="models_registry.watch_runs", ignore_result=True)  # type: ignore[untyped-decorator]

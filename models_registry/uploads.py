@@ -172,12 +172,25 @@ def upload_finish(*, upload_id: uuid.UUID, wait: bool = False, inspect: Inspecto
     return upload_get(upload_id)
 
 
-def uploads_recheck() -> int:
-    """Check again what a process that died was checking; returns the number of uploads."""
-    rows = Upload.objects.filter(state=Upload.State.RECEIVING, num_checks__gt=0).values_list("pk", flat=True)
-    for upload_id in rows:
-        upload_finish(upload_id=upload_id)
-    return len(rows)
+def uploads_recheck() -> Upload | None:
+    """Check again what a process that died was checking: one upload at a time, since one may have been why it died.
+
+    Returns:
+        The upload; None: there is none, or another one is being checked again.
+    """
+    again = Upload.objects.defer("overrides").filter(num_checks__gt=0)
+    if again.filter(state=Upload.State.CHECKING, num_checks__gt=1).exists():
+        return None
+    row = again.filter(state=Upload.State.RECEIVING).order_by("num_checks", "active_at").first()
+    if row is None:
+        return None
+    try:
+        return upload_finish(upload_id=row.pk)
+    except NotFound:
+        _end(row, Upload.State.REFUSED, "its row is damaged; upload the files again")
+    except Conflict as error:  # cancelled meanwhile
+        logger.info("upload %s isn't checked again: %s", row.pk, error.message)
+    return None
 
 
 def upload_cancel(*, upload_id: uuid.UUID) -> Upload:

@@ -75,9 +75,15 @@ def _copy(checkpoint: Checkpoint) -> bool:
         if checkpoint.is_copy:
             return False
         target = storage.copy_path(checkpoint.pk)
-        digests = storage.copy_files(Path(checkpoint.directory), names, target)
-        checkpoint_files_verify(checkpoint)  # nobody wrote while they were read
-        return _move(checkpoint, target, digests)
+        is_moved = False
+        try:
+            digests = storage.copy_files(Path(checkpoint.directory), names, target)
+            checkpoint_files_verify(checkpoint)  # nobody wrote while they were read
+            is_moved = _move(checkpoint, target, digests)
+        finally:
+            if not is_moved:
+                storage.remove_checkpoint_files(checkpoint.pk)
+        return is_moved
 
 
 def _move(checkpoint: Checkpoint, directory: Path, sha256: Mapping[str, str]) -> bool:

@@ -36,22 +36,25 @@ def start_turn() -> bool:
 
 
 def take_turn() -> None:
-    """Look at each directory that the settings allow, then start a measurement if there is one to do.
+    """Look at each directory that the settings allow, copy what was promoted, then start a measurement.
 
     Runs that only ``blazr watch`` may look at are left alone, and so are their checkpoints' measurements: until one of
     them is allowed, nothing of it is read here.
     """
-    for run in readable_rows(TrainingRun.objects.exclude(state=TrainingRun.State.STOPPED).order_by("created_at")):
-        if not is_allowed(Path(run.directory)):
-            continue
-        try:
-            run_look(run)
-            copy_promoted(run)
-            measure_next(run)
-        except OperationalError:
-            raise
-        except Exception:  # one run must not keep the others from being watched
-            logger.exception("the look at the training run %s failed", run.name)
+    runs = [
+        run
+        for run in readable_rows(TrainingRun.objects.exclude(state=TrainingRun.State.STOPPED).order_by("created_at"))
+        if is_allowed(Path(run.directory))
+    ]
+    # A copy may take minutes, in which other trainers delete what isn't registered: all looks come first.
+    for act in (run_look, copy_promoted, measure_next):
+        for run in runs:
+            try:
+                act(run)
+            except OperationalError:
+                raise
+            except Exception:  # one run must not keep the others from being watched
+                logger.exception("the look at the training run %s failed", run.name)
 
 
 def _run_turn() -> None:

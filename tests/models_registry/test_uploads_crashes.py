@@ -85,16 +85,30 @@ def test_a_dead_check_goes_on_without_a_sweep(hybrid: Path) -> None:
     assert uploads.upload_finish(upload_id=upload.pk, wait=True).state == "done"  # a reply that was lost
 
 
-def test_complete_uploads_of_dead_processes_are_finished(hybrid: Path, monkeypatch) -> None:
-    whole, never, open_one = begin(hybrid, name="whole"), begin(hybrid, name="never"), begin(hybrid, name="open")
-    for upload in (whole, never):
+def test_uploads_of_dead_processes_are_checked_one_at_a_time(hybrid: Path, monkeypatch) -> None:
+    first, second, never = (begin(hybrid, name=name) for name in ("first", "second", "never"))
+    for upload in (first, second, never):
         send(upload, hybrid)
-    Upload.objects.filter(pk=whole.pk).update(num_checks=1)
+    Upload.objects.filter(pk__in=(first.pk, second.pk)).update(num_checks=1)
+    Upload.objects.filter(pk=second.pk).update(num_checks=2)  # perhaps the one that ends processes
     finish = uploads.upload_finish
     monkeypatch.setattr(uploads, "upload_finish", lambda upload_id: finish(upload_id=upload_id, wait=True))
-    assert uploads.uploads_recheck() == 1
-    states = [uploads.upload_get(upload.pk).state for upload in (whole, never, open_one)]
-    assert states == ["done", "receiving", "receiving"]
+    assert uploads.uploads_recheck().pk == first.pk
+    Upload.objects.filter(pk=never.pk).update(state="checking", num_checks=2)
+    assert uploads.uploads_recheck() is None
+    Upload.objects.filter(pk=never.pk).update(state="receiving", num_checks=0)
+    assert uploads.uploads_recheck().pk == second.pk
+    assert uploads.uploads_recheck() is None
+    assert [uploads.upload_get(upload.pk).state for upload in (first, second, never)] == ["done", "done", "receiving"]
+
+
+def test_a_damaged_upload_stops_no_sweep(hybrid: Path, storage_dirs: Path) -> None:
+    upload = begin(hybrid)
+    send(upload, hybrid)
+    Upload.objects.filter(pk=upload.pk).update(overrides=[], num_checks=1)
+    assert uploads.uploads_recheck() is None
+    assert Upload.objects.defer("overrides").get().state == "refused"
+    assert left_behind(storage_dirs) == []
 
 
 def test_the_sweep_leaves_living_checks_alone(hybrid: Path) -> None:

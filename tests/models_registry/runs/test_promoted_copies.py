@@ -133,6 +133,7 @@ def test_files_that_change_while_they_are_copied_are_left(
     assert copy_promoted(run) == []
     assert "promoted, but not copied" in run.steps.get().reason
     assert not selectors.checkpoint_get(one.pk).is_copy
+    assert not storage.checkpoint_path(one.pk).exists()
 
 
 def test_a_killed_copy_is_made_again(run: TrainingRun, one: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +147,17 @@ def test_a_killed_copy_is_made_again(run: TrainingRun, one: Checkpoint, monkeypa
     one.refresh_from_db()
     checkpoint_files_verify(one)
     assert sorted(path.name for path in target.parent.iterdir()) == ["copy", "lock"]
+
+
+def test_what_a_killed_copy_left_is_swept(run: TrainingRun, one: Checkpoint) -> None:
+    """The trainer may have deleted the files since, so that nobody copies again; a copy under way is left alone."""
+    partial = storage.copy_path(one.pk).with_name("partial")
+    partial.mkdir(parents=True)
+    with storage.copy_lock(one.pk):
+        storage_sweep()
+        assert partial.exists()
+    storage_sweep()
+    assert not storage.checkpoint_path(one.pk).exists()
 
 
 def test_who_holds_the_lock_copies_alone(run: TrainingRun, one: Checkpoint) -> None:
