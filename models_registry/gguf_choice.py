@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import PurePosixPath
 
 from inference.errors import MissingTensor, NotFound
@@ -16,6 +17,7 @@ from models_registry.hub_reference import HubReference, is_gguf, is_plain_file
 
 MAX_PARTS = 4096
 _SHOWN = 20
+_SHOWN_MISSING = 3
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf\Z", re.IGNORECASE)
 _TAG = re.compile(
     r"(?:^|[-._ ])(?P<tag>(?:UD-)?(?:I?Q\d+(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP4(?:_[A-Z]+)*|NVFP4|BF16|F16|FP16|F32|FP32))"
@@ -39,12 +41,14 @@ class GgufModel:
         tag: The quantisation in its name, in capitals; empty: there is none.
         files: Paths in the repository, in the order of the parts.
         size_bytes: Of all files.
-        missing: Names of parts that the repository lacks.
+        num_missing: Parts that the repository lacks.
+        missing: Names of the first of them.
     """
 
     tag: str
     files: tuple[str, ...]
     size_bytes: int
+    num_missing: int = 0
     missing: tuple[str, ...] = ()
 
     @property
@@ -79,7 +83,7 @@ def files_beside_models(names: Sequence[str]) -> list[str]:
 def usual_model(models: Sequence[GgufModel]) -> GgufModel:
     """Return the model that is taken where nothing says which."""
     order = {tag: number for number, tag in enumerate(_PREFERRED)}
-    return min(models, key=lambda model: (bool(model.missing), order.get(model.tag, len(order)), model.name))
+    return min(models, key=lambda model: (bool(model.num_missing), order.get(model.tag, len(order)), model.name))
 
 
 def choose_model(reference: HubReference, models: Sequence[GgufModel]) -> GgufModel:
@@ -100,10 +104,10 @@ def choose_model(reference: HubReference, models: Sequence[GgufModel]) -> GgufMo
             f"{_shown(found or models, by_name=bool(found) or reference.names_file)}.",
             param="model",
         )
-    if found[0].missing:
+    if found[0].num_missing:
         raise MissingTensor(
-            f"{reference.repo_id} lacks {len(found[0].missing)} of the parts of {found[0].name}: "
-            f"{', '.join(found[0].missing[:3])}; choose another file.",
+            f"{reference.repo_id} lacks {found[0].num_missing} of the parts of {found[0].name}: "
+            f"{', '.join(found[0].missing)}; choose another file.",
             param=found[0].missing[0],
         )
     return found[0]
@@ -132,13 +136,11 @@ def _is_model(name: str) -> bool:
 
 
 def _joined(stem: str, total: str, found: Mapping[int, str], sizes: Mapping[str, int]) -> GgufModel:
-    missing = tuple(
-        f"{PurePosixPath(stem).name}-{number:05d}-of-{total}.gguf"
-        for number in range(1, int(total) + 1)
-        if number not in found
-    )
+    base, count = PurePosixPath(stem).name, int(total)
+    absent = (number for number in range(1, count + 1) if number not in found)
+    missing = tuple(f"{base}-{number:05d}-of-{total}.gguf" for number in islice(absent, _SHOWN_MISSING))
     files = tuple(found[number] for number in sorted(found))
-    return GgufModel(_tag(files[0]), files, sum(sizes[name] for name in files), missing)
+    return GgufModel(_tag(files[0]), files, sum(sizes[name] for name in files), count - len(found), missing)
 
 
 def _tag(name: str) -> str:

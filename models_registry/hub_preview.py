@@ -25,6 +25,8 @@ from models_registry.hub_headers import inspect_headers
 from models_registry.hub_reference import HubReference
 
 MAX_FOUND = 100
+MAX_OPTIONS = 200
+"""Most GGUF files that a preview lists; a repository may have any number."""
 MAX_CONFIG_BYTES = 1 << 20
 _DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1}
 _QUANT_BYTES = {"int8": 1.07, "int4": 0.57}
@@ -56,7 +58,7 @@ class GgufOption:
         reference: What names it: ``ORG/NAME:TAG``, or with a file's path.
         tag: The quantisation in its name; empty: there is none.
         files: Its parts.
-        missing: Names of parts that the repository lacks.
+        num_missing: Parts that the repository lacks.
         is_chosen: Whether this pull would take it.
     """
 
@@ -64,7 +66,7 @@ class GgufOption:
     tag: str
     files: tuple[str, ...]
     size_bytes: int
-    missing: tuple[str, ...]
+    num_missing: int
     is_chosen: bool
 
 
@@ -87,7 +89,7 @@ class PullPreview:
         quantised_bytes: The same if they are quantised while loading, about.
         format: ``safetensors`` or ``GGUF``; empty: there are no weights that are read.
         choice: Says that one of several GGUF files is taken; empty: there is no choice, or it was made.
-        options: All GGUF models of the repository, the smallest first.
+        options: The GGUF models of the repository, the smallest first; ``MAX_OPTIONS`` of them and the chosen one.
         left_aside: GGUF files that are no models: projectors of images, importance matrices.
         warnings: What the header shows that an operator should know.
     """
@@ -191,8 +193,8 @@ def hub_preview(
         quantised_bytes=seen.quantised_bytes,
         format="GGUF" if chosen.is_gguf else "safetensors" if chosen.names else "",
         choice=chosen.sentence,
-        options=tuple(_option(repo_id, model, models, chosen) for model in models),
-        left_aside=tuple(files_beside_models(list(sizes))),
+        options=tuple(_option(repo_id, model, models, chosen) for model in _listed(models, chosen)),
+        left_aside=tuple(files_beside_models(list(sizes))[:MAX_OPTIONS]),
         warnings=seen.warnings,
     )
 
@@ -209,10 +211,14 @@ def _chosen(reference: HubReference, sizes: Mapping[str, int]) -> tuple[ChosenFi
         return ChosenFiles((), is_gguf=False), error.message
 
 
+def _listed(models: Sequence[GgufModel], chosen: ChosenFiles) -> list[GgufModel]:
+    return [*models[:MAX_OPTIONS], *(model for model in models[MAX_OPTIONS:] if model.files == chosen.names)]
+
+
 def _option(repo_id: str, model: GgufModel, models: Sequence[GgufModel], chosen: ChosenFiles) -> GgufOption:
     reference = str(reference_of(repo_id, model, models))
     return GgufOption(
-        reference, model.tag, model.files, model.size_bytes, model.missing, is_chosen=model.files == chosen.names
+        reference, model.tag, model.files, model.size_bytes, model.num_missing, is_chosen=model.files == chosen.names
     )
 
 

@@ -24,6 +24,8 @@ STOP_S = 20.0
 """Seconds from SIGTERM to SIGKILL; the child removes unfinished files meanwhile."""
 _ROOT = Path(__file__).resolve().parents[1]
 _READ_BYTES = 1 << 16
+MAX_LINE_BYTES = 16 << 20
+"""Most of a message, which may hold what a stranger's repository lists."""
 
 
 class JobProcess:
@@ -61,10 +63,10 @@ class JobProcess:
         """Yield the child's messages until its end, and an empty one after ``every_s`` seconds without any.
 
         Raises:
-            EngineError: The child ended with another status than 0.
+            EngineError: The child ended with another status than 0, or wrote more than ``MAX_LINE_BYTES`` in a line.
         """
         assert self._process.stdout is not None
-        descriptor, rest = self._process.stdout.fileno(), b""
+        descriptor, rest = self._process.stdout.fileno(), bytearray()
         with selectors.DefaultSelector() as selector:
             selector.register(descriptor, selectors.EVENT_READ)
             while True:
@@ -74,9 +76,13 @@ class JobProcess:
                 piece = os.read(descriptor, _READ_BYTES)
                 if not piece:
                     break
-                *lines, rest = (rest + piece).split(b"\n")
-                for line in lines:
-                    yield json.loads(line)
+                rest += piece
+                if b"\n" in piece:
+                    *lines, rest = rest.split(b"\n")
+                    for line in lines:
+                        yield json.loads(line)
+                if len(rest) > MAX_LINE_BYTES:
+                    raise EngineError(f"the job's process wrote a line of more than {MAX_LINE_BYTES >> 20} MiB.")
         self._check_status(self._process.wait())
 
     def stop(self) -> None:

@@ -116,7 +116,7 @@ def _print_options(console: Console, found: PullPreview) -> None:
     if len(found.options) > 1:
         listed = table("name", "type", "size", "", right=("size",), title="GGUF models")
         for option in found.options:
-            gap = f"lacks {len(option.missing)} of its parts" if option.missing else ""
+            gap = f"lacks {option.num_missing} of its parts" if option.num_missing else ""
             remark = "chosen" if option.is_chosen else gap
             kind = option.tag or "not in its name"
             listed.add_row(Text(printable(option.reference)), kind, format_bytes(option.size_bytes), remark)

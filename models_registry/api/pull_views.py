@@ -60,7 +60,7 @@ class GgufOptionSerializer(serializers.Serializer[Any]):
     tag = serializers.CharField(help_text="The quantisation in its name; empty: there is none.")
     files = serializers.ListField(child=serializers.CharField(), help_text="Its parts.")
     size_bytes = serializers.IntegerField()
-    missing = serializers.ListField(child=serializers.CharField(), help_text="Parts that the repository lacks.")
+    num_missing = serializers.IntegerField(help_text="Parts that the repository lacks.")
     is_chosen = serializers.BooleanField(help_text="Whether this pull would take it.")
 
 

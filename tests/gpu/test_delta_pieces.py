@@ -55,3 +55,13 @@ def test_pieces_of_rows_that_are_alike(device):
     case.beta.fill_(1.0)
     case.log_decay.zero_()
     in_pieces(case, device, length=70, fresh=False)
+
+
+def test_a_decay_that_is_no_number_shows(device):
+    """The rows behind it are no numbers either, so that the request fails instead of going on with another text."""
+    case = DeltaCase(72, DELTA_SHAPES[0], by_channel=False)
+    case.log_decay[20] = torch.nan
+    _, heads, key_width, width = case.shape
+    rows = case.moved(device, torch.randn(3, heads, key_width, width).to(device), exact=True)
+    rows.prefill(PrefillChunk(1, 71, 9, 0, 2))
+    assert bool(rows.out[20:71].isnan().all())

@@ -100,3 +100,11 @@ def test_a_choice_that_was_left_open_is_said() -> None:
     assert words.startswith("a/b has 6 GGUF models; Tiny-1B-Q4_K_M.gguf is taken. For another one name a/b:TAG; there")
     assert sentence_of_choice(HubReference.parse("a/b:Q4_K_M"), chosen, MODELS) == ""
     assert sentence_of_choice(reference, chosen, [chosen]) == ""
+
+
+def test_many_models_with_missing_parts_cost_little() -> None:
+    """A repository may name any files: nothing grows with the parts that aren't there."""
+    sizes = {f"m{number}-00001-of-04096.gguf": 100 for number in range(5000)}
+    models = gguf_models(sizes)
+    assert len(models) == 5000
+    assert {(model.num_missing, len(model.missing)) for model in models} == {(4095, 3)}

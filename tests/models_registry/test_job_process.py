@@ -63,6 +63,7 @@ def test_many_open_descriptors_do_no_harm(child_script: Install) -> None:
     [
         ("sys.exit(3)", "exit status 3"), ("os.kill(os.getpid(), 9)", "want of memory"),
         ("os.kill(os.getpid(), 11)", "exit status -11"),
+        ("print('x' * 17_000_000, end='')", "a line of more than 16 MiB"),
     ],
 )  # fmt: skip
 def test_a_child_that_breaks_is_our_error(script: str, reason: str, child_script: Install) -> None:

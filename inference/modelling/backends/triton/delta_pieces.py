@@ -35,7 +35,8 @@ _LEAST_LOG_DECAY = tl.constexpr(LEAST_LOG_DECAY)
 def _log_decays(decay_ptr, rows, real, head, HEADS: tl.constexpr):
     """The log decays of a piece, in float64: sums of strong ones would cost later, small differences their digits."""
     decay = tl.load(decay_ptr + rows * HEADS + head, mask=real, other=0.0)
-    return tl.maximum(decay, _LEAST_LOG_DECAY).to(tl.float64)
+    decay = tl.where(decay < _LEAST_LOG_DECAY, _LEAST_LOG_DECAY, decay)  # unlike the maximum this passes NaN on
+    return decay.to(tl.float64)
 
 
 @triton.jit(do_not_specialize=["start", "length"])
