@@ -20,8 +20,8 @@ MAX_CHARS = 100
 """Of an expression."""
 MIN_INTERVAL_MIN = 5
 """Fewest minutes between two times of an expression."""
-MAX_YEARS = 9
-"""A time that doesn't come within so many years never comes: 29 February comes every eight years at least."""
+MAX_YEARS = 41
+"""Longest search for a day: 29 February falls on one weekday every 28 years, every 40 over the year 2100."""
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 _MINUTE = timedelta(minutes=1)
@@ -89,8 +89,8 @@ class Cron:
     Attributes:
         text: The expression, with single spaces.
         minutes, hours, days, months, weekdays: The numbers of each field in order; weekdays from 0, a Sunday, to 6.
-        is_either_day: A day has to be one of ``days`` or of ``weekdays``; else of both. So has cron(5) it: the former
-            if neither field begins with an asterisk.
+        is_either_day: A day has to be one of ``days`` or of ``weekdays``; else of both. True if neither field begins
+            with an asterisk, as in cron(5).
     """
 
     text: str
@@ -109,19 +109,16 @@ class Cron:
         return is_day or is_weekday if self.is_either_day else is_day and is_weekday
 
 
-def cron_parse(text: str) -> Cron:
+def cron_parse(text: str, *, min_interval_min: int = MIN_INTERVAL_MIN) -> Cron:
     """Parse an expression.
 
+    Args:
+        min_interval_min: Fewest minutes between two of its times; 0 for stored expressions, which may be older than the
+            limit.
+
     Raises:
-        InvalidRequest: It is malformed, matches no time, or has times less than ``MIN_INTERVAL_MIN`` minutes apart.
+        InvalidRequest: It is malformed, matches no time, or has times that are closer together.
     """
-    cron = cron_read(text)
-    _check_interval(cron)
-    return cron
-
-
-def cron_read(text: str) -> Cron:
-    """``cron_parse`` without the limit of the interval, for expressions that were accepted before there was one."""
     fields = text.lower().split()
     if len(fields) != len(_FIELDS) or len(text) > MAX_CHARS:
         raise InvalidRequest(f"cron is {text[:60]!r}; it must have {_EXAMPLE}.", param="cron")
@@ -141,22 +138,25 @@ def cron_read(text: str) -> Cron:
     minutes, hours, days, months, weekdays = found
     cron = Cron(" ".join(fields), minutes, hours, days, months, weekdays, is_either_day)
     if next(_days(cron, date(2000, 1, 1)), None) is None:
-        raise InvalidRequest(f"cron is {text[:60]!r}, which names a day that no month has; change it.", param="cron")
+        raise InvalidRequest(
+            f"cron is {text[:60]!r}, whose day and month never come together; change one of them.", param="cron"
+        )
+    _check_interval(cron, min_interval_min)
     return cron
 
 
-def _check_interval(cron: Cron) -> None:
+def _check_interval(cron: Cron, min_interval_min: int) -> None:
     times = [hour * 60 + minute for hour in cron.hours for minute in cron.minutes]
     pairs = [(later - earlier, earlier, later) for earlier, later in itertools.pairwise(times)]
     day = 24 * 60
     over_midnight = (times[0] + day - times[-1], times[-1], times[0])
-    if over_midnight[0] < MIN_INTERVAL_MIN and _has_neighbours(cron):
+    if over_midnight[0] < min_interval_min and _has_neighbours(cron):
         pairs.append(over_midnight)
     minutes, earlier, later = min(pairs, default=(day, 0, 0))
-    if minutes < MIN_INTERVAL_MIN:
+    if minutes < min_interval_min:
         raise InvalidRequest(
             f"cron is {cron.text!r}, with {_clock(earlier)} and {_clock(later)} {minutes} min apart; at least "
-            f"{MIN_INTERVAL_MIN} minutes must lie between two times. Use a longer step, such as */{MIN_INTERVAL_MIN}.",
+            f"{min_interval_min} minutes must lie between two times. Use a longer step, such as */{min_interval_min}.",
             param="cron",
         )
 

@@ -17,7 +17,7 @@ from inference.errors import InvalidRequest
 from inference.files.services import expiry_seconds, file_hold
 from inference.models import Schedule, ScheduleAction
 from inference.models.readable_rows import DamagedRow, json_value
-from inference.schedules.cron import Cron, cron_parse, cron_read, zone_of
+from inference.schedules.cron import Cron, cron_parse, zone_of
 from models_registry.selectors import checkpoint_get_by_name
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def times_of(row: Schedule) -> tuple[Cron, ZoneInfo]:
     Raises:
         InvalidRequest: What is stored isn't understood.
     """
-    return cron_read(row.cron), zone_of(row.time_zone)
+    return cron_parse(row.cron, min_interval_min=0), zone_of(row.time_zone)
 
 
 def name_set(row: Schedule, values: Mapping[str, Any]) -> None:

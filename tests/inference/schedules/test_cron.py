@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from inference.errors import InvalidRequest
-from inference.schedules.cron import cron_parse, cron_read, next_time, next_times, zone_names, zone_of
+from inference.schedules.cron import cron_parse, next_time, next_times, zone_names, zone_of
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)  # a Sunday
 ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Beirut", "America/Havana")
@@ -44,14 +44,22 @@ def test_expressions_that_name_no_time_are_refused(text):
     assert caught.value.param == "cron" and "cron is" in caught.value.message
 
 
-@pytest.mark.parametrize("text", ["* * * * *", "*/4 * * * *", "0,3 2 * * *", "58 23 * * *|0 0 * * *", "0,58 * * * *"])
+@pytest.mark.parametrize("text", ["* * * * *", "*/4 * * * *", "0,3 2 * * *", "0,58 * * * *"])
 def test_times_less_than_five_minutes_apart_are_refused(text):
-    if "|" in text:  # 23:58 and 00:00 are neighbours on days in a row only
-        assert cron_parse("0,58 0,23 1 * *")
-        text = "0,58 0,23 * * *"
     with pytest.raises(InvalidRequest, match="at least 5 minutes"):
         cron_parse(text)
-    assert cron_read(text)  # what was stored before the limit
+    assert cron_parse(text, min_interval_min=0)  # what was stored before the limit
+
+
+def test_neighbouring_days_count_for_the_interval():
+    assert cron_parse("0,58 0,23 1 * *")
+    with pytest.raises(InvalidRequest, match="23:58 and 00:00 2 min apart"):
+        cron_parse("0,58 0,23 * * *")
+
+
+def test_29_february_on_a_sunday_comes_after_28_years_or_40():
+    found = next_times(cron_parse("0 0 29 2 */7"), ZoneInfo("UTC"), NOON, 4)
+    assert [moment.year for moment in found] == [2032, 2060, 2088, 2128]
 
 
 def test_zones_have_the_names_of_the_database():
@@ -136,10 +144,11 @@ def _reference(text: str, zone: ZoneInfo, after: datetime, hours: int) -> list[d
 @example("*/30 * * * *", "Europe/Berlin", datetime(2026, 10, 24), 1380)
 @example("15,45 0-3 * * *", "Australia/Lord_Howe", datetime(2026, 10, 3), 700)
 @example("0 0 * * *", "Asia/Beirut", datetime(2026, 3, 28), 600)
+@example("0 0 29 2 */7", "UTC", datetime(2026, 7, 1), 0)
 def test_times_are_those_of_a_search_through_all_minutes(text, name, day, minute):
     try:
-        cron = cron_read(text)
-    except InvalidRequest:  # a day that no month has
+        cron = cron_parse(text, min_interval_min=0)
+    except InvalidRequest:  # a day that its months don't have
         return
     zone = ZoneInfo(name)
     after = day.replace(tzinfo=UTC) + timedelta(minutes=minute)
