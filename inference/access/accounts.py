@@ -40,7 +40,12 @@ def principal_of_staff(user: Any) -> Principal:
 
 
 def can_load(principal: Principal) -> bool:
-    """Whether the caller of a session may load and unload models on their pages. Reads the database."""
+    """Whether the caller is an account that may load and unload models on their pages; a key isn't one.
+
+    Reads the database.
+    """
+    if principal.kind != "user":
+        return False
     user = get_user_model().objects.filter(pk=int(principal.tenant.partition(":")[2])).first()
     return user is not None and user.has_perm("models_registry.load_checkpoint")
 

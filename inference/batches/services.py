@@ -14,6 +14,7 @@ import itertools
 import re
 import secrets
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -94,15 +95,39 @@ def _batch_of_key(request_key: RequestKey, tenant: str) -> Batch | None:
     return row
 
 
-def _new_batch(
-    values: Mapping[str, Any], principal: Principal, schedule_id: str, request_key: RequestKey | None
-) -> Batch:
-    """Return the row of a batch that has passed all checks, not stored yet."""
+@dataclass(frozen=True, slots=True)
+class CheckedMembers:
+    """What the members of a batch mean.
+
+    Attributes:
+        file: The input.
+        window_s: The completion window, in seconds.
+        output_expires_s: When the files of answers expire, in seconds after they are made; None: the server's default.
+        webhook_url, webhook_secret: Empty without a webhook; the secret is drawn where none was given.
+    """
+
+    file: StoredFile
+    window_s: int
+    output_expires_s: int | None
+    webhook_url: str
+    webhook_secret: str
+
+
+def batch_members_check(values: Mapping[str, Any], principal: Principal) -> CheckedMembers:
+    """Check the members of ``POST /v1/batches``, as far as that doesn't depend on the moment.
+
+    Args:
+        values: As for ``batch_create``.
+
+    Raises:
+        InvalidRequest: A member is wrong.
+        NotFound: The file doesn't exist.
+        PermissionRefused: The caller may not set this priority.
+    """
     principal.check_options(priority=values.get("priority", 0), keep_alive_s=None)
     window_s = window_seconds(values["completion_window"])
-    metadata = values.get("metadata")
-    if metadata is not None:
-        check_metadata(metadata)
+    if values.get("metadata") is not None:
+        check_metadata(values["metadata"])
     output_expires_s = expiry_seconds(values.get("output_expires_after"), param="output_expires_after")
     url, secret = webhooks.checked(values.get("webhook"))
     file = file_get(file_id=values["input_file_id"], principal=principal, param="input_file_id")
@@ -111,6 +136,15 @@ def _new_batch(
             f"The file {file.file_id} has the purpose {file.purpose!r}; upload it with the purpose 'batch'.",
             param="input_file_id",
         )
+    return CheckedMembers(file, window_s, output_expires_s, url, secret)
+
+
+def _new_batch(
+    values: Mapping[str, Any], principal: Principal, schedule_id: str, request_key: RequestKey | None
+) -> Batch:
+    """Return the row of a batch that has passed all checks, not stored yet."""
+    checked = batch_members_check(values, principal)
+    file, metadata = checked.file, values.get("metadata")
     open_batches = Batch.objects.filter(tenant=principal.tenant, ended_at=None).count()
     if open_batches >= MAX_OPEN:
         raise QueueFull(
@@ -130,14 +164,14 @@ def _new_batch(
         completion_window=values["completion_window"],
         metadata="" if metadata is None else orjson.dumps(metadata).decode(),
         priority=values.get("priority", 0),
-        output_expires_s=output_expires_s,
-        webhook_url=url,
-        webhook_secret=secret,
+        output_expires_s=checked.output_expires_s,
+        webhook_url=checked.webhook_url,
+        webhook_secret=checked.webhook_secret,
         schedule_id=schedule_id,
         request_key=None if request_key is None else request_key.name,
         request_digest="" if request_key is None else request_key.digest,
         created_at=now,
-        expires_at=now + timedelta(seconds=window_s),
+        expires_at=now + timedelta(seconds=checked.window_s),
     )
 
 

@@ -142,38 +142,22 @@ def file_store_row(
     )
 
 
-def file_keep(*, file_id: str, principal: Principal) -> None:
+def file_expiry_renew(*, file_id: str, principal: Principal) -> None:
     """Let a file expire as late as one that is uploaded now without an expiry; never while a schedule needs it.
 
     Raises:
         NotFound: There is no such file, or it belongs to another tenant.
     """
-    _expire_as_new(file_get(file_id=file_id, principal=principal).file_id)
+    file_release(file_id=file_get(file_id=file_id, principal=principal).file_id)
 
 
-def file_hold(*, file_id: str, purpose: str, principal: Principal) -> StoredFile:
-    """Return a file that a schedule needs, and let it never expire; call it in the transaction that stores the need.
-
-    Raises:
-        NotFound: There is no such file, or it belongs to another tenant.
-        InvalidRequest: It has another purpose.
-    """
-    row = file_get(file_id=file_id, principal=principal, param="input_file_id")
-    if row.purpose != purpose:
-        raise InvalidRequest(
-            f"The file {row.file_id} has the purpose {row.purpose!r}; upload it with the purpose {purpose!r}.",
-            param="input_file_id",
-        )
+def file_hold(row: StoredFile) -> None:
+    """Let a file that a schedule needs never expire; call it in the transaction that stores the need."""
     StoredFile.objects.filter(pk=row.pk).update(expires_at=None)
-    return row
 
 
 def file_release(*, file_id: str) -> None:
     """Let a file that no schedule needs any more expire as late as one that is uploaded now without an expiry."""
-    _expire_as_new(file_id)
-
-
-def _expire_as_new(file_id: str) -> None:
     if file_id and not Schedule.objects.filter(input_file_id=file_id).exists():
         StoredFile.objects.filter(file_id=file_id).update(expires_at=_expires_at(timezone.now(), None))
 

@@ -29,7 +29,7 @@ from inference.batches.retries import RETRY_OF, failed_lines_retry, retries_of
 from inference.batches.services import batch_create, batch_get, batch_object
 from inference.dialects.openai.sampling_fields import MAX_PRIORITY
 from inference.errors import InvalidRequest
-from inference.files.services import file_delete, file_keep, files_of
+from inference.files.services import file_delete, file_expiry_renew, files_of
 from inference.models import Batch, BatchState, LineState
 from inference.models.readable_rows import DamagedRow, json_value
 from inference.pages.batch_lines import (
@@ -179,7 +179,7 @@ class BatchQueue(StaffAction):
         key = RequestKey(f"queue-{file_id[:40]}", "")
         with transaction.atomic():  # a batch whose process dies keeps its input, or isn't made
             row = batch_create(values=values, principal=principal, request_key=key)
-            file_keep(file_id=file_id, principal=principal)
+            file_expiry_renew(file_id=file_id, principal=principal)
         return reverse("batch", args=[row.batch_id])
 
 

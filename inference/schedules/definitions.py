@@ -10,11 +10,9 @@ from zoneinfo import ZoneInfo
 import orjson
 
 from inference.access.accounts import can_load
-from inference.batches import webhooks
-from inference.batches.line_requests import check_metadata
-from inference.batches.services import window_seconds
+from inference.batches.services import batch_members_check
 from inference.errors import InvalidRequest
-from inference.files.services import expiry_seconds, file_hold
+from inference.files.services import file_hold
 from inference.models import Schedule, ScheduleAction
 from inference.models.readable_rows import DamagedRow, json_value
 from inference.schedules.cron import Cron, cron_parse, zone_of
@@ -98,22 +96,19 @@ def check_order_allowed(principal: Principal, action: str, model: str) -> None:
         PermissionRefused: A scope or a permission is missing, or the key isn't for this model.
     """
     principal.check_model(model)
-    if principal.kind != "user" or not can_load(principal):
+    if not can_load(principal):
         principal.check_scope("POST", f"/v1/models/{quote(model, safe='')}/{action}")
 
 
 def _batch_set(row: Schedule, batch: Mapping[str, Any], principal: Principal) -> None:
     principal.check_scope("POST", "/v1/batches")
-    principal.check_options(priority=batch.get("priority", 0), keep_alive_s=None)
-    window_seconds(batch["completion_window"])
-    check_metadata(batch.get("metadata") or {})
-    expiry_seconds(batch.get("output_expires_after"), param="output_expires_after")
+    checked = batch_members_check(batch, principal)
     request = {name: value for name, value in batch.items() if name != "input_file_id"}
-    url, secret = webhooks.checked(request.get("webhook"))
-    if url:
-        request["webhook"] = {"url": url, "secret": secret}
+    if checked.webhook_url:
+        request["webhook"] = {"url": checked.webhook_url, "secret": checked.webhook_secret}
+    file_hold(checked.file)
     row.model = ""
-    row.input_file_id = file_hold(file_id=batch["input_file_id"], purpose="batch", principal=principal).file_id
+    row.input_file_id = checked.file.file_id
     row.request = orjson.dumps(request).decode()
 
 
@@ -130,7 +125,15 @@ def batch_values(row: Schedule) -> dict[str, Any]:
     return {**request, "input_file_id": row.input_file_id}
 
 
-def webhook_secret(row: Schedule) -> str | None:
-    """Return the secret of the webhook that the batches of a schedule call; None: they call none."""
-    webhook = orjson.loads(row.request or "{}").get("webhook")
-    return None if webhook is None else str(webhook["secret"])
+def drawn_secret(row: Schedule, batch: Mapping[str, Any]) -> str | None:
+    """Return the secret of a schedule's webhook if it was drawn for a request.
+
+    Args:
+        row: The schedule, as the request has left it.
+        batch: The request's members of a batch.
+
+    Returns:
+        None: The request has no webhook, or has one with a secret.
+    """
+    webhook = batch.get("webhook")
+    return None if webhook is None or "secret" in webhook else str(batch_values(row)["webhook"]["secret"])

@@ -20,7 +20,7 @@ from inference.api.paging import check_parameters
 from inference.api.schemas import documented
 from inference.errors import NotFound
 from inference.models import ScheduleAction
-from inference.schedules.definitions import webhook_secret
+from inference.schedules.definitions import drawn_secret
 from inference.schedules.objects import batch_schedule_object
 from inference.schedules.services import (
     MAX_LISTED,
@@ -47,12 +47,11 @@ class BatchSchedulesView(ApiView):
     async def post(self, request: HttpRequest) -> HttpResponseBase:
         """Create a schedule."""
         values = await json_body(request, BatchScheduleRequestSerializer.shared().parse)
-        is_drawn = "webhook" in values and "secret" not in values["webhook"]
 
         def store() -> dict[str, Any]:
             times: dict[str, Any] = {name: values.pop(name) for name in ("cron", "time_zone") if name in values}
             row = schedule_create(values={**times, "action": "batch", "batch": values}, principal=self.principal)
-            return batch_schedule_object(row, (), secret=webhook_secret(row) if is_drawn else None)
+            return batch_schedule_object(row, (), secret=drawn_secret(row, values))
 
         return json_response(await sync_to_async(store)())
 

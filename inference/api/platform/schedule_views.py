@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -22,8 +21,7 @@ from inference.api.platform.schedule_serializers import (
     ScheduleSerializer,
 )
 from inference.api.schemas import documented
-from inference.models import Schedule
-from inference.schedules.definitions import webhook_secret
+from inference.schedules.definitions import drawn_secret
 from inference.schedules.objects import preview_object, run_object, schedule_object
 from inference.schedules.runs import schedule_run
 from inference.schedules.services import (
@@ -35,12 +33,6 @@ from inference.schedules.services import (
     schedule_list,
     schedule_runs,
 )
-
-
-def _drawn_secret(row: Schedule, values: Mapping[str, Any]) -> str | None:
-    """Return the webhook's secret if it was drawn for this request."""
-    webhook = values.get("batch", {}).get("webhook")
-    return None if webhook is None or "secret" in webhook else webhook_secret(row)
 
 
 class SchedulesView(ApiView):
@@ -66,7 +58,7 @@ class SchedulesView(ApiView):
 
         def store() -> dict[str, Any]:
             row = schedule_create(values=values, principal=self.principal)
-            return schedule_object(row, secret=_drawn_secret(row, values))
+            return schedule_object(row, secret=drawn_secret(row, values.get("batch", {})))
 
         return json_response(await sync_to_async(store)())
 
@@ -147,7 +139,7 @@ class ScheduleView(ApiView):
 
         def store() -> dict[str, Any]:
             row = schedule_change(schedule_id=schedule_id, values=values, principal=self.principal)
-            return schedule_object(row, schedule_runs(row), secret=_drawn_secret(row, values))
+            return schedule_object(row, schedule_runs(row), secret=drawn_secret(row, values.get("batch", {})))
 
         return json_response(await sync_to_async(store)())
 

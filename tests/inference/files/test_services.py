@@ -14,8 +14,8 @@ from inference.files.services import (
     expiry_seconds,
     file_create,
     file_delete,
+    file_expiry_renew,
     file_get,
-    file_keep,
     file_object,
     files_of,
     files_sweep,
@@ -71,14 +71,14 @@ def test_a_file_that_is_kept_expires_like_others(settings):
     row = store_file([line("a")])
     StoredFile.objects.update(expires_at=timezone.now() + timedelta(hours=1))
     settings.BLAZR_FILE_EXPIRE_DAYS = 3
-    file_keep(file_id=row.file_id, principal=LOCAL)
+    file_expiry_renew(file_id=row.file_id, principal=LOCAL)
     row.refresh_from_db()
     assert timedelta(days=2) < row.expires_at - timezone.now() <= timedelta(days=3)
     settings.BLAZR_FILE_EXPIRE_DAYS = 0
-    file_keep(file_id=row.file_id, principal=LOCAL)
+    file_expiry_renew(file_id=row.file_id, principal=LOCAL)
     assert StoredFile.objects.get().expires_at is None
     with pytest.raises(NotFound):
-        file_keep(file_id="file-none", principal=LOCAL)
+        file_expiry_renew(file_id="file-none", principal=LOCAL)
 
 
 def test_expired_files_are_swept():

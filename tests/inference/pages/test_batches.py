@@ -217,7 +217,7 @@ def test_no_batch_is_made_without_its_kept_file(client: Client, monkeypatch: pyt
     def die(**_: object) -> None:
         raise Died
 
-    monkeypatch.setattr("inference.pages.batches.file_keep", die)
+    monkeypatch.setattr("inference.pages.batches.file_expiry_renew", die)
     client.force_login(account("sonja", "superuser"))
     with pytest.raises(Died):
         queued(client)

@@ -9,7 +9,7 @@ from inference.access.api_keys import api_key_create, principal_of_tenant
 from inference.errors import InvalidRequest, NotFound, PermissionRefused, UnknownModel
 from inference.models import Schedule, StoredFile
 from inference.models.readable_rows import DamagedRow
-from inference.schedules.definitions import batch_values, times_of, webhook_secret
+from inference.schedules.definitions import batch_values, drawn_secret, times_of
 from inference.schedules.services import schedule_create
 from inference.values.principal import LOCAL, Principal
 from tests.accounts import account
@@ -80,8 +80,9 @@ def test_a_row_gives_what_a_batch_is_made_of(model, settings):
     row = make_schedule(priority=3, webhook={"url": "https://example.com/"})
     values = batch_values(row)
     assert (values["input_file_id"], values["priority"]) == (row.input_file_id, 3)
-    assert values["webhook"]["secret"] == webhook_secret(row)
-    assert webhook_secret(make_schedule()) is None
+    assert drawn_secret(row, {"webhook": {"url": "https://example.com/"}}) == values["webhook"]["secret"]
+    assert drawn_secret(row, {"webhook": {"secret": "s"}}) is None
+    assert drawn_secret(row, {}) is None
     row.request = '{"endpoint": "/v1/completions"}'
     with pytest.raises(DamagedRow, match="completion_window"):
         batch_values(row)

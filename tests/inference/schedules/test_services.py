@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from inference.access.api_keys import api_key_create, principal_of_tenant
 from inference.errors import Conflict, InvalidRequest, NotFound, PermissionRefused, QueueFull
-from inference.files.services import file_delete, file_get, file_keep, files_sweep
+from inference.files.services import file_delete, file_expiry_renew, file_get, files_sweep
 from inference.models import Schedule, StoredFile
 from inference.schedules import services
 from inference.schedules.services import (
@@ -92,7 +92,7 @@ def test_changes_pauses_and_resumes(model):
 def test_a_file_stays_while_a_schedule_needs_it(model):
     row = make_schedule()
     file_id = row.input_file_id
-    file_keep(file_id=file_id, principal=LOCAL)  # as a batch of it does that is queued on the page
+    file_expiry_renew(file_id=file_id, principal=LOCAL)  # as a batch of it does that is queued on the page
     assert StoredFile.objects.get().expires_at is None
     with pytest.raises(Conflict, match=row.schedule_id):
         file_delete(file_id=file_id, principal=LOCAL)
