@@ -25,7 +25,7 @@ from inference.pages.schedule_form import (
 )
 from inference.schedules.cron import zone_of
 from inference.schedules.objects import words_of
-from inference.schedules.runs import schedule_run
+from inference.schedules.runs import schedule_run_now
 from inference.schedules.services import (
     last_runs,
     schedule_change,
@@ -173,7 +173,7 @@ class ScheduleRunNow(_ScheduleStep):
 
     def take(self, schedule_id: str, principal: Principal) -> None:
         """Run it as its owner."""
-        schedule_run(schedule_id=schedule_id, principal=principal)
+        schedule_run_now(schedule_id=schedule_id, principal=principal)
 
 
 class ScheduleDelete(StaffAction):

@@ -7,7 +7,10 @@ from inference.schedules.runs import schedules_turn
 
 
 class ScheduleKeeper(BatchKeeper):
-    """A ``BatchKeeper`` that runs what is due of the schedules in each turn."""
+    """A ``BatchKeeper`` that runs what is due of the schedules in each turn.
+
+    It is a class of its own because ``inference.batches`` can't import ``inference.schedules``, which makes batches.
+    """
 
     def turn(self) -> None:
         super().turn()

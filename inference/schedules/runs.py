@@ -34,11 +34,15 @@ GRACE = timedelta(hours=1)
 """A time that passed while no process looked is made up for so long afterwards; then it counts as missed."""
 RETRY_AFTER = timedelta(seconds=30)
 """A run that is starting for so long has lost its process, or waits for a Redis that was away."""
-KEPT_RUNS = 50
+MAX_STORED_RUNS = 50
 """Of one schedule."""
 MAX_COUNTED = 1000
 """Missed times that are counted one by one."""
 MAX_TURN = 100
+_LATE = f"It could not be started within {GRACE.seconds // 60} min; the worker's log has the reason."
+_DAMAGED = (
+    "The stored action can't be read; save the schedule's form again, or delete the schedule and create it again."
+)
 
 _DUE = RowWatch(lambda: Schedule.objects.filter(next_run_at__lte=Now()))
 _STARTING = RowWatch(lambda: ScheduleRun.objects.filter(outcome=RunOutcome.STARTING))
@@ -47,12 +51,12 @@ _STARTING = RowWatch(lambda: ScheduleRun.objects.filter(outcome=RunOutcome.START
 def schedules_turn() -> None:
     """Do what is due; called every second by each worker."""
     if _DUE.exists():
-        schedules_run(timezone.now())
+        due_schedules_run(timezone.now())
     if _STARTING.exists():
-        runs_resume(timezone.now())
+        lost_runs_retry(timezone.now())
 
 
-def schedules_run(now: datetime) -> list[ScheduleRun]:
+def due_schedules_run(now: datetime) -> list[ScheduleRun]:
     """Run the schedules that are due, and return the runs; several processes may do this at once."""
     # A damaged request is read by the run itself, which says so.
     due = Schedule.objects.filter(next_run_at__lte=now).order_by("next_run_at").defer("request")
@@ -65,7 +69,7 @@ def schedules_run(now: datetime) -> list[ScheduleRun]:
     return found
 
 
-def runs_resume(now: datetime) -> list[ScheduleRun]:
+def lost_runs_retry(now: datetime) -> list[ScheduleRun]:
     """Take the runs again whose process ended before it wrote what came of them; return them."""
     found = []
     lost = ScheduleRun.objects.filter(outcome=RunOutcome.STARTING, claimed_at__lte=now - RETRY_AFTER)
@@ -75,14 +79,14 @@ def runs_resume(now: datetime) -> list[ScheduleRun]:
             continue
         run.claimed_at = now
         if run.due_at < now - GRACE:
-            _finish(run, RunOutcome.MISSED, message="It couldn't be started within an hour.")
+            _finish(run, RunOutcome.MISSED, message=_LATE)
         else:
             _start(run)
         found.append(run)
     return found
 
 
-def schedule_run(*, schedule_id: str, principal: Principal) -> ScheduleRun:
+def schedule_run_now(*, schedule_id: str, principal: Principal) -> ScheduleRun:
     """Run a schedule now, also a paused one, as its owner; its times stay as they are. Returns the run.
 
     Raises:
@@ -173,7 +177,7 @@ def _start(run: ScheduleRun) -> None:
             return
         _finish(run, RunOutcome.REFUSED, message=error.message)
     except DamagedRow:
-        _finish(run, RunOutcome.REFUSED, message="What it is to do is damaged in its row; change it, or make it anew.")
+        _finish(run, RunOutcome.REFUSED, message=_DAMAGED)
 
 
 def _start_batch(run: ScheduleRun, principal: Principal) -> None:
@@ -205,19 +209,25 @@ def _finish(run: ScheduleRun, outcome: RunOutcome, *, batch_id: str = "", messag
     rows = ScheduleRun.objects.filter(pk=run.pk, outcome=RunOutcome.STARTING)
     rows.update(outcome=outcome, batch_id=batch_id, message=message)
     _log(run)
+    _delete_old_runs(run.schedule)
 
 
 def _record(row: Schedule, outcome: RunOutcome, *, due_at: datetime, now: datetime, message: str) -> None:
     """Write down a time that starts nothing."""
     values = {"due_at": due_at, "claimed_at": now, "outcome": outcome, "message": message}
     _log(ScheduleRun.objects.create(schedule=row, **values))
+    _delete_old_runs(row)
 
 
 def _log(run: ScheduleRun) -> None:
-    """Log what came of a run, if it isn't what its schedule is for, and delete old runs."""
-    row = run.schedule
+    """Log what came of a run, if it isn't what its schedule is for."""
     if run.outcome != RunOutcome.STARTED:
-        logger.warning("schedule %s, due at %s, %s: %s", row.schedule_id, run.due_at, run.outcome, run.message)
-    old = row.runs.order_by("-pk").values_list("pk", flat=True)[KEPT_RUNS : KEPT_RUNS + 1000]
+        schedule_id = run.schedule.schedule_id
+        logger.warning("schedule %s, due at %s, %s: %s", schedule_id, run.due_at, run.outcome, run.message)
+
+
+def _delete_old_runs(row: Schedule) -> None:
+    """Delete all runs of a schedule but the last ``MAX_STORED_RUNS``, and one that is starting."""
+    old = row.runs.order_by("-pk").values_list("pk", flat=True)[MAX_STORED_RUNS : MAX_STORED_RUNS + 1000]
     if old:
         row.runs.filter(pk__in=list(old)).exclude(outcome=RunOutcome.STARTING).delete()

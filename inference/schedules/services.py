@@ -30,7 +30,7 @@ MAX_LISTED = 1000
 """For callers who see those of all owners."""
 NUM_RUNS = 20
 """Last runs that a schedule is shown with."""
-ACTION_MEMBERS = ("action", "batch", "model")
+_ACTION_MEMBERS = ("action", "batch", "model")
 _COLUMNS: tuple[str, ...] = ("name", "cron", "time_zone", "is_enabled", "action", "input_file_id", "request", "model")
 
 
@@ -110,9 +110,9 @@ def last_runs(rows: Sequence[Schedule]) -> dict[int, list[ScheduleRun]]:
     return found
 
 
-def schedule_runs(row: Schedule, limit: int = NUM_RUNS) -> list[ScheduleRun]:
+def schedule_runs(row: Schedule) -> list[ScheduleRun]:
     """Return the last runs of a schedule, newest first."""
-    return readable_rows(row.runs.order_by("-id"), limit)
+    return readable_rows(row.runs.order_by("-id"), NUM_RUNS)
 
 
 def schedule_change(*, schedule_id: str, values: Mapping[str, Any], principal: Principal) -> Schedule:
@@ -134,7 +134,7 @@ def schedule_change(*, schedule_id: str, values: Mapping[str, Any], principal: P
     times_set(row, values)
     row.is_enabled = not values.get("paused", not row.is_enabled)
     with transaction.atomic():
-        if any(name in values for name in ACTION_MEMBERS):
+        if any(name in values for name in _ACTION_MEMBERS):
             # It runs as its owner, whoever changes it.
             owner = principal if principal.tenant == row.tenant else principal_of_tenant(row.tenant)
             action_set(row, values, owner)

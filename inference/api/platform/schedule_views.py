@@ -23,7 +23,7 @@ from inference.api.platform.schedule_serializers import (
 from inference.api.schemas import documented
 from inference.schedules.definitions import drawn_secret
 from inference.schedules.objects import preview_object, run_object, schedule_object
-from inference.schedules.runs import schedule_run
+from inference.schedules.runs import schedule_run_now
 from inference.schedules.services import (
     last_runs,
     schedule_change,
@@ -174,6 +174,6 @@ class ScheduleRunView(ApiView):
         """Run it once, as its owner."""
 
         def run() -> dict[str, Any]:
-            return run_object(schedule_run(schedule_id=schedule_id, principal=self.principal))
+            return run_object(schedule_run_now(schedule_id=schedule_id, principal=self.principal))
 
         return json_response(await sync_to_async(run)())

@@ -14,7 +14,7 @@ from inference.access.accounts import principal_of_staff
 from inference.jobs import hints
 from inference.models import Batch, Schedule, ScheduleRun
 from inference.schedules import runs
-from inference.schedules.runs import schedules_run
+from inference.schedules.runs import due_schedules_run
 from inference.values.principal import LOCAL
 from tests.accounts import account
 from tests.inference.batches.fakes import line, make_batch, store_file
@@ -133,9 +133,9 @@ def test_outcomes_are_said(operator: Client, monkeypatch) -> None:
     row = Schedule.objects.get()
     assert "load tiny" in text_of(operator, "/schedules/")
     noon = datetime(2031, 3, 1, 12, tzinfo=UTC)
-    schedules_run(make_due(row, noon).next_run_at)
+    due_schedules_run(make_due(row, noon).next_run_at)
     make_due(row, noon - timedelta(days=2))
-    schedules_run(noon)
+    due_schedules_run(noon)
     text = text_of(operator, f"/schedules/{row.schedule_id}/")
     assert "A worker was asked." in text and "missed" in text and "No worker ran" in text
 

@@ -14,7 +14,14 @@ from inference.access.api_keys import api_key_create, api_key_revoke, principal_
 from inference.errors import Conflict, Unavailable
 from inference.models import Batch, BatchState, Schedule, ScheduleRun, StoredFile
 from inference.schedules import runs
-from inference.schedules.runs import GRACE, RETRY_AFTER, runs_resume, schedule_run, schedules_run, schedules_turn
+from inference.schedules.runs import (
+    GRACE,
+    RETRY_AFTER,
+    due_schedules_run,
+    lost_runs_retry,
+    schedule_run_now,
+    schedules_turn,
+)
 from inference.schedules.services import schedule_change, schedule_create, schedule_runs
 from inference.values.principal import LOCAL
 from tests.accounts import account
@@ -49,9 +56,9 @@ def last_run(row: Schedule) -> ScheduleRun:
 
 def test_a_due_schedule_makes_one_batch_and_moves_on():
     row = make_due(make_schedule(cron="0 * * * *", priority=3, metadata={"a": "b"}), NOON)
-    assert schedules_run(NOON - MINUTE) == []
-    (run,) = schedules_run(NOON + MINUTE)
-    assert schedules_run(NOON + MINUTE) == [] and runs_resume(NOON + HOUR) == []
+    assert due_schedules_run(NOON - MINUTE) == []
+    (run,) = due_schedules_run(NOON + MINUTE)
+    assert due_schedules_run(NOON + MINUTE) == [] and lost_runs_retry(NOON + HOUR) == []
     batch = Batch.objects.get()
     assert (batch.schedule_id, batch.priority, batch.metadata) == (row.schedule_id, 3, '{"a":"b"}')
     row.refresh_from_db()
@@ -69,7 +76,7 @@ def test_the_turn_looks_by_the_clock_of_the_database():
 
 def test_a_time_within_the_grace_is_made_up_for_once():
     row = make_due(make_schedule(cron="*/15 * * * *"), NOON)
-    (run,) = schedules_run(NOON + timedelta(minutes=50))
+    (run,) = due_schedules_run(NOON + timedelta(minutes=50))
     assert (run.due_at, run.outcome) == (NOON + timedelta(minutes=45), "started")
     missed = schedule_runs(row)[1]
     assert (missed.outcome, missed.due_at) == ("missed", NOON + timedelta(minutes=30))
@@ -79,7 +86,7 @@ def test_a_time_within_the_grace_is_made_up_for_once():
 
 def test_a_time_before_the_grace_is_missed_and_said():
     row = make_due(make_schedule(), NOON.replace(hour=3))
-    assert schedules_run(NOON.replace(hour=3) + GRACE + MINUTE) == []
+    assert due_schedules_run(NOON.replace(hour=3) + GRACE + MINUTE) == []
     assert (last_run(row).outcome, Batch.objects.count()) == ("missed", 0)
     row.refresh_from_db()
     assert row.next_run_at == NOON.replace(day=2, hour=3)
@@ -88,19 +95,19 @@ def test_a_time_before_the_grace_is_missed_and_said():
 def test_a_long_absence_is_counted_so_far_and_no_further(monkeypatch):
     monkeypatch.setattr(runs, "MAX_COUNTED", 10)
     row = make_due(make_schedule(cron="*/15 * * * *"), NOON)
-    (run,) = schedules_run(NOON + timedelta(days=30, minutes=1))
+    (run,) = due_schedules_run(NOON + timedelta(days=30, minutes=1))
     assert run.due_at == NOON + timedelta(days=30)
     assert "more than 10 times" in schedule_runs(row)[1].message
 
 
 def test_a_run_is_skipped_while_the_batch_of_an_earlier_one_runs():
     row = make_due(make_schedule(cron="0 * * * *"), NOON)
-    schedules_run(NOON)
-    (run,) = schedules_run(NOON + HOUR)
+    due_schedules_run(NOON)
+    (run,) = due_schedules_run(NOON + HOUR)
     batch = Batch.objects.get()
     assert (run.outcome, run.batch_id) == ("skipped", batch.batch_id) and "hasn't ended" in run.message
     Batch.objects.update(state=BatchState.COMPLETED, ended_at=timezone.now())
-    (run,) = schedules_run(NOON + 2 * HOUR)
+    (run,) = due_schedules_run(NOON + 2 * HOUR)
     assert run.outcome == "started" and Batch.objects.count() == 2
     assert [item.outcome for item in schedule_runs(row)] == ["started", "skipped", "started"]
 
@@ -108,10 +115,10 @@ def test_a_run_is_skipped_while_the_batch_of_an_earlier_one_runs():
 def test_times_pass_while_a_schedule_is_paused():
     row = make_due(make_schedule(cron="0 * * * *"), NOON)
     schedule_change(schedule_id=row.schedule_id, values={"paused": True}, principal=LOCAL)
-    assert schedules_run(NOON + MINUTE) == []
+    assert due_schedules_run(NOON + MINUTE) == []
     Schedule.objects.update(is_enabled=True)  # as on the admin's page
-    assert schedules_run(NOON + 2 * MINUTE) == [] and not ScheduleRun.objects.exists()
-    assert [run.due_at for run in schedules_run(NOON + HOUR)] == [NOON + HOUR]
+    assert due_schedules_run(NOON + 2 * MINUTE) == [] and not ScheduleRun.objects.exists()
+    assert [run.due_at for run in due_schedules_run(NOON + HOUR)] == [NOON + HOUR]
 
 
 def test_models_are_loaded_and_unloaded(orders):
@@ -119,7 +126,7 @@ def test_models_are_loaded_and_unloaded(orders):
         make_due(
             schedule_create(values={"cron": "0 8 * * *", "action": action, "model": "tiny"}, principal=LOCAL), NOON
         )
-    assert [run.outcome for run in schedules_run(NOON)] == ["started", "started"]
+    assert [run.outcome for run in due_schedules_run(NOON)] == ["started", "started"]
     assert sorted(orders) == [("load", "tiny"), ("unload", "tiny")]
 
 
@@ -128,11 +135,11 @@ def test_the_owner_counts_when_it_runs(orders):
     values = {"cron": "0 8 * * *", "action": "load", "model": "tiny"}
     row = make_due(schedule_create(values=values, principal=principal_of_staff(user)), NOON)
     user.groups.clear()
-    (run,) = schedules_run(NOON)
+    (run,) = due_schedules_run(NOON)
     assert run.outcome == "refused" and "needs an account with the scope 'lifecycle'" in run.message
     user.is_active = False
     user.save()
-    (run,) = schedules_run(NOON.replace(day=2, hour=8))
+    (run,) = due_schedules_run(NOON.replace(day=2, hour=8))
     assert run.outcome == "refused" and "inactive" in run.message
     assert orders == [] and len(schedule_runs(row)) == 2
 
@@ -143,29 +150,29 @@ def test_what_is_gone_and_what_is_over_a_limit_is_refused_and_said(orders):
     row = make_due(make_schedule(owner), NOON)
     key.max_queued_lines = 0
     key.save()
-    (run,) = schedules_run(NOON)
+    (run,) = due_schedules_run(NOON)
     assert run.outcome == "refused" and "lines" in run.message
     key.max_queued_lines = None
     key.save()
     StoredFile.objects.all().delete()
-    assert "no file" in schedule_run(schedule_id=row.schedule_id, principal=owner).message
+    assert "no file" in schedule_run_now(schedule_id=row.schedule_id, principal=owner).message
     api_key_revoke(prefix=key.prefix)
-    assert "revoked" in schedule_run(schedule_id=row.schedule_id, principal=owner).message
+    assert "revoked" in schedule_run_now(schedule_id=row.schedule_id, principal=owner).message
     loads = schedule_create(values={"cron": "0 8 * * *", "action": "load", "model": "tiny"}, principal=LOCAL)
     Schedule.objects.filter(pk=loads.pk).update(model="gone")
-    assert "does not exist" in schedule_run(schedule_id=loads.schedule_id, principal=LOCAL).message
+    assert "does not exist" in schedule_run_now(schedule_id=loads.schedule_id, principal=LOCAL).message
     assert orders == [] and not Batch.objects.exists()
 
 
 def test_a_run_by_hand_leaves_the_times_as_they_are():
     row = make_schedule()
     schedule_change(schedule_id=row.schedule_id, values={"paused": True}, principal=LOCAL)
-    run = schedule_run(schedule_id=row.schedule_id, principal=LOCAL)
+    run = schedule_run_now(schedule_id=row.schedule_id, principal=LOCAL)
     assert (run.outcome, run.is_manual) == ("started", True)
-    assert schedule_run(schedule_id=row.schedule_id, principal=LOCAL).outcome == "skipped"
+    assert schedule_run_now(schedule_id=row.schedule_id, principal=LOCAL).outcome == "skipped"
     ScheduleRun.objects.create(schedule=row, due_at=NOON, claimed_at=NOON)
     with pytest.raises(Conflict):
-        schedule_run(schedule_id=row.schedule_id, principal=LOCAL)
+        schedule_run_now(schedule_id=row.schedule_id, principal=LOCAL)
     before = row.next_run_at
     row.refresh_from_db()
     assert row.next_run_at == before and Batch.objects.count() == 1
@@ -177,16 +184,16 @@ def test_a_process_that_ends_in_between_costs_no_run_and_makes_no_second(monkeyp
     with monkeypatch.context() as patched:
         patched.setattr(runs, "_finish" if is_made else "batch_create", crash)
         with pytest.raises(Crash):
-            schedules_run(NOON)
+            due_schedules_run(NOON)
     assert Batch.objects.count() == is_made
-    assert schedules_run(NOON) == [] and runs_resume(NOON + RETRY_AFTER - timedelta(seconds=1)) == []
-    assert schedules_run(NOON + HOUR) == []  # the next time waits for the end of this one
-    (run,) = runs_resume(NOON + RETRY_AFTER)
-    assert runs_resume(NOON + RETRY_AFTER) == []
+    assert due_schedules_run(NOON) == [] and lost_runs_retry(NOON + RETRY_AFTER - timedelta(seconds=1)) == []
+    assert due_schedules_run(NOON + HOUR) == []  # the next time waits for the end of this one
+    (run,) = lost_runs_retry(NOON + RETRY_AFTER)
+    assert lost_runs_retry(NOON + RETRY_AFTER) == []
     batch = Batch.objects.get()
     run.refresh_from_db()
     assert (run.outcome, run.batch_id) == ("started", batch.batch_id)
-    (later,) = schedules_run(NOON + HOUR)
+    (later,) = due_schedules_run(NOON + HOUR)
     assert later.outcome == "skipped" and len(schedule_runs(row)) == 2
 
 
@@ -194,8 +201,8 @@ def test_a_run_that_never_comes_to_its_end_is_missed(monkeypatch):
     row = make_due(make_schedule(), NOON)
     monkeypatch.setattr(runs, "batch_create", crash)
     with pytest.raises(Crash):
-        schedules_run(NOON)
-    (run,) = runs_resume(NOON + GRACE + MINUTE)
+        due_schedules_run(NOON)
+    (run,) = lost_runs_retry(NOON + GRACE + MINUTE)
     assert (run.outcome, last_run(row).outcome) == ("missed", "missed")
 
 
@@ -207,9 +214,9 @@ def test_an_order_is_tried_again_while_redis_is_away(monkeypatch, orders):
     row = make_due(schedule_create(values=values, principal=LOCAL), NOON)
     with monkeypatch.context() as patched:
         patched.setattr(runs.live, "load", away)
-        assert [run.outcome for run in schedules_run(NOON)] == ["starting"]
+        assert [run.outcome for run in due_schedules_run(NOON)] == ["starting"]
         assert schedule_runs(row)[0].outcome == "starting"
-    assert [run.outcome for run in runs_resume(NOON + RETRY_AFTER)] == ["started"]
+    assert [run.outcome for run in lost_runs_retry(NOON + RETRY_AFTER)] == ["started"]
     assert orders == [("load", "tiny")]
 
 
@@ -217,21 +224,21 @@ def test_damaged_rows_are_told_and_stop_no_other():
     odd_times, cut, sound = (make_due(make_schedule(), NOON) for _ in range(3))
     Schedule.objects.filter(pk=odd_times.pk).update(cron="often")
     Schedule.objects.filter(pk=cut.pk).update(request="{}")
-    schedules_run(NOON)
+    due_schedules_run(NOON)
     assert last_run(sound).outcome == "started"
-    assert last_run(cut).outcome == "refused" and "damaged" in last_run(cut).message
+    assert last_run(cut).outcome == "refused" and "can't be read" in last_run(cut).message
     odd_times.refresh_from_db()
     assert not odd_times.is_enabled and "paused" in last_run(odd_times).message
     damage(sound, "request", '{"cut')
-    schedules_run(NOON.replace(day=2, hour=3))
+    due_schedules_run(NOON.replace(day=2, hour=3))
     assert sorted(item.outcome for item in ScheduleRun.objects.filter(due_at__day=2)) == ["refused", "skipped"]
 
 
 def test_old_runs_are_deleted(monkeypatch):
-    monkeypatch.setattr(runs, "KEPT_RUNS", 3)
+    monkeypatch.setattr(runs, "MAX_STORED_RUNS", 3)
     row = make_due(make_schedule(cron="0 * * * *"), NOON)
     for hours in range(6):
-        schedules_run(NOON + hours * HOUR)
+        due_schedules_run(NOON + hours * HOUR)
     assert [run.due_at.hour for run in schedule_runs(row)] == [17, 16, 15]
 
 
@@ -239,7 +246,7 @@ def take_all(barrier) -> None:
     """Look at twenty minutes in turn, in a process of its own."""
     barrier.wait(60)
     for minute in range(20):
-        schedules_run(NOON + minute * MINUTE)
+        due_schedules_run(NOON + minute * MINUTE)
     connections.close_all()
 
 

@@ -72,8 +72,8 @@ def test_callers_see_their_own_and_admins_all(model):
 
 
 def test_changes_pauses_and_resumes(model):
-    row = make_schedule(name_of := LOCAL, cron="0 3 * * *")
-    changed = schedule_change(schedule_id=row.schedule_id, values={"cron": "0 4 * * *", "name": "n"}, principal=name_of)
+    row = make_schedule(cron="0 3 * * *")
+    changed = schedule_change(schedule_id=row.schedule_id, values={"cron": "0 4 * * *", "name": "n"}, principal=LOCAL)
     assert (changed.cron, changed.name, changed.next_run_at.hour) == ("0 4 * * *", "n", 4)
     assert not schedule_change(schedule_id=row.schedule_id, values={"paused": True}, principal=LOCAL).is_enabled
     Schedule.objects.update(next_run_at=timezone.now() - timedelta(days=1))

@@ -10,7 +10,7 @@ import pytest
 from django.utils import timezone
 
 from inference.models import Batch, Schedule, StoredFile
-from inference.schedules.runs import schedules_run
+from inference.schedules.runs import due_schedules_run
 from tests.inference.api.openai.test_batch_views import error_of
 from tests.inference.api.openai.test_views import matches
 from tests.inference.batches.fakes import EchoManager, end_waits, line, make_runner, store_file, work
@@ -38,10 +38,10 @@ def schedule_body(**values: Any) -> dict[str, Any]:
 
 def test_a_schedule_makes_its_batch_once_when_it_is_due(http, checkpoint):
     made = http.post("/v1/batches/schedules", json=schedule_body(metadata={"a": "b"}, priority=3)).json()
-    assert schedules_run(timezone.now()) == []
+    assert due_schedules_run(timezone.now()) == []
     Schedule.objects.update(next_run_at=timezone.now() - timedelta(hours=2))
-    (run,) = schedules_run(timezone.now())
-    assert schedules_run(timezone.now()) == []
+    (run,) = due_schedules_run(timezone.now())
+    assert due_schedules_run(timezone.now()) == []
     batch = Batch.objects.get(batch_id=run.batch_id)
     shown = http.get(f"/v1/batches/schedules/{made['id']}").json()
     assert shown["last_batch_id"] == batch.batch_id
@@ -59,7 +59,7 @@ def test_a_schedule_whose_file_is_gone_says_so(http):
     assert made["id"] in refused["message"] and refused["param"] == "file_id"
     StoredFile.objects.all().delete()
     Schedule.objects.update(next_run_at=timezone.now() - timedelta(minutes=2))
-    (run,) = schedules_run(timezone.now())
+    (run,) = due_schedules_run(timezone.now())
     assert run.outcome == "refused" and run.batch_id == ""
     assert "no file" in http.get(f"/v1/batches/schedules/{made['id']}").json()["last_error"]
 
