@@ -19,7 +19,7 @@ from inference.api.openai.file_views import page_of
 from inference.api.paging import check_parameters
 from inference.api.schemas import documented
 from inference.errors import NotFound
-from inference.models import ScheduleAction
+from inference.models import Schedule, ScheduleAction
 from inference.schedules.definitions import drawn_secret
 from inference.schedules.objects import batch_schedule_object
 from inference.schedules.services import (
@@ -31,6 +31,22 @@ from inference.schedules.services import (
     schedule_list,
     schedule_runs,
 )
+from inference.values.principal import Principal
+
+
+def _batch_schedule_get(schedule_id: str, principal: Principal) -> Schedule:
+    """Return one schedule that makes batches.
+
+    Raises:
+        NotFound: There is no such schedule, it belongs to another tenant, or it makes no batches.
+    """
+    row = schedule_get(schedule_id=schedule_id, principal=principal)
+    if row.action != ScheduleAction.BATCH:
+        raise NotFound(
+            f"The schedule {row.schedule_id} makes no batches; /api/schedules/{row.schedule_id} has it.",
+            param="schedule_id",
+        )
+    return row
 
 
 class BatchSchedulesView(ApiView):
@@ -57,13 +73,13 @@ class BatchSchedulesView(ApiView):
 
     @documented(
         operation_id="batch_schedules_list",
-        summary="List schedules",
+        summary="List the schedules that make batches",
         responses={200: BatchScheduleListSerializer},
         errors=(400, 401, 503),
         tags=["batches"],
     )
     async def get(self, request: HttpRequest) -> HttpResponseBase:
-        """List all of the caller's schedules, without pages, as there are few."""
+        """List all of the caller's schedules that make batches, without pages, as there are few."""
         check_parameters(request)
 
         def read() -> dict[str, Any]:
@@ -88,12 +104,7 @@ class BatchScheduleView(ApiView):
         """Return a schedule with its last and next run."""
 
         def read() -> dict[str, Any]:
-            row = schedule_get(schedule_id=schedule_id, principal=self.principal)
-            if row.action != ScheduleAction.BATCH:
-                raise NotFound(
-                    f"The schedule {row.schedule_id} makes no batches; GET /api/schedules/{row.schedule_id} shows it.",
-                    param="schedule_id",
-                )
+            row = _batch_schedule_get(schedule_id, self.principal)
             return batch_schedule_object(row, schedule_runs(row))
 
         return json_response(await sync_to_async(read)())
@@ -108,5 +119,9 @@ class BatchScheduleView(ApiView):
     )
     async def delete(self, request: HttpRequest, schedule_id: str) -> HttpResponseBase:
         """Delete a schedule."""
-        found = await sync_to_async(schedule_delete)(schedule_id=schedule_id, principal=self.principal)
-        return json_response({"id": found, "object": "batch.schedule", "deleted": True})
+
+        def remove() -> str:
+            row = _batch_schedule_get(schedule_id, self.principal)
+            return schedule_delete(schedule_id=row.schedule_id, principal=self.principal)
+
+        return json_response({"id": await sync_to_async(remove)(), "object": "batch.schedule", "deleted": True})

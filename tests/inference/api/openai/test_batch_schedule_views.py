@@ -84,6 +84,16 @@ def test_answers_match_the_document(http, document):
     error_of(http.get(path), 404)
 
 
+def test_a_schedule_that_makes_no_batches_is_neither_shown_nor_deleted(http, checkpoint):
+    body = {"cron": "0 8 * * *", "action": "load", "model": checkpoint.served_model_name}
+    made = http.post("/api/schedules", json=body).json()
+    assert http.get("/v1/batches/schedules").json()["data"] == []
+    for method in ("GET", "DELETE"):
+        refused = error_of(http.request(method, f"/v1/batches/schedules/{made['id']}"), 404)
+        assert f"/api/schedules/{made['id']} has it" in refused["message"]
+    assert Schedule.objects.get().schedule_id == made["id"]
+
+
 def test_times_are_in_the_zone_that_is_named(http):
     made = http.post("/v1/batches/schedules", json=schedule_body(cron="0 3 * * *", time_zone="Asia/Kathmandu")).json()
     assert made["time_zone"] == "Asia/Kathmandu" and made["next_run_at"] % 86_400 == (21 * 60 + 15) * 60
