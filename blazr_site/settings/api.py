@@ -79,6 +79,7 @@ SPECTACULAR_SETTINGS = {
     "DESCRIPTION": "Inference for hybrid language models, with OpenAI's endpoints and a job queue.",
     "VERSION": "0.1.0",
     "SERVE_INCLUDE_SCHEMA": False,
+    "ENUM_GENERATE_CHOICE_DESCRIPTION": False,  # else each text is followed by a list of the values
     "SERVE_PERMISSIONS": ["rest_framework.permissions.AllowAny"],
     "COMPONENT_SPLIT_REQUEST": True,
     "POSTPROCESSING_HOOKS": [
