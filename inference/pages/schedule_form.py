@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from inference.access.accounts import can_load
@@ -16,7 +15,8 @@ from inference.models.readable_rows import DamagedRow, json_value, readable_rows
 from inference.pages.batches import form_metadata, form_priority
 from inference.schedules.cron import zone_names
 from inference.schedules.definitions import batch_values
-from inference.schedules.objects import preview_object
+from inference.schedules.objects import preview_times
+from inference.schedules.words import cron_words
 from models_registry import selectors
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ NEW = {
     "priority": "0", "metadata": "", "model": "",
 }  # fmt: skip
 """Fields of an empty form."""
+_BATCH_FIELDS = ("file", "endpoint", "window", "priority", "metadata")
 
 
 def form_of_row(row: Schedule) -> dict[str, str]:
@@ -120,9 +121,6 @@ def values_of(form: dict[str, str], before: Schedule | None = None) -> dict[str,
     return {**values, "action": form["action"], "batch": _batch_of(form, before, shown)}
 
 
-_BATCH_FIELDS = ("file", "endpoint", "window", "priority", "metadata")
-
-
 def _batch_of(form: dict[str, str], before: Schedule | None, shown: dict[str, str] | None) -> dict[str, Any]:
     if form["endpoint"] not in ENDPOINT_KINDS:
         raise InvalidRequest(
@@ -181,12 +179,11 @@ def form_context(form: dict[str, str], principal: Principal, *, error: str = "")
 def preview_context(cron: str, time_zone: str) -> dict[str, Any]:
     """Return the next times of an expression, or why it has none."""
     try:
-        preview = preview_object(cron, time_zone)
+        parsed, moments = preview_times(cron, time_zone)
     except BlazrError as error:
         return {"preview": None, "preview_error": error.message}
-    moments = [datetime.fromisoformat(text) for text in preview["next_run_times"]]
     clocks = [f"{at:%a} {at.day} {at:%b %Y, %H:%M} (UTC{at.isoformat()[-6:]})" for at in moments]
-    return {"preview": preview | {"clocks": clocks}, "preview_error": ""}
+    return {"preview": {"words": cron_words(parsed, time_zone), "clocks": clocks}, "preview_error": ""}
 
 
 def _metadata_text(metadata: dict[str, str] | None) -> str:

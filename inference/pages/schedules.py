@@ -243,7 +243,9 @@ def _outcome_words(run: ScheduleRun, row: Schedule) -> str:
         return run.message
     if run.outcome != RunOutcome.STARTED or run.batch_id:
         return ""
-    return "A worker was asked." if row.action == ScheduleAction.LOAD else "Its workers were asked."
+    if row.action == ScheduleAction.LOAD:
+        return "A worker was asked to load it."
+    return "The workers that hold it were asked to unload it."
 
 
 def clock_words(moment: datetime, row: Schedule) -> str:

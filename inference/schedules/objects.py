@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from inference.errors import InvalidRequest
 from inference.models import RunOutcome, Schedule, ScheduleAction, ScheduleRun
-from inference.schedules.cron import cron_parse, next_times, zone_of
+from inference.schedules.cron import Cron, cron_parse, next_times, zone_of
 from inference.schedules.definitions import times_of
 from inference.schedules.words import cron_words
 
@@ -56,20 +56,30 @@ def run_object(run: ScheduleRun) -> dict[str, Any]:
     }
 
 
-def preview_object(cron: str, zone_name: str) -> dict[str, Any]:
-    """Return what an expression means, and its next times.
+def preview_times(cron: str, zone_name: str) -> tuple[Cron, list[datetime]]:
+    """Return a parsed expression, and its next ``NUM_PREVIEWED`` times by the clock of a time zone.
 
     Raises:
         InvalidRequest: The expression or the time zone is wrong.
     """
     parsed, zone = cron_parse(cron), zone_of(zone_name)
     times = next_times(parsed, zone, timezone.now(), NUM_PREVIEWED)
+    return parsed, [moment.astimezone(zone) for moment in times]
+
+
+def preview_object(cron: str, zone_name: str) -> dict[str, Any]:
+    """Return what an expression means, and its next times.
+
+    Raises:
+        InvalidRequest: The expression or the time zone is wrong.
+    """
+    parsed, times = preview_times(cron, zone_name)
     return {
         "object": "schedule.preview",
         "cron": parsed.text,
         "time_zone": zone_name,
         "words": cron_words(parsed, zone_name),
-        "next_run_times": [moment.astimezone(zone).isoformat() for moment in times],
+        "next_run_times": [moment.isoformat() for moment in times],
     }
 
 

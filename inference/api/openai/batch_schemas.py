@@ -12,6 +12,9 @@ from inference.dialects.fields import JSONObjectField, StrictCharField, StrictIn
 from inference.dialects.openai.sampling_fields import MAX_PRIORITY
 from inference.dialects.strict_serializer import StrictSerializer
 
+CRON_HELP = "Minute, hour, day of month, month, day of week; such as '0 3 * * *'. At least 5 minutes apart."
+TIME_ZONE_HELP = "A name of the IANA database, such as Europe/Berlin; default UTC."
+
 
 class FileUploadSerializer(serializers.Serializer[Any]):
     """The form of POST /v1/files; read by ``file_upload``."""
@@ -199,12 +202,8 @@ class BatchListSerializer(_PageSerializer):
 class BatchScheduleRequestSerializer(BatchRequestSerializer):
     """Body of POST /v1/batches/schedules: the members of a batch, and the times."""
 
-    cron = StrictCharField(
-        max_length=100, help_text="Minute, hour, day of month, month, day of week; such as '0 3 * * *'."
-    )
-    time_zone = StrictCharField(
-        required=False, max_length=64, help_text="A name of the IANA database, such as Europe/Berlin; default UTC."
-    )
+    cron = StrictCharField(max_length=100, help_text=CRON_HELP)
+    time_zone = StrictCharField(required=False, max_length=64, help_text=TIME_ZONE_HELP)
 
 
 class BatchScheduleSerializer(serializers.Serializer[Any]):

@@ -6,11 +6,13 @@ from typing import Any
 
 from rest_framework import serializers
 
-from inference.api.openai.batch_schemas import BatchRequestSerializer, WebhookSerializer
+from inference.api.openai.batch_schemas import CRON_HELP, TIME_ZONE_HELP, BatchRequestSerializer, WebhookSerializer
 from inference.api.schemas import _one_of
 from inference.dialects.fields import StrictBooleanField, StrictCharField
 from inference.dialects.strict_serializer import StrictSerializer
 from inference.models import RunOutcome, ScheduleAction
+
+_ACTION_HELP = "Run a batch, load a model, or unload one."
 
 
 class ScheduleBatchRequestSerializer(BatchRequestSerializer):
@@ -30,15 +32,9 @@ class ScheduleChangeSerializer(StrictSerializer):
     """Body of PATCH /api/schedules/{id}: what is to change."""
 
     name = StrictCharField(required=False, allow_blank=True, max_length=100, help_text="For people.")
-    cron = StrictCharField(
-        required=False,
-        max_length=100,
-        help_text="Minute, hour, day of month, month, day of week; such as '0 3 * * *'. At most every 5 minutes.",
-    )
-    time_zone = StrictCharField(
-        required=False, max_length=64, help_text="A name of the IANA database, such as Europe/Berlin; default UTC."
-    )
-    action = serializers.ChoiceField(required=False, choices=ScheduleAction.values, help_text="What it does.")
+    cron = StrictCharField(required=False, max_length=100, help_text=CRON_HELP)
+    time_zone = StrictCharField(required=False, max_length=64, help_text=TIME_ZONE_HELP)
+    action = serializers.ChoiceField(required=False, choices=ScheduleAction.values, help_text=_ACTION_HELP)
     batch = ScheduleBatchRequestSerializer(
         required=False, help_text="For the action batch: what each batch is made of."
     )
@@ -49,8 +45,8 @@ class ScheduleChangeSerializer(StrictSerializer):
 class ScheduleRequestSerializer(ScheduleChangeSerializer):
     """Body of POST /api/schedules."""
 
-    cron = StrictCharField(max_length=100, help_text=ScheduleChangeSerializer().fields["cron"].help_text or "")
-    action = serializers.ChoiceField(choices=ScheduleAction.values, help_text="What it does.")
+    cron = StrictCharField(max_length=100, help_text=CRON_HELP)
+    action = serializers.ChoiceField(choices=ScheduleAction.values, help_text=_ACTION_HELP)
 
 
 class ScheduleBatchSerializer(serializers.Serializer[Any]):

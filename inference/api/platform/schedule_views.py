@@ -10,6 +10,7 @@ from django.http.response import HttpResponseBase
 from drf_spectacular.utils import OpenApiParameter
 
 from inference.api.base import ApiView, json_body, json_response
+from inference.api.openai.batch_schemas import CRON_HELP, TIME_ZONE_HELP
 from inference.api.paging import check_parameters
 from inference.api.platform.schedule_serializers import (
     ScheduleChangeSerializer,
@@ -90,8 +91,8 @@ class SchedulePreviewView(ApiView):
         operation_id="schedules_preview",
         summary="When an expression would run",
         parameters=[
-            OpenApiParameter("cron", str, required=True, description="Five fields, such as '0 3 * * *'."),
-            OpenApiParameter("time_zone", str, description="A name of the IANA database; default UTC."),
+            OpenApiParameter("cron", str, required=True, description=CRON_HELP),
+            OpenApiParameter("time_zone", str, description=TIME_ZONE_HELP),
         ],
         responses={200: SchedulePreviewSerializer},
         errors=(400, 401),

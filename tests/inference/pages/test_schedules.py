@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 from django.test import Client
-from django.utils import timezone
 
 from inference.access.accounts import principal_of_staff
 from inference.jobs import hints
-from inference.models import Batch, Schedule, ScheduleRun
+from inference.models import Batch, Schedule
 from inference.schedules import runs
 from inference.schedules.runs import due_schedules_run
-from inference.values.principal import LOCAL
 from tests.accounts import account
 from tests.inference.batches.fakes import line, make_batch, store_file
 from tests.inference.rows import make_checkpoint
@@ -66,7 +64,8 @@ def test_a_schedule_is_made_listed_and_opened(operator: Client) -> None:
         text = text_of(operator, path)
         assert "every day at 02:00 Europe/Berlin" in text and HOSTILE not in text and "&lt;script&gt;" in text
         assert re.search(r"[A-Z][a-z]{2} \d+ [A-Z][a-z]{2}(?: \d{4})?, 02:00", text)
-    assert "a=b" in text and "c=d" in text and "in.jsonl" in text and "doesn&#x27;t expire" not in text
+    for words in ("a=b", "c=d", "in.jsonl", "doesn't expire while this schedule needs it"):
+        assert words in text
 
 
 @pytest.mark.parametrize(
@@ -137,7 +136,7 @@ def test_outcomes_are_said(operator: Client, monkeypatch) -> None:
     make_due(row, noon - timedelta(days=2))
     due_schedules_run(noon)
     text = text_of(operator, f"/schedules/{row.schedule_id}/")
-    assert "A worker was asked." in text and "missed" in text and "No worker ran" in text
+    assert "A worker was asked to load it." in text and "missed" in text and "No worker ran" in text
 
 
 def test_members_see_their_own_and_may_not_load() -> None:
@@ -177,4 +176,3 @@ def test_a_removed_file_is_said(operator: Client) -> None:
     row = make_schedule()
     Schedule.objects.update(input_file_id="file-gone")
     assert "every run will be refused" in text_of(operator, f"/schedules/{row.schedule_id}/")
-    assert ScheduleRun.objects.count() == 0 and row.tenant == LOCAL.tenant and row.created_at <= timezone.now()
