@@ -49,7 +49,7 @@ class HubReference:
         Raises:
             InvalidRequest: The text is none of them, or too long.
         """
-        repo_id, _, choice = text.partition(":")
+        repo_id, colon, choice = text.partition(":")
         if not _REPO_ID.match(repo_id):
             raise InvalidRequest(
                 f"{text[:80]!r} is not a hub id; they look like ORG/NAME, ORG/NAME:TAG or ORG/NAME:FILE.gguf.",
@@ -59,6 +59,11 @@ class HubReference:
             raise InvalidRequest(
                 f"{text[:80]!r}… has {len(text)} characters; the limit is {MAX_REFERENCE_CHARS}. Name a GGUF file by "
                 "its tag.",
+                param="model",
+            )
+        if colon and not choice:
+            raise InvalidRequest(
+                f"{text[:80]!r} has nothing behind its colon; name a tag such as Q4_K_M or a .gguf file there.",
                 param="model",
             )
         if choice.lower() == LATEST:
@@ -73,11 +78,10 @@ class HubReference:
 
 def is_hub_reference(text: str) -> bool:
     """Whether ``text`` is a reference with an owner: ``ORG/NAME``, with or without a choice."""
-    if len(text) > MAX_REFERENCE_CHARS:
+    try:
+        return "/" in HubReference.parse(text).repo_id
+    except InvalidRequest:
         return False
-    repo_id, colon, choice = text.partition(":")
-    is_choice = not colon or _TAG.match(choice) is not None or (is_gguf(choice) and is_plain_file(choice))
-    return "/" in repo_id and _REPO_ID.match(repo_id) is not None and is_choice
 
 
 def is_gguf(name: str) -> bool:
