@@ -6,7 +6,8 @@ tensors read as 0 there, but for those that belong to the config.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from inference.errors import CorruptCheckpoint
@@ -41,47 +42,28 @@ def inspect_headers(
     full = full_disk_as_error(f"the disk of {folder} has no room for a model's header; free some space.")
     with full, staging_folder(folder) as place:
         for file in files:
-            _write_head(_Source(repo_id, file, commit, endpoint, cache_dir), place / PurePosixPath(file.name).name)
+            read = partial(read_range, repo_id, file, commit=commit, endpoint=endpoint, cache_dir=cache_dir)
+            _write_head(file, read, place / PurePosixPath(file.name).name)
         return inspect_in_child(place / PurePosixPath(files[0].name).name)
 
 
-class _Source:
-    """A file of the hub, read in ranges."""
+def _write_head(file: RemoteFile, read: Callable[[int, int], bytes], path: Path) -> None:
+    """Write the header of a file, the small tensors that belong to the config, and a hole for the rest.
 
-    def __init__(
-        self, repo_id: str, file: RemoteFile, commit: str, endpoint: str | None, cache_dir: Path | None
-    ) -> None:
-        self.file = file
-        self._repo_id = repo_id
-        self._commit, self._endpoint, self._cache_dir = commit, endpoint, cache_dir
-
-    def read(self, begin: int, end: int) -> bytes:
-        """Return the bytes from ``begin`` until before ``end``, which may be behind the file's end."""
-        end = min(end, self.file.size_bytes)
-        return read_range(
-            self._repo_id,
-            self.file,
-            begin,
-            end,
-            commit=self._commit,
-            endpoint=self._endpoint,
-            cache_dir=self._cache_dir,
-        )
-
-
-def _write_head(source: _Source, path: Path) -> None:
-    """Write the header of a file, the small tensors that belong to the config, and a hole for the rest."""
-    size, here, requested = source.file.size_bytes, 0, FIRST_BYTES
+    Args:
+        read: Returns the file's bytes from a first one until before a last one.
+    """
+    size, here, requested = file.size_bytes, 0, FIRST_BYTES
     found: GgufFile | None = None
     with path.open("wb") as written:
         while found is None:
             if here >= min(size, MAX_HEADER_BYTES):
                 raise CorruptCheckpoint(
-                    f"{source.file.name} has no complete header within {format_bytes(min(size, MAX_HEADER_BYTES))}.",
-                    param=source.file.name,
+                    f"{file.name} has no complete header within {format_bytes(min(size, MAX_HEADER_BYTES))}.",
+                    param=file.name,
                 )
             end = min(requested, size, MAX_HEADER_BYTES)
-            written.write(source.read(here, end))
+            written.write(read(here, end))
             written.flush()
             here, requested = end, 4 * requested
             found = read_gguf_beginning(path, size)
@@ -89,5 +71,5 @@ def _write_head(source: _Source, path: Path) -> None:
             place = found.tensors.get(name)
             if place is not None and place.end > here and place.end - place.begin <= 4 * MAX_FACTORS:
                 written.seek(place.begin)
-                written.write(source.read(place.begin, place.end))
+                written.write(read(place.begin, min(place.end, size)))
         written.truncate(size)  # the rest is a hole, which takes no space
