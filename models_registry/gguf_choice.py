@@ -1,4 +1,4 @@
-"""Choose among the GGUF files of a repository: by tag, by name, or the usual one.
+"""Choose among the GGUF files of a repository: by tag, by name, or the default one.
 
 A tag is the quantisation in a file's name. Files that a split has made are one model. Projectors of images and sounds
 (``mmproj``) and importance matrices (``imatrix``) are no models.
@@ -75,33 +75,36 @@ def gguf_models(sizes: Mapping[str, int]) -> list[GgufModel]:
     return sorted([*alone, *joined], key=lambda model: (model.size_bytes, model.name))
 
 
-def files_beside_models(names: Sequence[str]) -> list[str]:
+def ignored_gguf_files(names: Sequence[str]) -> list[str]:
     """Return the GGUF files that are no models: projectors and importance matrices."""
     return sorted(name for name in names if is_gguf(name) and is_plain_file(name) and not _is_model(name))
 
 
-def usual_model(models: Sequence[GgufModel]) -> GgufModel:
+def default_model(models: Sequence[GgufModel]) -> GgufModel:
     """Return the model that is taken where nothing says which."""
     order = {tag: number for number, tag in enumerate(_PREFERRED)}
     return min(models, key=lambda model: (bool(model.num_missing), order.get(model.tag, len(order)), model.name))
 
 
 def choose_model(reference: HubReference, models: Sequence[GgufModel]) -> GgufModel:
-    """Return the model that a reference means; without a choice the usual one.
+    """Return the model that a reference means; without a choice the default one.
 
     Raises:
         NotFound: There is no GGUF file, none of that tag or name, or several; says what there is.
         MissingTensor: Parts of the file are missing.
     """
     if not models:
-        raise NotFound(f"{reference.repo_id} has no GGUF files; name it without a tag.", param="model")
-    found = _matching(reference, models) if reference.choice else [usual_model(models)]
+        raise NotFound(
+            f"{reference.repo_id} has no GGUF files; name the repository alone to pull its safetensors.", param="model"
+        )
+    found = _matching(reference, models) if reference.choice else [default_model(models)]
     if len(found) != 1:
         kind = "file" if reference.names_file else "tag"
         what = "which several files have" if found else "which it doesn't have"
+        remedy = f"; name one of them with {reference.repo_id}:FILE.gguf" if found else ""
         raise NotFound(
             f"{reference.repo_id} was asked for the {kind} {reference.choice}, {what}; there are "
-            f"{_shown(found or models, by_name=bool(found) or reference.names_file)}.",
+            f"{_shown(found or models, by_name=bool(found) or reference.names_file)}{remedy}.",
             param="model",
         )
     if found[0].num_missing:
@@ -119,7 +122,7 @@ def reference_of(repo_id: str, model: GgufModel, models: Sequence[GgufModel]) ->
     return HubReference(repo_id, model.tag if model.tag and len(alike) == 1 else model.name)
 
 
-def sentence_of_choice(reference: HubReference, model: GgufModel, models: Sequence[GgufModel]) -> str:
+def choice_message(reference: HubReference, model: GgufModel, models: Sequence[GgufModel]) -> str:
     """Say which of several files is taken, and how to name another; empty: there is no choice, or it was made."""
     if reference.choice or len(models) < 2:
         return ""

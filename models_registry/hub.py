@@ -26,7 +26,7 @@ from inference.errors import (
 from inference.host.units import format_bytes
 from inference.modelling.encodings.quantisation_config import SIDE_FILES
 from inference.modelling.gguf.vocabulary_file import VOCABULARY_FILE
-from models_registry.gguf_choice import choose_model, gguf_models, sentence_of_choice
+from models_registry.gguf_choice import choice_message, choose_model, gguf_models
 from models_registry.hub_files import MAX_BYTES, RemoteFile, fetch_into_cache, remember_revision
 from models_registry.hub_headers import inspect_headers
 from models_registry.hub_reference import HubReference
@@ -135,7 +135,7 @@ def choose_files(reference: HubReference, sizes: Mapping[str, int]) -> ChosenFil
             param="model",
         )
     model = choose_model(reference, models)
-    return ChosenFiles(model.files, is_gguf=True, sentence=sentence_of_choice(reference, model, models))
+    return ChosenFiles(model.files, is_gguf=True, sentence=choice_message(reference, model, models))
 
 
 def hub_pull(

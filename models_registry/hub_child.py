@@ -1,7 +1,7 @@
 """Pull a checkpoint in a child process, and write lines of JSON: progress, then a path or an error.
 
-    {"repo_id": …, "max_bytes": …}          a pull; ORG/NAME, perhaps with :TAG or :FILE.gguf
-    {"repo_id": …, "is_preview": true}      what it would fetch: {"result": …}
+    {"model": …, "max_bytes": …}            a pull; ORG/NAME, perhaps with :TAG or :FILE.gguf
+    {"model": …, "is_preview": true}        what it would fetch: {"result": …}
     {"search": …, "limit": …}               what the hub finds: {"result": […]}
 
 The hub's library and its threads stay out of the web process, which can kill the pull at once. Downloaded files stay in
@@ -63,13 +63,13 @@ def _result(request: dict[str, Any]) -> dict[str, Any]:
     if "search" in request:
         found = hub_search(request["search"], request["limit"])
         return {"result": [asdict(row) | {"can_be_pulled": row.can_be_pulled} for row in found]}
-    reference = wheel_reference(request["repo_id"])
+    reference = wheel_reference(request["model"])
     if request.get("is_preview"):
-        seen = hub_preview(request["repo_id"])
-        return {"result": asdict(seen) | {"problem": seen.problem, "total_bytes": seen.total_bytes}}
+        seen = hub_preview(request["model"])
+        return {"result": asdict(seen) | {"total_bytes": seen.total_bytes}}
     if reference is None:
         _take_small_pieces()
-        return {"path": str(hub_pull(request["repo_id"], progress=Reporter(), max_bytes=request["max_bytes"]))}
+        return {"path": str(hub_pull(request["model"], progress=Reporter(), max_bytes=request["max_bytes"]))}
     exit_on_sigterm()
     return {"path": str(package_pull(reference, Reporter(), max_bytes=request["max_bytes"]))}
 

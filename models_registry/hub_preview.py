@@ -18,7 +18,7 @@ from inference.errors import BlazrError, CheckpointError, InvalidRequest, Unavai
 from models_registry.detection.config_check import check_config
 from models_registry.detection.inspection import Inspection
 from models_registry.detection.printable import printable
-from models_registry.gguf_choice import GgufModel, files_beside_models, gguf_models, reference_of
+from models_registry.gguf_choice import GgufModel, gguf_models, ignored_gguf_files, reference_of
 from models_registry.hub import SHA256, ChosenFiles, choose_files, gated, hub_model, offline_error, remote_files
 from models_registry.hub_files import cached_bytes, free_cache_bytes
 from models_registry.hub_headers import inspect_headers
@@ -83,14 +83,14 @@ class PullPreview:
         is_gated: Whether its terms have to be accepted on the hub.
         model_type: As config.json says, or a GGUF file's header; empty: there is none.
         family: The type that it is read as; empty: none, or its tensors have to decide.
-        refusal: Why it would be refused by its config.json or header; empty: nothing shows.
+        refusal: Why a pull would be refused, by its files' names, config.json or header; empty: no reason was found.
         sizes: Figures of config.json or of the header, by the names of config.json.
         weights_bytes: Memory that the weights take as they are stored, by their files' sizes.
         quantised_bytes: The same if they are quantised while loading, about.
         format: ``safetensors`` or ``GGUF``; empty: there are no weights that are read.
         choice: Says that one of several GGUF files is taken; empty: there is no choice, or it was made.
         options: The GGUF models of the repository, the smallest first; ``MAX_OPTIONS`` of them and the chosen one.
-        left_aside: GGUF files that are no models: projectors of images, importance matrices.
+        ignored_files: GGUF files that are no models: projectors of images, importance matrices.
         warnings: What the header shows that an operator should know.
     """
 
@@ -111,18 +111,13 @@ class PullPreview:
     format: str = "safetensors"
     choice: str = ""
     options: tuple[GgufOption, ...] = ()
-    left_aside: tuple[str, ...] = ()
+    ignored_files: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property
     def total_bytes(self) -> int:
         """Bytes of the download."""
         return sum(size for _, size in self.files)
-
-    @property
-    def problem(self) -> str:
-        """Why a pull would fail, or the model could not be served; empty: nothing shows."""
-        return self.refusal
 
 
 def hub_search(text: str, limit: int = 20, *, endpoint: str | None = None) -> list[FoundModel]:
@@ -194,7 +189,7 @@ def hub_preview(
         format="GGUF" if chosen.is_gguf else "safetensors" if chosen.names else "",
         choice=chosen.sentence,
         options=tuple(_option(repo_id, model, models, chosen) for model in _listed(models, chosen)),
-        left_aside=tuple(files_beside_models(list(sizes))[:MAX_OPTIONS]),
+        ignored_files=tuple(ignored_gguf_files(list(sizes))[:MAX_OPTIONS]),
         warnings=seen.warnings,
     )
 

@@ -212,7 +212,7 @@ def _fetch(row: PullJob) -> str:
         Cancelled: The row was ended meanwhile.
         BlazrError: As the child writes it.
     """
-    request = {"repo_id": row.origin, "max_bytes": int(settings.BLAZR_MAX_UPLOAD_BYTES)}
+    request = {"model": row.origin, "max_bytes": int(settings.BLAZR_MAX_UPLOAD_BYTES)}
     rate = _Rate()
     seen = PullProgress("")
     stage, written_at = "", 0.0

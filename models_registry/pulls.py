@@ -52,7 +52,7 @@ class Pull:
             raise QueueFull(f"{allowed} models are being pulled already; try again later.", retry_after_s=30)
         _num_running += 1
         self._is_counted = True
-        request = json.dumps({"repo_id": self._repo_id, "max_bytes": settings.BLAZR_MAX_UPLOAD_BYTES})
+        request = json.dumps({"model": self._repo_id, "max_bytes": settings.BLAZR_MAX_UPLOAD_BYTES})
         environment = {**os.environ, "PYTHONPATH": str(_ROOT), "HF_HUB_DISABLE_TELEMETRY": "1"}
         try:
             self._process = await asyncio.create_subprocess_exec(

@@ -88,9 +88,9 @@ def preview(arguments: argparse.Namespace) -> int:
         raise InvalidRequest("--preview shows repositories of the hub; a wheel's files are known once it is fetched.")
     found = hub_preview(arguments.repo, arguments.revision)
     if arguments.json:
-        shown = asdict(found) | {"problem": found.problem, "memory_budget_bytes": _budget_bytes()}
+        shown = asdict(found) | {"memory_budget_bytes": _budget_bytes()}
         sys.stdout.write(json.dumps(shown, indent=2) + "\n")
-        return 1 if found.problem else 0
+        return 1 if found.refusal else 0
     console = output_console()
     listed = table("file", "size", right=("size",), title=f"{found.repo_id} at {found.commit[:12]}")
     for name, size in found.files:
@@ -106,9 +106,9 @@ def preview(arguments: argparse.Namespace) -> int:
     kind = f"{found.model_type or 'no model_type'} by its {'header' if found.format == 'GGUF' else 'config.json'}"
     console.print(Text(printable(f"{kind}: {facts}" if facts else kind)))
     _print_fit(console, found)
-    if found.problem:
-        console.print(Text(printable(f"problem: {found.problem}"), style="red"))
-    return 1 if found.problem else 0
+    if found.refusal:
+        console.print(Text(printable(f"It would be refused: {found.refusal}"), style="red"))
+    return 1 if found.refusal else 0
 
 
 def _print_options(console: Console, found: PullPreview) -> None:
@@ -122,8 +122,8 @@ def _print_options(console: Console, found: PullPreview) -> None:
             listed.add_row(Text(printable(option.reference)), kind, format_bytes(option.size_bytes), remark)
         console.print(listed)
     sentences = [found.choice, *found.warnings]
-    if found.left_aside:
-        sentences.append(f"left aside, as they are no models: {', '.join(found.left_aside)}")
+    if found.ignored_files:
+        sentences.append(f"ignored, as they are no models: {', '.join(found.ignored_files)}")
     for sentence in filter(None, sentences):
         console.print(Text(printable(sentence)))
 

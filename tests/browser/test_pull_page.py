@@ -76,7 +76,7 @@ def test_a_gguf_file_is_chosen_and_pulled(page: Page, site: LiveServer, tiny: ty
     options = page.locator("#hub-options tbody tr")
     expect(options).to_have_count(2)
     expect(options.filter(has_text="Q4_K_M")).to_contain_text("chosen")
-    expect(page.locator("#hub-checks")).to_contain_text("Left aside, as they are no models: mmproj-T.gguf")
+    expect(page.locator("#hub-checks")).to_contain_text("Ignored, as they are no models: mmproj-T.gguf")
     assert axe_findings(page) == []
     page.get_by_role("button", name="T-Q8_0.gguf").click()
     expect(page.locator("#hub-found h3")).to_have_text("org/tiny:Q8_0")

@@ -6,12 +6,12 @@ import pytest
 
 from inference.errors import MissingTensor, NotFound
 from models_registry.gguf_choice import (
+    choice_message,
     choose_model,
-    files_beside_models,
+    default_model,
     gguf_models,
+    ignored_gguf_files,
     reference_of,
-    sentence_of_choice,
-    usual_model,
 )
 from models_registry.hub_reference import HubReference
 
@@ -42,7 +42,7 @@ def test_files_are_models_with_their_tags_and_parts() -> None:
         ("BF16", 200, 2),
     ]  # fmt: skip
     assert MODELS[-1].missing == ("Tiny-1B-00002-of-00003.gguf",)
-    assert files_beside_models(list(SIZES)) == ["Tiny-1B.imatrix.gguf", "mmproj-Tiny-1B-f16.gguf"]
+    assert ignored_gguf_files(list(SIZES)) == ["Tiny-1B.imatrix.gguf", "mmproj-Tiny-1B-f16.gguf"]
 
 
 @pytest.mark.parametrize(
@@ -67,14 +67,15 @@ def test_what_is_not_there_is_said_with_what_is() -> None:
         choose("a/b:other.gguf")
     with pytest.raises(MissingTensor, match=r"lacks 1 of the parts of .*: Tiny-1B-00002-of-00003\.gguf"):
         choose("a/b:BF16")
-    with pytest.raises(NotFound, match="has no GGUF files"):
+    with pytest.raises(NotFound, match="has no GGUF files; name the repository alone"):
         choose_model(HubReference.parse("a/b:Q4_K_M"), [])
 
 
 def test_two_files_of_a_tag_are_named_by_their_files() -> None:
     models = gguf_models({"x-Q4_0.gguf": 1, "y-Q4_0.gguf": 2, "z-F16.gguf": 3})
-    with pytest.raises(NotFound, match=r"the tag Q4_0, which several files have; there are x-Q4_0\.gguf, y-Q4_0\.gguf"):
+    with pytest.raises(NotFound, match="the tag Q4_0, which several files have") as found:
         choose_model(HubReference.parse("a/b:Q4_0"), models)
+    assert "x-Q4_0.gguf, y-Q4_0.gguf; name one of them with a/b:FILE.gguf." in found.value.message
     assert [str(reference_of("a/b", model, models)) for model in models] == [
         "a/b:x-Q4_0.gguf", "a/b:y-Q4_0.gguf", "a/b:F16",
     ]  # fmt: skip
@@ -90,16 +91,16 @@ def test_two_files_of_a_tag_are_named_by_their_files() -> None:
         (("f16", "unheard"), "F16"),
     ],
 )
-def test_the_usual_model(tags: tuple[str, ...], taken: str) -> None:
-    assert usual_model(gguf_models({f"m-{tag}.gguf": 1 for tag in tags})).tag == taken
+def test_the_default_model(tags: tuple[str, ...], taken: str) -> None:
+    assert default_model(gguf_models({f"m-{tag}.gguf": 1 for tag in tags})).tag == taken
 
 
 def test_a_choice_that_was_left_open_is_said() -> None:
     reference, chosen = HubReference.parse("a/b"), choose_model(HubReference.parse("a/b"), MODELS)
-    words = sentence_of_choice(reference, chosen, MODELS)
+    words = choice_message(reference, chosen, MODELS)
     assert words.startswith("a/b has 6 GGUF models; Tiny-1B-Q4_K_M.gguf is taken. For another one name a/b:TAG; there")
-    assert sentence_of_choice(HubReference.parse("a/b:Q4_K_M"), chosen, MODELS) == ""
-    assert sentence_of_choice(reference, chosen, [chosen]) == ""
+    assert choice_message(HubReference.parse("a/b:Q4_K_M"), chosen, MODELS) == ""
+    assert choice_message(reference, chosen, [chosen]) == ""
 
 
 def test_many_models_with_missing_parts_cost_little() -> None:

@@ -15,8 +15,8 @@ from tests.models_registry.tiny_wheels import index
 __all__ = ["index"]
 
 
-def run_child(repo_id: str) -> list[dict]:
-    request = json.dumps({"repo_id": repo_id, "max_bytes": 1 << 20})
+def run_child(model: str) -> list[dict]:
+    request = json.dumps({"model": model, "max_bytes": 1 << 20})
     command = [sys.executable, "-m", "models_registry.hub_child", request]
     done = subprocess.run(command, capture_output=True, timeout=60, env=os.environ, check=True)
     return [json.loads(line) for line in done.stdout.splitlines()]

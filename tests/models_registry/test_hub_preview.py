@@ -64,15 +64,15 @@ def test_what_a_config_says(hub, tmp_path) -> None:
     config = {"model_type": "llama", "num_hidden_layers": 3, "hidden_size": 64, "torch_dtype": "bfloat16"}
     handler.files["config.json"] = json.dumps(config).encode()
     found = hub_preview("org/tiny", endpoint=endpoint, cache_dir=tmp_path / "a")
-    assert (found.family, found.problem, found.sizes["hidden_size"]) == ("llama", "", 64)
+    assert (found.family, found.refusal, found.sizes["hidden_size"]) == ("llama", "", 64)
     assert found.quantised_bytes["int4"] < found.quantised_bytes["int8"] < found.weights_bytes
     handler.files["config.json"] = json.dumps({"model_type": "unheard_of"}).encode()
     found = hub_preview("org/tiny", endpoint=endpoint, cache_dir=tmp_path / "b")
-    assert found.family == "" and "'unheard_of' is not supported" in found.problem
+    assert found.family == "" and "'unheard_of' is not supported" in found.refusal
     handler.files["config.json"] = b"[" * 100_000
     assert hub_preview("org/tiny", endpoint=endpoint, cache_dir=tmp_path / "c").model_type == ""
     del handler.files["model.safetensors"]
-    assert "no .gguf files" in hub_preview("org/tiny", endpoint=endpoint, cache_dir=tmp_path / "d").problem
+    assert "no .gguf files" in hub_preview("org/tiny", endpoint=endpoint, cache_dir=tmp_path / "d").refusal
 
 
 def test_what_is_not_there_is_said(hub, tmp_path) -> None:
@@ -97,20 +97,20 @@ def test_gguf_files_are_listed_and_the_chosen_one_is_read_by_its_header(hub, tmp
     }
     found = hub_preview("org/tiny", endpoint=endpoint, cache_dir=tmp_path)
     assert handler.asked == [] and {end for _, end in handler.ranges} == {len(handler.files["T-Q4_K_M.gguf"])}
-    assert (found.format, found.model_type, found.family, found.problem) == ("GGUF", "llama", "llama", "")
+    assert (found.format, found.model_type, found.family, found.refusal) == ("GGUF", "llama", "llama", "")
     assert found.files == (("T-Q4_K_M.gguf", len(handler.files["T-Q4_K_M.gguf"])),)
     assert found.weights_bytes == found.total_bytes and found.sizes["max_position_embeddings"] == 128
-    assert found.sizes["quantisation"] == "F32" and found.left_aside == ("mmproj-T.gguf",)
+    assert found.sizes["quantisation"] == "F32" and found.ignored_files == ("mmproj-T.gguf",)
     assert {(option.reference, option.is_chosen) for option in found.options} == {
         ("org/tiny:Q2_K", False), ("org/tiny:Q4_K_M", True), ("org/tiny:BF16", False),
     }  # fmt: skip
     assert "T-Q4_K_M.gguf is taken" in found.choice
     parts = hub_preview("org/tiny:bf16", endpoint=endpoint, cache_dir=tmp_path)
     assert [name for name, _ in parts.files] == ["T-BF16-00001-of-00002.gguf", "T-BF16-00002-of-00002.gguf"]
-    assert (parts.choice, parts.problem) == ("", "")
+    assert (parts.choice, parts.refusal) == ("", "")
     refused = hub_preview("org/tiny:Q2_K", endpoint=endpoint, cache_dir=tmp_path)
-    assert "'unheard-of', which is not read" in refused.problem and refused.family == ""
+    assert "'unheard-of', which is not read" in refused.refusal and refused.family == ""
     with pytest.raises(NotFound, match="the tag Q6_K"):
         hub_preview("org/tiny:Q6_K", endpoint=endpoint, cache_dir=tmp_path)
     del handler.files["T-BF16-00002-of-00002.gguf"]
-    assert "lacks 1 of the parts" in hub_preview("org/tiny:BF16", endpoint=endpoint, cache_dir=tmp_path).problem
+    assert "lacks 1 of the parts" in hub_preview("org/tiny:BF16", endpoint=endpoint, cache_dir=tmp_path).refusal

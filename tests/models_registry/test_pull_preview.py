@@ -80,7 +80,7 @@ def test_a_preview_offers_the_gguf_files(hub, tmp_path, monkeypatch):
         ("org/tiny:Q4_K_M", True), ("org/tiny:Q8_0", False),
     ]  # fmt: skip
     words = " ".join(check["words"] for check in found["checks"])
-    for part in ("by the file's header", "T-Q4_K_M.gguf is taken", "Left aside, as they are no models: mmproj-T.gguf"):
+    for part in ("by the file's header", "T-Q4_K_M.gguf is taken", "Ignored, as they are no models: mmproj-T.gguf"):
         assert part in words
     assert previews.pull_preview("org/tiny:q8_0")["suggested_name"] == "tiny-Q8_0"
     assert hub.asked == []

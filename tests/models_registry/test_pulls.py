@@ -69,7 +69,7 @@ async def test_progress_and_path_come_from_the_child(child):
     child(
         "import json, sys\n"
         "request = json.loads(sys.argv[-1])\n"
-        "assert request['repo_id'] == 'org/tiny', request\n"
+        "assert request['model'] == 'org/tiny', request\n"
         "assert request['max_bytes'] > 0, request\n"
         f"print(json.dumps({{'progress': {asdict(PROGRESS)!r}}}))\n"
         "print(json.dumps({'path': '/some/where'}))\n"

@@ -63,7 +63,7 @@ def test_a_preview_lists_the_gguf_models_and_the_chosen_one(hub, capsys, tmp_pat
     hub.files = {"T-Q4_K_M.gguf": llama_gguf(), "T-Q8_0.gguf": llama_gguf(seed=2), "mmproj-T.gguf": b"no"}
     assert pull.run(arguments()) == 0
     out = capsys.readouterr().out
-    for words in ("org/tiny:Q8_0", "chosen", "T-Q4_K_M.gguf is taken", "left aside", "llama by its header"):
+    for words in ("org/tiny:Q8_0", "chosen", "T-Q4_K_M.gguf is taken", "ignored, as they are", "llama by its header"):
         assert words in " ".join(out.split())
     assert pull.run(arguments(file="T-Q8_0.gguf")) == 0
     assert "T-Q4_K_M.gguf is taken" not in " ".join(capsys.readouterr().out.split())
