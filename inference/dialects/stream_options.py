@@ -10,7 +10,7 @@ from inference.errors import InvalidRequest, UnsupportedFeature, shown
 INCLUDE_QUEUE_HELP = "include_queue: while the request waits, send blazr.queue events: position, reason, estimate."
 
 
-def includes_queue(values: Mapping[str, Any], *, only_false: Collection[str] = ()) -> bool:
+def read_include_queue(values: Mapping[str, Any], *, only_false: Collection[str] = ()) -> bool:
     """Return ``stream_options.include_queue`` of validated members.
 
     Args:

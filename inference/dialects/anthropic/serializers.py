@@ -25,7 +25,7 @@ from inference.dialects.fields import (
 from inference.dialects.members import check_members, unsupported
 from inference.dialects.openai.message_fields import MAX_MESSAGES
 from inference.dialects.refusals import Refused
-from inference.dialects.stream_options import INCLUDE_QUEUE_HELP, includes_queue
+from inference.dialects.stream_options import INCLUDE_QUEUE_HELP, read_include_queue
 from inference.dialects.strict_serializer import StrictSerializer
 from inference.errors import InvalidRequest, UnsupportedFeature, shown
 from inference.values import sampling_params as limits
@@ -162,7 +162,7 @@ class MessageRequestSerializer(CountTokensRequestSerializer):
                 chat[name] = values[name]
         if values.get("stop_sequences"):
             chat["stop"] = values["stop_sequences"]
-        plan = replace(chat_plan(chat, CHAT_NAMES), include_queue=includes_queue(values))
+        plan = replace(chat_plan(chat, CHAT_NAMES), include_queue=read_include_queue(values))
         return plan, values.get("stream", False)
 
 

@@ -9,20 +9,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from inference.dialects.stream_options import includes_queue
+from inference.dialects import stream_options
 from inference.errors import InvalidRequest, UnsupportedFeature, shown
 
 NO_BUILT_IN_TOOLS = "there are no built-in tools"
 _INCLUDES = ("message.output_text.logprobs",)
 
 
-def queue_is_included(values: Mapping[str, Any]) -> bool:
-    """Return whether a waiting stream says where it stands.
+def check_stream_options(values: Mapping[str, Any]) -> None:
+    """Refuse stream options that ``read_include_queue`` refuses."""
+    read_include_queue(values)
+
+
+def read_include_queue(values: Mapping[str, Any]) -> bool:
+    """Return ``stream_options.include_queue`` of validated members.
 
     Raises:
         InvalidRequest: A stream option is unsupported, or doesn't go with ``background``.
     """
-    found = includes_queue(values, only_false=("include_obfuscation",))
+    found = stream_options.read_include_queue(values, only_false=("include_obfuscation",))
     if found and values.get("background", False):
         raise InvalidRequest(
             "stream_options.include_queue doesn't go with background: true, whose events are those of its job; leave "

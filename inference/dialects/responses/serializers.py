@@ -25,10 +25,11 @@ from inference.dialects.openai.sampling_fields import FURTHER_SAMPLERS, Sampling
 from inference.dialects.refusals import Refused
 from inference.dialects.responses.conversion import (
     NO_BUILT_IN_TOOLS,
+    check_stream_options,
     check_truncation,
     format_in_chat,
     logprobs_in_chat,
-    queue_is_included,
+    read_include_queue,
     reasoning_in_chat,
     tools_in_chat,
 )
@@ -185,7 +186,7 @@ class ResponseRequest:
         if not messages:
             raise InvalidRequest("input holds no message.", param="input")
         plan = chat_plan({**self.chat, "messages": messages}, CHAT_NAMES)
-        return replace(plan, include_queue=queue_is_included(self.values))
+        return replace(plan, include_queue=read_include_queue(self.values))
 
     def skeleton(self, plan: GenerationPlan, *, response_id: str, created: int, model: str) -> dict[str, Any]:
         values = self.values
@@ -289,4 +290,4 @@ class ResponseRequestSerializer(SamplingFieldsMixin, InputTokensRequestSerialize
         if values.get("background", False) and not values.get("store", True):
             raise InvalidRequest("background: true needs store: true.", param="background")
         check_truncation(values)
-        queue_is_included(values)
+        check_stream_options(values)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from inference.dialects.stream_options import includes_queue
+from inference.dialects.stream_options import read_include_queue
 from inference.errors import InvalidRequest
 
 
@@ -15,7 +15,7 @@ from inference.errors import InvalidRequest
     [(None, False), ({}, False), ({"include_queue": None}, False), ({"include_queue": True}, True)],
 )
 def test_the_queue_is_included_when_asked_for(options: Any, found: bool) -> None:
-    assert includes_queue({"stream": True, "stream_options": options}) is found
+    assert read_include_queue({"stream": True, "stream_options": options}) is found
 
 
 @pytest.mark.parametrize(
@@ -29,10 +29,10 @@ def test_the_queue_is_included_when_asked_for(options: Any, found: bool) -> None
 )
 def test_what_cannot_be_honoured_is_named(values: Any, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        includes_queue(values, only_false=("obfuscated",))
+        read_include_queue(values, only_false=("obfuscated",))
     assert caught.value.param == param
 
 
 def test_further_options_may_be_false() -> None:
     options = {"obfuscated": False, "include_queue": True}
-    assert includes_queue({"stream": True, "stream_options": options}, only_false=("obfuscated",))
+    assert read_include_queue({"stream": True, "stream_options": options}, only_false=("obfuscated",))

@@ -7,7 +7,7 @@ import pytest
 from inference.dialects.responses.conversion import (
     format_in_chat,
     logprobs_in_chat,
-    queue_is_included,
+    read_include_queue,
     reasoning_in_chat,
     tools_in_chat,
 )
@@ -36,15 +36,15 @@ def test_what_is_absent_adds_nothing():
     for convert in (logprobs_in_chat, format_in_chat, reasoning_in_chat, tools_in_chat):
         assert convert({}) == {}
     assert tools_in_chat({"tool_choice": "auto"}) == {}
-    assert not queue_is_included({"stream": True, "stream_options": {"include_obfuscation": False}})
-    assert queue_is_included({"stream": True, "stream_options": {"include_queue": True}})
+    assert not read_include_queue({"stream": True, "stream_options": {"include_obfuscation": False}})
+    assert read_include_queue({"stream": True, "stream_options": {"include_queue": True}})
 
 
 @pytest.mark.parametrize(
     ("convert", "values", "param"),
     [
         (
-            queue_is_included,
+            read_include_queue,
             {"stream": True, "background": True, "stream_options": {"include_queue": True}},
             "stream_options.include_queue",
         ),
