@@ -69,7 +69,7 @@ class JobsPage(_JobsBase):
             "label": label,
             "after": after,
             "jobs": [{"row": row, "is_open": row.state not in _ENDED, "took_s": took_s(row)} for row in shown],
-            "older": older_address(query, "after", str(shown[-1].job_id)) if len(rows) > NUM_JOBS else "",
+            "older": page_address(query, "after", str(shown[-1].job_id)) if len(rows) > NUM_JOBS else "",
             "counts": ", ".join(f"{counts[name]} {name}" for name in JobState.values if counts[name]),
         }
 
@@ -85,8 +85,8 @@ def batches_context(query: QueryDict, principal: Principal) -> dict[str, Any]:
         "batch_search": search,
         "batch_after": after,
         "batches": [{**batch, "file_name": names.get(batch["input_file_id"], "")} for batch in found],
-        "newest_batches": older_address(query, "batch_after", "") if after else "",
-        "older_batches": older_address(query, "batch_after", shown[-1].batch_id) if len(rows) > NUM_BATCHES else "",
+        "newest_batches": page_address(query, "batch_after", None) if after else "",
+        "older_batches": page_address(query, "batch_after", shown[-1].batch_id) if len(rows) > NUM_BATCHES else "",
     }
 
 
@@ -136,16 +136,16 @@ def took_s(row: GenerationJob) -> float | None:
     return (row.finished_at - row.started_at).total_seconds()
 
 
-def older_address(query: QueryDict, name: str, last: str) -> str:
-    """Return the address of the page of what is older than ``last``, with the same filters; empty: of the newest.
+def page_address(query: QueryDict, name: str, after: str | None) -> str:
+    """Return the address of the page behind ``after``, with the same filters; None: of the first page.
 
     Args:
-        name: Of the address's member.
+        name: The address's member for ``after``.
     """
     changed = query.copy()
-    changed[name] = last
-    if not last:
-        del changed[name]
+    changed.pop(name, None)
+    if after is not None:
+        changed[name] = after
     return f"?{changed.urlencode()}"
 
 
