@@ -1,7 +1,11 @@
-"""Sum up the values of a weight that the files hold in codes, as the child process of ``tensor_values``."""
+"""Sum up the values of a weight that the files hold in codes, as the child process of ``tensor_values``.
+
+The loader's readers need torch, which ``models_registry`` may not import; so this module is beside the registry.
+"""
 
 from __future__ import annotations
 
+import math
 import resource
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,28 +24,26 @@ from models_registry.tensor_numbers import Array, pieces, statistics
 
 CPU_S = 120
 MEMORY_BYTES = 4 << 30
-"""Of this process's own memory."""
+"""Limit of the memory that this process allocates."""
 MAX_PART_BYTES = 1 << 30
-"""Codes, scales and zero points of a weight, in memory while it is decoded; GGUF's blocks are read piece by piece."""
+"""Limit of a weight's codes, scales and zero points, read whole; GGUF's blocks are read piece by piece."""
 MAX_DECODED_VALUES = 1 << 26
-"""Values that are decoded of a weight; of larger ones at evenly spaced places."""
+"""Limit of the values that are decoded; a larger weight is read at evenly spaced places."""
 
 
 class DecodedWeight:
     """The decoded values of a weight, read piece by piece.
 
     Attributes:
-        count: Number of values.
+        count: Number of the weight's values, read or not.
     """
 
     def __init__(self, files: TensorFiles, name: str) -> None:
         self._files, self._name = files, name
-        self.count = 1
-        for size in files.shape_of(name):
-            self.count *= size
+        self.count = math.prod(files.shape_of(name))
 
     def values(self, max_values: int) -> Iterator[Array]:
-        """Yield the values of each piece that is read, as float64."""
+        """Yield the decoded values of each piece, as float64; about ``max_values`` in all."""
         for first, number in pieces(self.count, max_values):
             yield self._files.read_values(self._name, first, number).double().numpy()
 

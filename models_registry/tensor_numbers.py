@@ -91,7 +91,7 @@ class StoredTensor:
             return _DECODERS[self.dtype](data)
 
 
-def statistics(stored: Values, max_values: int = MAX_VALUES) -> dict[str, Any]:
+def statistics(tensor: Values, max_values: int = MAX_VALUES) -> dict[str, Any]:
     """Sum up a tensor's values.
 
     Returns:
@@ -99,9 +99,9 @@ def statistics(stored: Values, max_values: int = MAX_VALUES) -> dict[str, Any]:
         ``max``, ``mean`` and ``std`` of the finite ones (None: there are none); ``histogram`` (None: all are the same):
         ``low``, ``high``, ``bins``, and how many are ``below`` and ``above``.
     """
-    found: dict[str, Any] = {"count": stored.count, "num_read": 0, "zeros": 0, "nans": 0, "infinities": 0}
+    found: dict[str, Any] = {"count": tensor.count, "num_read": 0, "zeros": 0, "nans": 0, "infinities": 0}
     moments = _Moments()
-    for values in stored.values(max_values):
+    for values in tensor.values(max_values):
         found["num_read"] += values.size
         found["nans"] += int(np.isnan(values).sum())
         found["infinities"] += int(np.isinf(values).sum())
@@ -111,7 +111,7 @@ def statistics(stored: Values, max_values: int = MAX_VALUES) -> dict[str, Any]:
     found |= moments.result()
     found["histogram"] = None
     if moments.count and moments.low < moments.high:
-        found["histogram"] = _histogram(stored, moments, max_values)
+        found["histogram"] = _histogram(tensor, moments, max_values)
     return found
 
 
@@ -200,14 +200,14 @@ class _Moments:
         return {name: value if self.count and math.isfinite(value) else None for name, value in figures.items()}
 
 
-def _histogram(stored: Values, moments: _Moments, max_values: int) -> dict[str, Any] | None:
+def _histogram(tensor: Values, moments: _Moments, max_values: int) -> dict[str, Any] | None:
     reach = SIGMAS * moments.std
     low, high = max(moments.low, moments.mean - reach), min(moments.high, moments.mean + reach)
     if not (math.isfinite(high - low) and low < high):
         return None
     bins = np.zeros(NUM_BINS, dtype=np.int64)
     below = above = 0
-    for values in stored.values(max_values):
+    for values in tensor.values(max_values):
         finite = values[np.isfinite(values)]
         bins += np.histogram(finite, NUM_BINS, (low, high))[0]
         below += int((finite < low).sum())

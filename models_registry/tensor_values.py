@@ -75,11 +75,11 @@ def tensor_statistics(checkpoint: Checkpoint, name: str, *, of_weight: bool = Fa
     return _statistics(checkpoint.pk, checkpoint.updated_at.isoformat(), name, of_weight)
 
 
-def run_child(request: Mapping[str, Any], max_seconds: float = MAX_SECONDS, child: str = "") -> dict[str, Any]:
+def run_child(request: Mapping[str, Any], max_seconds: float = MAX_SECONDS, child: str = CHILD) -> dict[str, Any]:
     """Run one request in a child, when it is this one's turn.
 
     Args:
-        child: Its module; empty: ``CHILD``.
+        child: Its module.
 
     Raises:
         QueueFull: Another computation runs.
@@ -89,7 +89,7 @@ def run_child(request: Mapping[str, Any], max_seconds: float = MAX_SECONDS, chil
     if not _turn.acquire(timeout=WAIT_S):
         raise QueueFull("other tensors are being read; try again in a moment.", retry_after_s=10)
     try:
-        with JobProcess(child or CHILD, request) as process:
+        with JobProcess(child, request) as process:
             return follow(process, lambda share, stage: None, max_seconds=max_seconds)
     finally:
         _turn.release()
