@@ -8,7 +8,7 @@ its own included (a window, a chunk or an indexer lets it see fewer):
     experts       the same of the routed experts, times those that a token is routed to
     convolution   channels · taps
     attention     heads · L · (width of a key + width of a value), and an indexer's queries with all keys
-    recurrence    for each value of a state: one to fade it, one for each product that is added, one to read it; the
+    recurrence    for each value of a state: one to decay it, one for each product that is added, one to read it; the
                   delta rules read twice
 
 Norms, activations, gates, rotations and the mixes of several residual streams are left out: their operations grow with
@@ -140,7 +140,7 @@ def _attention(mixer: MixerSpec, context: int, spec: ModelSpec) -> int:
 
 
 def _recurrence(mixer: MixerSpec) -> int:
-    """Return the operations on a recurrent state: to fade it, to write to it, to read it."""
+    """Return the operations on a recurrent state: to decay it, to write to it, to read it."""
     if isinstance(mixer, Mamba1Spec):
         return 3 * mixer.intermediate_size * mixer.state_size
     if isinstance(mixer, Mamba2Spec):
@@ -160,5 +160,5 @@ def _recurrence(mixer: MixerSpec) -> int:
     if isinstance(mixer, RGLRUSpec):
         return 2 * mixer.width
     if isinstance(mixer, TimeMixSpec):
-        return 4 * mixer.width  # of the values' sum and of the weights' sum: fading, and adding or reading
+        return 4 * mixer.width  # of the values' sum and of the weights' sum: decay, and adding or reading
     return 0
