@@ -80,7 +80,7 @@ def with_suggestion(
     Args:
         states_missing_bytes: As ``plan_for_fit`` returns it.
     """
-    if requested is None or plan.resized is None:
+    if requested is None:
         return report
     found = {**report, "requested_model_len": requested.max_model_len, "requested_num_seqs": requested.max_num_seqs}
     if states_missing_bytes:
@@ -94,11 +94,10 @@ def with_suggestion(
         return found
     if not found["missing_bytes"]:
         found["short_bytes"] = max(0, found["full_states_bytes"] - found["states_bytes"])
-    resized = plan.resized
 
     def fits(max_model_len: int, max_num_seqs: int) -> bool:
         try:
-            tried = resized(LoadSizes(max_model_len, max_num_seqs))
+            tried = plan.resized(LoadSizes(max_model_len, max_num_seqs))
         except BlazrError:
             return False
         return tried.needed_bytes <= available and tried.sizes["full_sequences"] >= max_num_seqs

@@ -114,7 +114,7 @@ class LoadPlan:
     pinned: bool = False
     adapter_bytes: int = 0
     sizes: Mapping[str, int] = field(default_factory=dict)
-    resized: Callable[[LoadSizes], LoadPlan] | None = None
+    resized: Callable[[LoadSizes], LoadPlan] = field(kw_only=True)
 
     @property
     def max_in_engine(self) -> int:

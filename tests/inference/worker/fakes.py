@@ -156,7 +156,13 @@ class FakePlans:
             load,
             pinned=self.pinned,
             sizes={"weights_bytes": self.needed},
+            resized=not_resized,
         )
+
+
+def not_resized(sizes: LoadSizes) -> LoadPlan:
+    """Stand in for ``LoadPlan.resized`` where no other sizes are planned."""
+    raise AssertionError(f"planned with {sizes}")
 
 
 class FakePresence:

@@ -10,7 +10,7 @@ import pytest
 from inference.llm.llm import LLM
 from inference.worker.interfaces import LoadPlan, Presence, ServedLLM
 from inference.worker.presence import RedisPresence
-from tests.inference.worker.fakes import FakeLLM, FakePresence
+from tests.inference.worker.fakes import FakeLLM, FakePresence, not_resized
 
 
 def members(protocol: type) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def test_implementations_have_what_the_worker_calls(protocol, implementation):
 
 
 def test_a_plan_is_neither_pinned_nor_explained_unless_it_says_so():
-    plan = LoadPlan("tiny", needed_bytes=10, keep_alive_s=-1, max_num_seqs=4, load=lambda progress: FakeLLM())
+    plan = LoadPlan("tiny", 10, -1, max_num_seqs=4, load=lambda progress: FakeLLM(), resized=not_resized)
     assert (plan.pinned, plan.sizes) == (False, {})
     with pytest.raises(AttributeError):
         plan.pinned = True

@@ -11,7 +11,7 @@ from inference.worker.interfaces import LoadPlan
 from inference.worker.outlook import record_end, start_outlook
 from inference.worker.resident import ActiveRequest, Resident
 from inference.worker.service_times import ServiceTimes
-from tests.inference.worker.fakes import FakeLLM, message
+from tests.inference.worker.fakes import FakeLLM, message, not_resized
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def still(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def model(name: str = "a", *, num_seqs: int = 2, **members: Any) -> Resident:
-    plan = LoadPlan(name, needed_bytes=1, keep_alive_s=-1, max_num_seqs=num_seqs, load=lambda progress: FakeLLM())
+    plan = LoadPlan(name, 1, -1, num_seqs, load=lambda progress: FakeLLM(), resized=not_resized)
     return Resident(name, **{"status": "ready", "plan": plan, **members})
 
 

@@ -10,11 +10,11 @@ from inference.errors import InvalidRequest
 from inference.values.plan import JOB_PRIORITY
 from inference.worker.interfaces import LoadPlan
 from inference.worker.resident import MAX_RESIDENCE_S, RATE_WINDOW_S, ActiveRequest, Resident
-from tests.inference.worker.fakes import message
+from tests.inference.worker.fakes import FakeLLM, message, not_resized
 
 
 def plan(keep_alive_s: float = -1, max_num_seqs: int = 2) -> LoadPlan:
-    return LoadPlan("served-name", 10, keep_alive_s, max_num_seqs, load=lambda progress: None)  # type: ignore[arg-type,return-value]
+    return LoadPlan("served-name", 10, keep_alive_s, max_num_seqs, lambda progress: FakeLLM(), resized=not_resized)
 
 
 def test_a_model_has_its_served_name_once_it_is_known():

@@ -17,7 +17,7 @@ from inference.worker import resident_models
 from inference.worker.interfaces import LoadPlan
 from inference.worker.resident import Engine, Resident
 from inference.worker.resident_models import ResidentModels
-from tests.inference.worker.fakes import FakeLLM, FakePresence, message, wait_until
+from tests.inference.worker.fakes import FakeLLM, FakePresence, message, not_resized, wait_until
 
 
 class FakeLoop:
@@ -26,7 +26,8 @@ class FakeLoop:
 
 
 def plan(name: str = "a", size: int = 10, **values: Any) -> LoadPlan:
-    return LoadPlan(name, size, values.pop("keep_alive_s", -1), values.pop("max_num_seqs", 2), None, **values)  # type: ignore[arg-type]
+    keep_alive_s, max_num_seqs = values.pop("keep_alive_s", -1), values.pop("max_num_seqs", 2)
+    return LoadPlan(name, size, keep_alive_s, max_num_seqs, None, resized=not_resized, **values)  # type: ignore[arg-type]
 
 
 def table(budget: int = 20, min_residence_s: float = 0.0) -> ResidentModels:

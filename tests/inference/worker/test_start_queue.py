@@ -14,7 +14,7 @@ from inference.worker.interfaces import LoadPlan
 from inference.worker.resident import ActiveRequest, Resident
 from inference.worker.start_queue import NumPreparations, StartQueue
 from tests.inference.llm.harness import OPTIONS, Checkpoint
-from tests.inference.worker.fakes import message, wait_until
+from tests.inference.worker.fakes import message, not_resized, wait_until
 
 JOB = {"priority": 1_000_000}
 
@@ -47,7 +47,7 @@ def starts(preparation):
 
 
 def request(request_id, caller="a", *, model="m", max_num_seqs=100, **members):
-    plan = LoadPlan(model, 1, -1, max_num_seqs, load=lambda progress: None)
+    plan = LoadPlan(model, 1, -1, max_num_seqs, load=lambda progress: None, resized=not_resized)
     item = message(request_id, model=model, owner=caller, **members)
     return ActiveRequest(item, lambda events: None, Resident(model, plan=plan))
 
