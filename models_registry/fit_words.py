@@ -96,8 +96,13 @@ def _advice(fit: Mapping[str, Any]) -> str:
 
 def _split(fit: Mapping[str, Any]) -> str:
     """Return what a load reserves, and for how many sequences."""
-    states = max(0, fit["needed_bytes"] - fit["weights_bytes"])
-    split = f"A load takes {format_bytes(fit['weights_bytes'])} weights + {format_bytes(states)} reserved states: room "
+    parts = (
+        (fit["weights_bytes"], "weights"),
+        (fit["states_bytes"], "reserved states"),
+        (fit["draft_bytes"], "draft model"),
+        (fit["adapter_bytes"], "adapters"),
+    )
+    split = f"A load takes {' + '.join(f'{format_bytes(size)} {name}' for size, name in parts if size)}: room "
     if fit["bytes_per_token"]:
         split += f"for {fit['full_sequences']:,} sequences of {fit['max_model_len']:,} tokens, or more shorter ones"
     else:

@@ -31,6 +31,11 @@ def test_weights_and_reserved_states_are_told_apart() -> None:
     assert (found["mark"], found["words"], found["advice"]) == ("good", "Fits with 10.7 GiB to spare.", "")
 
 
+def test_a_draft_model_and_adapters_are_no_states() -> None:
+    found = row(needed_bytes=FIT["needed_bytes"] + 3 * MIB, draft_bytes=MIB, adapter_bytes=2 * MIB)
+    assert "weights + 5.0 GiB reserved states + 1.0 MiB draft model + 2.0 MiB adapters: room" in found["split"]
+
+
 def test_the_bar_has_each_part_of_the_budget_once() -> None:
     bar = row(used_bytes=3 * GIB, pinned_bytes=GIB)["bar"]
     sizes = {part["name"]: part["size"] for part in bar}
