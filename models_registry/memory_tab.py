@@ -10,11 +10,10 @@ from inference.errors import BlazrError
 from models_registry import live
 from models_registry.fit_words import fit_rows
 from models_registry.models import Checkpoint
-from models_registry.page_numbers import number_of
+from models_registry.page_numbers import DEFAULT_CONTEXT, number_of
 from models_registry.settings_schema import MODEL_SETTINGS
 
 DEFAULT_SEQUENCES = 16
-DEFAULT_CONTEXT = 4096
 MAX_SEQUENCES = next(int(setting.high) for setting in MODEL_SETTINGS if setting.name == "max_num_seqs")
 
 
@@ -27,7 +26,9 @@ def fit_context(checkpoint: Checkpoint, query: QueryDict) -> dict[str, Any]:
     max_tokens = max(checkpoint.max_position_embeddings, 1)
     sizes, problem = _sizes(query, max_tokens)
     fits: list[dict[str, Any]] = []
-    if checkpoint.state == "available" and not problem:
+    if checkpoint.state != "available":
+        problem = f"The model is {checkpoint.state}; only an available one can be planned."
+    elif not problem:
         try:
             fits = live.fit(checkpoint, sizes)["workers"]
         except BlazrError as error:
@@ -41,7 +42,7 @@ def fit_context(checkpoint: Checkpoint, query: QueryDict) -> dict[str, Any]:
         "token_stops": _stops(max_tokens),
         "sequence_stops": _stops(MAX_SEQUENCES),
         "fits": fit_rows(fits),
-        "fit_problem": problem or "The workers can't be asked now.",
+        "fit_problem": problem,
     }
 
 
@@ -49,7 +50,7 @@ def _sizes(query: QueryDict, max_tokens: int) -> tuple[tuple[int, int] | None, s
     """Return the tokens and sequences of an address, None without both, and what is wrong with them."""
     found = []
     for name, label, high in (
-        ("tokens", "Tokens of each", max_tokens),
+        ("tokens", "Tokens of each sequence", max_tokens),
         ("sequences", "Sequences at once", MAX_SEQUENCES),
     ):
         text = query.get(name)
@@ -57,7 +58,7 @@ def _sizes(query: QueryDict, max_tokens: int) -> tuple[tuple[int, int] | None, s
             return None, ""
         number = number_of(text.strip(), 0, 1, high)
         if not number:
-            return None, f"{label} is {text[:20]!r}; it must be a whole number from 1 to {high:,}."
+            return None, f"{label}: {text[:20]!r} isn't a whole number from 1 to {high:,}."
         found.append(number)
     return (found[0], found[1]), ""
 

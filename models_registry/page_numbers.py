@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+DEFAULT_CONTEXT = 4096
+"""Tokens of a sequence where neither an address nor a worker says how many."""
+
 
 def number_of(text: str | None, default: int, low: int, high: int) -> int:
     """Return a number of the address; ``default`` for anything that isn't one of the range."""

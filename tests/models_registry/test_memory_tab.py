@@ -56,9 +56,9 @@ def test_the_region_comes_alone(browser: Client, address: str, asked: list) -> N
 @pytest.mark.parametrize(
     ("query", "words"),
     [
-        ("sequences=0&tokens=8", f"it must be a whole number from 1 to {MAX_SEQUENCES:,}."),
-        ("sequences=2&tokens=129", "Tokens of each is &#x27;129&#x27;; it must be a whole number from 1 to 128."),
-        ("sequences=&tokens=8", "Sequences at once is &#x27;&#x27;"),
+        ("sequences=0&tokens=8", f"isn&#x27;t a whole number from 1 to {MAX_SEQUENCES:,}."),
+        ("sequences=2&tokens=129", "Tokens of each sequence: &#x27;129&#x27; isn&#x27;t a whole number from 1 to 128."),
+        ("sequences=&tokens=8", "Sequences at once: &#x27;&#x27; isn"),
         ("sequences=%3Cb%3E&tokens=8", "&lt;b&gt;"),
     ],
 )
@@ -73,6 +73,13 @@ def test_workers_that_cannot_be_asked_say_why(browser: Client, address: str, mon
 
     monkeypatch.setattr(live, "fit", fit)
     assert "No worker is running." in browser.get(address).content.decode()
+
+
+def test_a_model_that_is_not_available_is_not_planned(browser: Client, address: str, asked: list) -> None:
+    Checkpoint.objects.update(state=Checkpoint.State.MISSING)
+    response = browser.get(f"{address}&sequences=3&tokens=100", headers={"HX-Target": "fit-region"})
+    text = response.content.decode()
+    assert "The model is missing; only an available one can be planned." in text and asked == []
 
 
 def test_what_is_missing_stands_on_the_page(browser: Client, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
