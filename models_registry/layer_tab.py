@@ -9,10 +9,10 @@ from typing import Any
 from django.http import QueryDict
 
 from inference.host.units import format_bytes, format_count
-from inference.modelling.operations import Operations, layer_operations, outer_operations
+from inference.modelling.operations import LayerMacs, layer_macs, macs_outside_layers
 from inference.modelling.spec import ModelSpec
 from models_registry.models import Checkpoint
-from models_registry.page_numbers import number_of
+from models_registry.page_numbers import DEFAULT_CONTEXT, number_of
 from models_registry.tensor_index import layer_sizes
 from models_registry.tensor_tab import tensors_context
 
@@ -28,7 +28,6 @@ MEASURES = {
 ZOOMS = (1, 2, 4, 8)
 RIBBON_WIDTH = 1000
 GAP = 1.0
-DEFAULT_CONTEXT = 4096
 COMPUTE_PARTS = ("projections", "experts", "convolution", "attention", "recurrence")
 
 
@@ -53,7 +52,7 @@ class Compute:
     """
 
     context: int
-    layers: Sequence[Operations]
+    layers: Sequence[LayerMacs]
     outer: int
 
     @property
@@ -80,7 +79,7 @@ def layers_context(
     """
     longest = max(checkpoint.max_position_embeddings, 1)
     context = number_of(query.get("context"), min(DEFAULT_CONTEXT, longest), 1, longest)
-    compute = Compute(context, layer_operations(spec, context), outer_operations(spec))
+    compute = Compute(context, layer_macs(spec, context), macs_outside_layers(spec))
     by = query.get("by", "kind")
     by = by if by in MEASURES else "kind"
     zoom = number_of(query.get("zoom"), 1, 1, ZOOMS[-1])
@@ -94,7 +93,7 @@ def layers_context(
         "compute": compute if by == "compute" else None,
         "outer_share": f"{compute.outer / compute.total:.1%}" if compute.total else "",
         "context": context,
-        "kept_context": f"&context={context}" if "context" in query else "",
+        "context_query": f"&context={context}" if "context" in query else "",
         "longest_context": longest,
         "compute_words": compute.words(number) if chosen else "",
         "by": by,

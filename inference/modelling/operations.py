@@ -41,8 +41,8 @@ NOT_MULTIPLIED = ("A_log", "lambdas", "table.weight", "embed_tokens.weight", "em
 
 
 @dataclass(frozen=True, slots=True)
-class Operations:
-    """Multiply-adds of one token in a layer, by what they are for."""
+class LayerMacs:
+    """Multiply-adds (MACs) of one token in a layer, by what they are for."""
 
     projections: int = 0
     experts: int = 0
@@ -56,8 +56,8 @@ class Operations:
         return sum(getattr(self, part.name) for part in fields(self))
 
 
-def layer_operations(spec: ModelSpec, context: int) -> list[Operations]:
-    """Return the operations of each layer for one token.
+def layer_macs(spec: ModelSpec, context: int) -> list[LayerMacs]:
+    """Return the multiply-adds of each layer for one token.
 
     Args:
         context: Tokens that the token sees, its own included, where nothing limits that.
@@ -65,14 +65,14 @@ def layer_operations(spec: ModelSpec, context: int) -> list[Operations]:
     return [_layer(spec, layer, context) for layer in spec.layers]
 
 
-def outer_operations(spec: ModelSpec) -> int:
+def macs_outside_layers(spec: ModelSpec) -> int:
     """Return the multiply-adds of one token outside of the layers: the head's, and what begins and ends streams."""
     shapes = {name: shape for name, shape in spec.parameter_shapes().items() if not name.startswith("layers.")}
     total = sum(math.prod(shape) for name, shape in shapes.items() if _is_matrix(name, shape))
     return total + (spec.vocab_size * spec.hidden_size if spec.tie_word_embeddings else 0)
 
 
-def _layer(spec: ModelSpec, layer: LayerSpec, context: int) -> Operations:
+def _layer(spec: ModelSpec, layer: LayerSpec, context: int) -> LayerMacs:
     projections = experts = convolution = 0
     for name, shape in layer.parameter_shapes(spec.hidden_size).items():
         if not _is_matrix(name, shape):
@@ -86,7 +86,7 @@ def _layer(spec: ModelSpec, layer: LayerSpec, context: int) -> Operations:
         else:
             projections += size
     mixers = layer.token_mixers
-    return Operations(
+    return LayerMacs(
         projections,
         experts,
         convolution,
@@ -96,7 +96,10 @@ def _layer(spec: ModelSpec, layer: LayerSpec, context: int) -> Operations:
 
 
 def _is_matrix(name: str, shape: Shape) -> bool:
-    """Whether a token's row is multiplied by the parameter, rather than scaled or shifted by it."""
+    """Whether a token's row is multiplied by the parameter, rather than scaled or shifted by it.
+
+    Shapes alone don't say it: biases of heads, blocks and experts have two axes too.
+    """
     return len(shape) > 1 and not name.endswith(("bias", *NOT_MULTIPLIED)) and "norm." not in name
 
 
@@ -140,7 +143,7 @@ def _attention(mixer: MixerSpec, context: int, spec: ModelSpec) -> int:
 
 
 def _recurrence(mixer: MixerSpec) -> int:
-    """Return the operations on a recurrent state: to decay it, to write to it, to read it."""
+    """Return the multiply-adds on a recurrent state: to decay it, to write to it, to read it."""
     if isinstance(mixer, Mamba1Spec):
         return 3 * mixer.intermediate_size * mixer.state_size
     if isinstance(mixer, Mamba2Spec):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from django.test import Client
 
-from inference.modelling.operations import Operations
+from inference.modelling.operations import LayerMacs
 from models_registry import services
 from models_registry.layer_tab import MEASURES, RIBBON_WIDTH, Compute, segments
 
@@ -15,7 +15,7 @@ LAYERS = [
     {"number": number, "num_parameters": 10 * number, "state_bytes_per_token": 0, "state_bytes_per_sequence": 5}
     for number in range(3)
 ]
-COMPUTE = Compute(100, [Operations(projections=10), Operations(attention=10), Operations(experts=15, recurrence=5)], 60)
+COMPUTE = Compute(100, [LayerMacs(projections=10), LayerMacs(attention=10), LayerMacs(experts=15, recurrence=5)], 60)
 
 
 @pytest.mark.parametrize("by", MEASURES)

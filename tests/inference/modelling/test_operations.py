@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from inference.modelling.network import HybridForCausalLM
-from inference.modelling.operations import Operations, layer_operations, outer_operations
+from inference.modelling.operations import LayerMacs, layer_macs, macs_outside_layers
 from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.attention_parts import DifferenceSpec
 from inference.modelling.specs.indexer import BlockIndexerSpec, IndexerSpec
@@ -73,7 +73,7 @@ def counted(spec: ModelSpec) -> int:
     return sum(counter.get_flop_counts()["HybridForCausalLM"].values()) // 2
 
 
-PRODUCTS: dict[str, tuple[LayerSpec, Callable[[Operations], int]]] = {
+PRODUCTS: dict[str, tuple[LayerSpec, Callable[[LayerMacs], int]]] = {
     "attention": (layer(ATTENTION, MLPSpec(40)), lambda found: found.total),
     "plain mlp": (layer(None, MLPSpec(40, "gelu", gated=False)), lambda found: found.total),
     # The rotated part of the cached rows is taken along as values, and dropped.
@@ -103,7 +103,7 @@ PRODUCTS: dict[str, tuple[LayerSpec, Callable[[Operations], int]]] = {
 def test_products_of_matrices_are_those_that_torch_counts(name: str) -> None:
     one, expected = PRODUCTS[name]
     spec = spec_of(one)
-    (found,) = layer_operations(spec, CONTEXT)
+    (found,) = layer_macs(spec, CONTEXT)
     assert expected(found) > 0
     assert counted(spec) == expected(found)
 
@@ -123,13 +123,13 @@ def test_products_of_matrices_are_those_that_torch_counts(name: str) -> None:
     ],
 )
 def test_attention_by_hand(mixer: object, context: int, attention: int) -> None:
-    (found,) = layer_operations(spec_of(layer(mixer)), context)
+    (found,) = layer_macs(spec_of(layer(mixer)), context)
     assert found.attention == attention
 
 
 def test_a_choice_of_another_layer_limits_what_is_seen() -> None:
     first = replace(MLA, indexer=IndexerSpec(3, 5, 20, RopeSpec(1e4, 4), NORM))
-    _, second = layer_operations(spec_of(layer(first), layer(replace(MLA, choice_source=0))), 100)
+    _, second = layer_macs(spec_of(layer(first), layer(replace(MLA, choice_source=0))), 100)
     assert second.attention == 4 * 20 * 36
 
 
@@ -151,17 +151,17 @@ def test_a_choice_of_another_layer_limits_what_is_seen() -> None:
 def test_recurrent_layers_by_hand(mixer: object, convolution: int, recurrence: int) -> None:
     """They cost the same at every length."""
     for context in (1, 1000):
-        (found,) = layer_operations(spec_of(layer(mixer)), context)
+        (found,) = layer_macs(spec_of(layer(mixer)), context)
         assert (found.convolution, found.recurrence, found.attention) == (convolution, recurrence, 0)
 
 
 def test_experts_count_as_often_as_a_token_is_routed_to_them() -> None:
-    (found,) = layer_operations(spec_of(layer(None, MOE)), 1)
+    (found,) = layer_macs(spec_of(layer(None, MOE)), 1)
     assert found.experts == 2 * 3 * WIDTH * 24
     assert found.projections == WIDTH * 6 + 3 * WIDTH * 10
 
 
 def test_the_head_is_outside_of_the_layers_tied_or_not() -> None:
     spec = spec_of(layer(ATTENTION))
-    assert outer_operations(spec) == outer_operations(replace(spec, tie_word_embeddings=True)) == 50 * WIDTH
-    assert outer_operations(replace(spec, position_rows=9)) == 50 * WIDTH
+    assert macs_outside_layers(spec) == macs_outside_layers(replace(spec, tie_word_embeddings=True)) == 50 * WIDTH
+    assert macs_outside_layers(replace(spec, position_rows=9)) == 50 * WIDTH
