@@ -152,8 +152,13 @@ def file_expiry_renew(*, file_id: str, principal: Principal) -> None:
 
 
 def file_hold(row: StoredFile) -> None:
-    """Let a file that a schedule needs never expire; call it in the transaction that stores the need."""
-    StoredFile.objects.filter(pk=row.pk).update(expires_at=None)
+    """Let a file that a schedule needs never expire; call it in the transaction that stores the need.
+
+    Raises:
+        NotFound: It was deleted meanwhile.
+    """
+    if not StoredFile.objects.filter(pk=row.pk).update(expires_at=None):
+        raise _unknown(row.file_id, "input_file_id")
 
 
 def file_release(*, file_id: str) -> None:
@@ -186,8 +191,12 @@ def file_get(*, file_id: str, principal: Principal, param: str = "file_id") -> S
     """
     row = None if "\0" in file_id else files_of(principal).filter(file_id=file_id[:40]).first()
     if row is None:
-        raise NotFound(f"There is no file with the id {file_id[:60]!r}.", param=param)
+        raise _unknown(file_id, param)
     return row
+
+
+def _unknown(file_id: str, param: str) -> NotFound:
+    return NotFound(f"There is no file with the id {file_id[:60]!r}.", param=param)
 
 
 def image_file_read(*, file_id: str, tenant: str, where: str) -> bytes:

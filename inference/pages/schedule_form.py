@@ -154,7 +154,7 @@ def form_context(form: dict[str, str], principal: Principal, *, error: str = "")
         error: Why it was refused.
     """
     files = readable_rows(files_of(principal).filter(purpose="batch").order_by("-id"), NUM_FILES)
-    if form["file"] and form["file"] not in {row.file_id for row in files}:
+    if form["file"] and "\0" not in form["file"] and form["file"] not in {row.file_id for row in files}:
         files += readable_rows(files_of(principal).filter(file_id=form["file"][:40]), 1)
     is_loader = can_load(principal)
     return {

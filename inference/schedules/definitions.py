@@ -19,7 +19,8 @@ from inference.schedules.cron import Cron, cron_parse, zone_of
 from models_registry.selectors import checkpoint_get_by_name
 
 if TYPE_CHECKING:
-    from inference.values.principal import Principal
+    from inference.values.principal import LOCAL
+from inference.values.principal import Principal
 
 MAX_NAME_CHARS = 100
 _BATCH_MEMBERS = ("endpoint", "completion_window")
@@ -106,6 +107,12 @@ def _batch_set(row: Schedule, batch: Mapping[str, Any], principal: Principal) ->
     request = {name: value for name, value in batch.items() if name != "input_file_id"}
     if checked.webhook_url:
         request["webhook"] = {"url": checked.webhook_url, "secret": checked.webhook_secret}
+    if checked.file.tenant not in (principal.tenant, LOCAL.tenant):
+        raise InvalidRequest(
+            f"The file {checked.file.file_id} belongs to somebody else, who could not delete it any more; upload it "
+            "yourself.",
+            param="input_file_id",
+        )
     file_hold(checked.file)
     row.model = ""
     row.input_file_id = checked.file.file_id

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from datetime import datetime, timedelta
 
-from django.db import IntegrityError, transaction
+from django.db import DatabaseError, IntegrityError, transaction
 from django.db.models.functions import Now
 from django.utils import timezone
 
@@ -51,9 +51,15 @@ _STARTING = RowWatch(lambda: ScheduleRun.objects.filter(outcome=RunOutcome.START
 def schedules_turn() -> None:
     """Do what is due; called every second by each worker."""
     if _DUE.exists():
-        due_schedules_run(timezone.now())
+        due_schedules_run(_database_now())
     if _STARTING.exists():
-        lost_runs_retry(timezone.now())
+        lost_runs_retry(_database_now())
+
+
+def _database_now() -> datetime:
+    """Return the time of the database's clock: a worker's own may be wrong, and would miss what is due."""
+    now: datetime | None = Schedule.objects.annotate(now=Now()).values_list("now", flat=True).first()
+    return now or timezone.now()  # there is no schedule
 
 
 def due_schedules_run(now: datetime) -> list[ScheduleRun]:
@@ -178,6 +184,11 @@ def _start(run: ScheduleRun) -> None:
         _finish(run, RunOutcome.REFUSED, message=error.message)
     except DamagedRow:
         _finish(run, RunOutcome.REFUSED, message=_DAMAGED)
+    except DatabaseError:  # an outage; the run is taken again
+        raise
+    except Exception:  # one schedule must not keep the others from being run
+        logger.exception("a run of schedule %s failed", row.schedule_id)
+        _finish(run, RunOutcome.REFUSED, message="The server failed; its log has details.")
 
 
 def _start_batch(run: ScheduleRun, principal: Principal) -> None:

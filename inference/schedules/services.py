@@ -80,13 +80,18 @@ def schedule_list(*, principal: Principal, actions: tuple[str, ...] = ()) -> lis
     return readable_rows(rows.filter(action__in=actions) if actions else rows, MAX_LISTED)
 
 
-def schedule_get(*, schedule_id: str, principal: Principal) -> Schedule:
+def schedule_get(*, schedule_id: str, principal: Principal, for_update: bool = False) -> Schedule:
     """Return one schedule.
+
+    Args:
+        for_update: Lock its row until the transaction ends.
 
     Raises:
         NotFound: There is no such schedule, it belongs to another tenant, or its row is damaged.
     """
     found = schedules_of(principal).filter(schedule_id=schedule_id[:40])
+    if for_update:
+        found = found.select_for_update()
     rows = [] if "\0" in schedule_id else readable_rows(found, 1)
     if not rows:
         raise _unknown(schedule_id)
@@ -127,13 +132,14 @@ def schedule_change(*, schedule_id: str, values: Mapping[str, Any], principal: P
         PermissionRefused: Its owner may not do this.
         NotAuthenticated: Its owner isn't one any more, so that what it does can't be changed.
     """
-    row = schedule_get(schedule_id=schedule_id, principal=principal)
-    held = row.input_file_id
-    was_enabled = row.is_enabled
-    name_set(row, values)
-    times_set(row, values)
-    row.is_enabled = not values.get("paused", not row.is_enabled)
     with transaction.atomic():
+        # One change at a time: each writes columns back that it has read.
+        row = schedule_get(schedule_id=schedule_id, principal=principal, for_update=True)
+        held = row.input_file_id
+        was_enabled = row.is_enabled
+        name_set(row, values)
+        times_set(row, values)
+        row.is_enabled = not values.get("paused", not row.is_enabled)
         if any(name in values for name in _ACTION_MEMBERS):
             # It runs as its owner, whoever changes it.
             owner = principal if principal.tenant == row.tenant else principal_of_tenant(row.tenant)

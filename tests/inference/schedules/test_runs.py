@@ -67,8 +67,10 @@ def test_a_due_schedule_makes_one_batch_and_moves_on():
     assert (run.outcome, run.batch_id, run.due_at, run.message) == ("started", batch.batch_id, NOON, "")
 
 
-def test_the_turn_looks_by_the_clock_of_the_database():
+def test_the_turn_looks_by_the_clock_of_the_database(monkeypatch):
     make_due(make_schedule(), timezone.now() - MINUTE)
+    now = timezone.now()
+    monkeypatch.setattr(runs.timezone, "now", lambda: now + 2 * HOUR)  # too late for it, by this worker's clock
     schedules_turn()
     schedules_turn()
     assert ScheduleRun.objects.get().outcome == "started"
@@ -265,3 +267,17 @@ def test_two_processes_claim_each_time_once(transactional_db):
     assert [process.exitcode for process in both] == [0, 0]
     assert ScheduleRun.objects.count() == 12 == Batch.objects.count()
     assert set(ScheduleRun.objects.values_list("outcome", flat=True)) == {"started"}
+
+
+def test_a_fault_of_one_run_stops_no_other(monkeypatch):
+    made = runs.batch_create
+
+    def fail_once(**arguments):
+        monkeypatch.setattr(runs, "batch_create", made)
+        raise ValueError("boom")
+
+    monkeypatch.setattr(runs, "batch_create", fail_once)
+    rows = [make_due(make_schedule(), timezone.now() - MINUTE) for _ in range(2)]
+    schedules_turn()
+    outcomes = [last_run(row).outcome for row in rows]
+    assert sorted(outcomes) == ["refused", "started"]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from inference.access.api_keys import api_key_create, principal_of_tenant
@@ -111,3 +114,39 @@ def test_a_file_stays_while_a_schedule_needs_it(model):
     schedule_delete(schedule_id=row.schedule_id, principal=LOCAL)
     assert file_get(file_id=other.file_id, principal=LOCAL).expires_at is not None
     assert file_delete(file_id=other.file_id, principal=LOCAL)
+
+
+@pytest.mark.parametrize("for_update", [True, False])
+def test_a_change_reads_what_it_writes_back_under_a_lock(for_update, model):
+    row = schedule_create(values=load_values(), principal=LOCAL)
+    with CaptureQueriesContext(connection) as queries, transaction.atomic():
+        assert schedule_get(schedule_id=row.schedule_id, principal=LOCAL, for_update=for_update) == row
+    locks = connection.features.has_select_for_update and for_update
+    assert any("FOR UPDATE" in query["sql"] for query in queries) == locks
+
+
+def test_changes_at_once_undo_nothing(transactional_db, model):
+    """A pause and new names, each in a thread with a connection of its own."""
+    row = schedule_create(values=load_values(), principal=LOCAL)
+
+    def change(**values) -> None:
+        try:
+            schedule_change(schedule_id=row.schedule_id, values=values, principal=LOCAL)
+        finally:
+            connection.close()
+
+    for number in range(6):
+        schedule_change(schedule_id=row.schedule_id, values={"paused": False}, principal=LOCAL)
+        changes = [{"name": f"name {number}"}, {"paused": True}, {"cron": f"{number} 3 * * *"}]
+        with ThreadPoolExecutor(3) as threads:
+            list(threads.map(lambda values: change(**values), changes))
+        found = schedule_get(schedule_id=row.schedule_id, principal=LOCAL)
+        assert (found.name, found.is_enabled, found.cron) == (f"name {number}", False, f"{number} 3 * * *")
+
+
+def test_the_file_of_somebody_else_isnt_held():
+    boss, owner = key("admin"), key("files")
+    batch = batch_members(owner)
+    with pytest.raises(InvalidRequest, match="belongs to somebody else"):
+        schedule_create(values={"cron": "0 3 * * *", "action": "batch", "batch": batch}, principal=boss)
+    assert StoredFile.objects.get().expires_at is not None
