@@ -5,10 +5,22 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from inference.access.api_keys import api_key_create, principal_of_tenant
 from inference.models import Schedule
 from inference.schedules.services import schedule_create
 from inference.values.principal import LOCAL, Principal
 from tests.inference.batches.fakes import line, store_file
+
+
+def key(*scopes: str, **options: Any) -> Principal:
+    """The caller of a new key."""
+    row, _ = api_key_create(name="key", scopes=scopes or ("files",), **options)
+    return principal_of_tenant(f"key:{row.pk}")
+
+
+def load_values(**values: Any) -> dict[str, Any]:
+    """The members of a schedule that loads a model."""
+    return {"cron": "0 8 * * 1-5", "time_zone": "Europe/Berlin", "action": "load", "model": "tiny", **values}
 
 
 def batch_members(principal: Principal = LOCAL, **members: Any) -> dict[str, Any]:

@@ -5,27 +5,17 @@ from __future__ import annotations
 import pytest
 
 from inference.access.accounts import principal_of_staff
-from inference.access.api_keys import api_key_create, principal_of_tenant
 from inference.errors import InvalidRequest, NotFound, PermissionRefused, UnknownModel
 from inference.models import Schedule, StoredFile
 from inference.models.readable_rows import DamagedRow
 from inference.schedules.definitions import batch_values, drawn_secret, times_of
 from inference.schedules.services import schedule_create
-from inference.values.principal import LOCAL, Principal
+from inference.values.principal import LOCAL
 from tests.accounts import account
 from tests.inference.batches.fakes import store_file
-from tests.inference.schedules.fakes import make_schedule
+from tests.inference.schedules.fakes import key, load_values, make_schedule
 
 pytestmark = pytest.mark.django_db
-
-
-def key(*scopes: str, **options) -> Principal:
-    row, _ = api_key_create(name="key", scopes=scopes or ("files",), **options)
-    return principal_of_tenant(f"key:{row.pk}")
-
-
-def load_values(**values) -> dict:
-    return {"cron": "0 8 * * 1-5", "time_zone": "Europe/Berlin", "action": "load", "model": "tiny", **values}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from inference.access.api_keys import api_key_create, principal_of_tenant
 from inference.errors import Conflict, InvalidRequest, NotFound, PermissionRefused, QueueFull
 from inference.files.services import file_delete, file_expiry_renew, file_get, files_sweep
 from inference.models import Schedule, StoredFile
@@ -22,20 +21,11 @@ from inference.schedules.services import (
     schedule_get,
     schedule_list,
 )
-from inference.values.principal import LOCAL, Principal
+from inference.values.principal import LOCAL
 from tests.inference.batches.fakes import line, store_file
-from tests.inference.schedules.fakes import batch_members, make_schedule
+from tests.inference.schedules.fakes import batch_members, key, load_values, make_schedule
 
 pytestmark = pytest.mark.django_db
-
-
-def key(*scopes: str, **options) -> Principal:
-    row, _ = api_key_create(name="key", scopes=scopes or ("files",), **options)
-    return principal_of_tenant(f"key:{row.pk}")
-
-
-def load_values(**values) -> dict:
-    return {"cron": "0 8 * * 1-5", "time_zone": "Europe/Berlin", "action": "load", "model": "tiny", **values}
 
 
 def test_a_schedule_is_stored_as_it_is_meant(model):
