@@ -16,11 +16,11 @@ from inference.files.services import file_hold
 from inference.models import Schedule, ScheduleAction
 from inference.models.readable_rows import DamagedRow, json_value
 from inference.schedules.cron import Cron, cron_parse, zone_of
+from inference.values.principal import LOCAL
 from models_registry.selectors import checkpoint_get_by_name
 
 if TYPE_CHECKING:
-    from inference.values.principal import LOCAL
-from inference.values.principal import Principal
+    from inference.values.principal import Principal
 
 MAX_NAME_CHARS = 100
 _BATCH_MEMBERS = ("endpoint", "completion_window")
