@@ -197,7 +197,7 @@ def assert_sliders_ask(page: Page) -> None:
             route.continue_()
     page.unroute("**/*sequences=7*")
     page.fill("#concurrency", str(10**9))
-    expect(fit).to_contain_text("Sequences at once is '1000000000'; it must be a whole number from 1 to 4,096.")
+    expect(fit).to_contain_text("Sequences at once: '1000000000' isn't a whole number from 1 to 4,096.")
     page.fill("#concurrency", "9")
     expect(fit).to_contain_text("up to 9 are computed at once")
     expect(fit.locator("svg.memory-bar")).to_have_attribute("aria-label", re.compile("weights .*paged cache .*free "))
