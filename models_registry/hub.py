@@ -105,12 +105,12 @@ class ChosenFiles:
     Attributes:
         names: Paths in the repository; of a GGUF model its parts, in order.
         is_gguf: Whether they are a GGUF model, which has everything in it.
-        sentence: Says that there was a choice, and what was chosen; empty: there was none.
+        choice_message: Says that one of several GGUF files is taken; empty: there is no choice, or it was made.
     """
 
     names: tuple[str, ...]
     is_gguf: bool
-    sentence: str = ""
+    choice_message: str = ""
 
 
 def choose_files(reference: HubReference, sizes: Mapping[str, int]) -> ChosenFiles:
@@ -135,7 +135,7 @@ def choose_files(reference: HubReference, sizes: Mapping[str, int]) -> ChosenFil
             param="model",
         )
     model = choose_model(reference, models)
-    return ChosenFiles(model.files, is_gguf=True, sentence=choice_message(reference, model, models))
+    return ChosenFiles(model.files, is_gguf=True, choice_message=choice_message(reference, model, models))
 
 
 def hub_pull(
@@ -190,8 +190,8 @@ def hub_pull(
         )
     files = remote_files(info, chosen.names)
     commit = info.sha or revision or "main"
-    if chosen.sentence and on_choice is not None:
-        on_choice(chosen.sentence)
+    if chosen.choice_message and on_choice is not None:
+        on_choice(chosen.choice_message)
     if chosen.is_gguf:
         inspect_headers(reference.repo_id, commit, files, endpoint=endpoint, cache_dir=cache_dir)
     paths = _download(reference.repo_id, commit, files, progress, endpoint, cache_dir)

@@ -88,7 +88,7 @@ class PullPreview:
         weights_bytes: Memory that the weights take as they are stored, by their files' sizes.
         quantised_bytes: The same if they are quantised while loading, about.
         format: ``safetensors`` or ``GGUF``; empty: there are no weights that are read.
-        choice: Says that one of several GGUF files is taken; empty: there is no choice, or it was made.
+        choice_message: Says that one of several GGUF files is taken; empty: there is no choice, or it was made.
         options: The GGUF models of the repository, the smallest first; ``MAX_OPTIONS`` of them and the chosen one.
         ignored_files: GGUF files that are no models: projectors of images, importance matrices.
         warnings: What the header shows that an operator should know.
@@ -109,7 +109,7 @@ class PullPreview:
     weights_bytes: int
     quantised_bytes: Mapping[str, int]
     format: str = "safetensors"
-    choice: str = ""
+    choice_message: str = ""
     options: tuple[GgufOption, ...] = ()
     ignored_files: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -187,7 +187,7 @@ def hub_preview(
         weights_bytes=total if chosen.is_gguf else seen.weights_bytes,
         quantised_bytes=seen.quantised_bytes,
         format="GGUF" if chosen.is_gguf else "safetensors" if chosen.names else "",
-        choice=chosen.sentence,
+        choice_message=chosen.choice_message,
         options=tuple(_option(repo_id, model, models, chosen) for model in _listed(models, chosen)),
         ignored_files=tuple(ignored_gguf_files(list(sizes))[:MAX_OPTIONS]),
         warnings=seen.warnings,

@@ -125,8 +125,8 @@ def _checks_of_wheel() -> list[dict[str, str]]:
 
 def _checks(found: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     yield _of_type(found)
-    if found["choice"]:
-        yield _check("good", found["choice"])
+    if found["choice_message"]:
+        yield _check("good", found["choice_message"])
     if found["ignored_files"]:
         yield _check("warn", f"Ignored, as they are no models: {', '.join(found['ignored_files'][:5])}.")
     yield from (_check("warn", text) for text in found["warnings"])

@@ -121,7 +121,7 @@ def _print_options(console: Console, found: PullPreview) -> None:
             kind = option.tag or "not in its name"
             listed.add_row(Text(printable(option.reference)), kind, format_bytes(option.size_bytes), remark)
         console.print(listed)
-    sentences = [found.choice, *found.warnings]
+    sentences = [found.choice_message, *found.warnings]
     if found.ignored_files:
         sentences.append(f"ignored, as they are no models: {', '.join(found.ignored_files)}")
     for sentence in filter(None, sentences):

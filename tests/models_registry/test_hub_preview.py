@@ -104,10 +104,10 @@ def test_gguf_files_are_listed_and_the_chosen_one_is_read_by_its_header(hub, tmp
     assert {(option.reference, option.is_chosen) for option in found.options} == {
         ("org/tiny:Q2_K", False), ("org/tiny:Q4_K_M", True), ("org/tiny:BF16", False),
     }  # fmt: skip
-    assert "T-Q4_K_M.gguf is taken" in found.choice
+    assert "T-Q4_K_M.gguf is taken" in found.choice_message
     parts = hub_preview("org/tiny:bf16", endpoint=endpoint, cache_dir=tmp_path)
     assert [name for name, _ in parts.files] == ["T-BF16-00001-of-00002.gguf", "T-BF16-00002-of-00002.gguf"]
-    assert (parts.choice, parts.refusal) == ("", "")
+    assert (parts.choice_message, parts.refusal) == ("", "")
     refused = hub_preview("org/tiny:Q2_K", endpoint=endpoint, cache_dir=tmp_path)
     assert "'unheard-of', which is not read" in refused.refusal and refused.family == ""
     with pytest.raises(NotFound, match="the tag Q6_K"):
