@@ -54,7 +54,12 @@ def _is_short(fit: Mapping[str, Any]) -> bool:
 def _mark(fit: Mapping[str, Any]) -> str:
     if fit["missing_bytes"]:
         return "bad"
-    return "warn" if fit["evicts"] or _is_short(fit) else "good"
+    return "warn" if fit["evicts"] or _spare(fit) < 0 or _is_short(fit) else "good"
+
+
+def _spare(fit: Mapping[str, Any]) -> int:
+    """Return the bytes that a load beside all models would leave."""
+    return int(fit["budget_bytes"] - fit["used_bytes"] - fit["needed_bytes"])
 
 
 def _verdict(fit: Mapping[str, Any]) -> str:
@@ -66,9 +71,10 @@ def _verdict(fit: Mapping[str, Any]) -> str:
     elif fit["evicts"]:
         gone = ", ".join(f"{item['name']} ({format_bytes(item['memory_bytes'])})" for item in fit["evicts"])
         words = f"would unload: {gone}"
+    elif _spare(fit) < 0:  # nothing can be unloaded now
+        words = "fits once other models have finished loading or unloading"
     else:
-        spare = fit["budget_bytes"] - fit["used_bytes"] - fit["needed_bytes"]
-        words = f"fits with {format_bytes(max(0, spare))} to spare"
+        words = f"fits with {format_bytes(_spare(fit))} to spare"
     if not fit["missing_bytes"] and _is_short(fit):
         words += f", but its states are {format_bytes(fit['short_bytes'])} short of {_requested(fit)}"
     if fit["verdict"] == "resident":

@@ -49,6 +49,11 @@ def test_models_that_would_go_are_named() -> None:
     assert (found["mark"], found["words"]) == ("warn", "Would unload: small (300.0 MiB), large (1.0 GiB).")
 
 
+def test_models_that_load_or_unload_are_waited_for() -> None:
+    found = row(verdict="fits_after_eviction", used_bytes=14 * GIB)
+    assert (found["mark"], found["words"]) == ("warn", "Fits once other models have finished loading or unloading.")
+
+
 def test_what_is_missing_comes_with_numbers_that_fit() -> None:
     found = row(**REQUESTED, verdict="too_large", missing_bytes=400 * MIB, fitting_num_seqs=40, fitting_model_len=1024)
     assert (found["mark"], found["words"]) == ("bad", "Does not fit by 400.0 MiB.")
