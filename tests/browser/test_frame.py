@@ -83,7 +83,7 @@ def test_every_page_can_be_read_without_scripts(chromium: Browser, site: LiveSer
         f"{model}?tab=layers&by=bytes&layer=2": ("Layer 2: ", "bytes of the file", "router"),
         f"{model}?tab=revisions": ("No alias has meant this model",),
         f"/models/compare/?a={key}&b={key}": ("no difference", "have the same name, type and shape"),
-        f"{model}?tab=memory&sequences=2&tokens=8": ("weights + ", "reserved states", "2 × "),
+        f"{model}?tab=memory&sequences=2&tokens=8": ("weights + ", "reserved states", "2 sequences of 8 tokens"),
         f"{model}?tab=template": ("Jinja source",),
         f"{model}?tab=facts": ("max_position_embeddings", "certain"),
         f"{model}?tab=settings": ("Longest sequence",),
