@@ -69,11 +69,11 @@ function fileList(found) {
 /** The GGUF models of the repository; a press looks another one up. */
 function optionList(found) {
   if (!(found.options?.length > 1)) return null;
-  const rows = found.options.map(({ reference, tag, files, size_bytes: size, missing, is_chosen: isChosen }) => {
+  const rows = found.options.map(({ reference, tag, files, size_bytes: size, num_missing: numMissing, is_chosen: isChosen }) => {
     const name = files[0].split("/").at(-1);
-    const parts = missing.length ? `lacks ${missing.length} of its parts` : files.length > 1 && `${files.length} parts`;
+    const parts = numMissing ? `lacks ${numMissing} of its parts` : files.length > 1 && `${files.length} parts`;
     const words = [isChosen && "chosen", parts].filter(Boolean).join(" · ");
-    const choose = missing.length ? name : h("button.btn.btn-link.btn-sm.text-break.text-start.text-wrap.p-0", { type: "button", "data-preview": reference, "aria-current": isChosen ? "true" : null }, name);
+    const choose = numMissing ? name : h("button.btn.btn-link.btn-sm.text-break.text-start.text-wrap.p-0", { type: "button", "data-preview": reference, "aria-current": isChosen ? "true" : null }, name);
     return h("tr", {}, h("th.fw-normal", { scope: "row" }, choose, words && h("span.small.muted.ms-2", {}, words)), h("td", {}, tag || "not stated"), h("td.num", {}, bytes(size)));
   });
   const heads = ["File", "Type", "Size"].map((text) => h(text === "Size" ? "th.num" : "th", { scope: "col" }, text));
