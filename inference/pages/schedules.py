@@ -38,7 +38,7 @@ from inference.schedules.services import (
 from models_registry.views import StaffAction, StaffPage
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
 
     from django.http import HttpRequest, HttpResponse
@@ -191,19 +191,23 @@ class ScheduleDelete(StaffAction):
 def list_context(principal: Principal) -> dict[str, Any]:
     """Return the schedules with what the list says of them."""
     rows = schedule_list(principal=principal)
-    runs = last_runs(rows)
+    last = {key: runs[:1] for key, runs in last_runs(rows).items()}
+    batches = _batches_of([run for runs in last.values() for run in runs])
     return {
-        "schedules": [{**_row_words(row), "run": next(iter(_run_words(runs[row.pk][:1], row)), None)} for row in rows],
+        "schedules": [
+            {**_row_words(row), "run": next(iter(_run_words(last[row.pk], row, batches)), None)} for row in rows
+        ],
         "sees_all": principal.sees_everything,
     }
 
 
 def schedule_context(row: Schedule, principal: Principal) -> dict[str, Any]:
     """Return a schedule with its last runs."""
+    runs = schedule_runs(row)
     file = files_of(principal).filter(file_id=row.input_file_id).first() if row.input_file_id else None
     return {
         "schedule": _row_words(row),
-        "runs": _run_words(schedule_runs(row), row),
+        "runs": _run_words(runs, row, _batches_of(runs)),
         "owner": tenant_name(row.tenant),
         "file": file,
         "saved": form_of_row(row),
@@ -223,9 +227,12 @@ def _row_words(row: Schedule) -> dict[str, Any]:
     }
 
 
-def _run_words(runs: Sequence[ScheduleRun], row: Schedule) -> list[dict[str, Any]]:
+def _batches_of(runs: Sequence[ScheduleRun]) -> dict[str, Batch]:
     ids = [run.batch_id for run in runs if run.batch_id]
-    batches = {batch.batch_id: batch for batch in Batch.objects.filter(batch_id__in=ids)} if ids else {}
+    return {batch.batch_id: batch for batch in Batch.objects.filter(batch_id__in=ids)} if ids else {}
+
+
+def _run_words(runs: Sequence[ScheduleRun], row: Schedule, batches: Mapping[str, Batch]) -> list[dict[str, Any]]:
     return [
         {
             "row": run,
