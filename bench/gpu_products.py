@@ -8,14 +8,13 @@ same matrix in bfloat16.
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
 from torch.nn import functional
 
-from bench.gpu import measure_bandwidth
+from bench.gpu import measure_bandwidth, timed
 from inference.modelling.backends.triton.quantised import quantise_for_device
 from inference.modelling.quantisation import Kind
 
@@ -35,15 +34,7 @@ def measure_graph(products: Sequence[Callable[[], object]]) -> float:
     with torch.cuda.graph(graph):
         for number in range(PRODUCTS):
             products[number % len(products)]()
-    samples = []
-    for _ in range(REPLAYS + 1):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        stop.record()
-        stop.synchronize()
-        samples.append(start.elapsed_time(stop) / 1000 / PRODUCTS)
-    return statistics.median(samples[1:])
+    return timed(graph.replay, REPLAYS) / PRODUCTS
 
 
 @torch.inference_mode()
