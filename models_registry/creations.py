@@ -27,6 +27,7 @@ from models_registry.services import (
     checkpoint_override_set,
     checkpoint_register,
     checkpoint_settings_update,
+    own_stamps,
 )
 from models_registry.settings_schema import PARAMETERS
 from models_registry.upload_rules import DeclaredFile
@@ -177,12 +178,12 @@ def _register_links(source: Checkpoint, name: str, key: uuid.UUID) -> Checkpoint
     directory = storage.checkpoint_path(key)
     try:
         directory.mkdir(parents=True, mode=0o700)
-        stamps = [stamp for stamp in source.file_stamps if not Path(stamp["name"]).is_absolute()]
+        stamps = own_stamps(source)
         for stamp in stamps:
             target = directory / Path(stamp["name"]).name
             origin = (Path(source.directory) / stamp["name"]).resolve()
-            if source.source == Checkpoint.Source.UPLOAD:
-                _link(origin, target)  # of a blob, which stays when the other model is deleted
+            if source.owns_files:
+                _link(origin, target)  # so that they stay when the other model is deleted
             else:
                 target.symlink_to(origin)
         place = directory / Path(stamps[0]["name"]).name if len(stamps) == 1 else directory

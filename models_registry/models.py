@@ -80,9 +80,10 @@ class Checkpoint(models.Model):
         return self.served_model_name
 
     @property
-    def is_copy(self) -> bool:
-        """Whether its files are a copy in the data directory of what a trainer wrote; see ``runs.promoted_copies``."""
-        return self.source == self.Source.PATH and Path(self.directory).is_relative_to(settings.BLAZR_CHECKPOINTS_DIR)
+    def owns_files(self) -> bool:
+        """Whether its files go with it: an upload's, and copies of what a trainer wrote (``promoted_copies``)."""
+        place, is_path = Path(settings.BLAZR_CHECKPOINTS_DIR), self.source == self.Source.PATH
+        return self.source == self.Source.UPLOAD or (is_path and Path(self.directory).is_relative_to(place))
 
 
 class CheckpointOverride(models.Model):

@@ -269,7 +269,7 @@ def checkpoint_delete(*, checkpoint: Checkpoint) -> None:
         Conflict: As ``checkpoint_check_unused``.
     """
     checkpoint_check_unused(checkpoint)
-    key, owns_files = checkpoint.pk, checkpoint.source == Checkpoint.Source.UPLOAD or checkpoint.is_copy
+    key, owns_files = checkpoint.pk, checkpoint.owns_files
     checkpoint.delete()
     if owns_files:
         storage.remove_checkpoint_files(key)
@@ -360,6 +360,11 @@ def file_stamp(name: str, status: os.stat_result, sha256: str) -> dict[str, Any]
         "inode": status.st_ino,
         "sha256": sha256,
     }
+
+
+def own_stamps(checkpoint: Checkpoint) -> list[dict[str, Any]]:
+    """Return the stamps of the files in a checkpoint's directory; a tokenizer may be another checkpoint's."""
+    return [stamp for stamp in checkpoint.file_stamps if not Path(stamp["name"]).is_absolute()]
 
 
 def _is_unchanged(file: Path, status: os.stat_result, stamp: Mapping[str, Any]) -> bool:

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from django.db.models import Q
-
 from models_registry import storage
 from models_registry.checkpoint_jobs import CheckpointJobs, State
 from models_registry.models import Checkpoint, PullJob, Upload
@@ -85,6 +83,5 @@ def _remove_checkpoint_files(name: str) -> None:
 
 def _owned_checkpoint_ids(names: list[str]) -> set[str]:
     """Return the ids of checkpoints whose files are there, and of jobs that are making some."""
-    is_own = Q(source=Checkpoint.Source.UPLOAD) | Q(directory__startswith=str(storage.checkpoints_dir()))
-    keys = Checkpoint.objects.filter(is_own, pk__in=_ids(names)).values_list("pk", flat=True)
-    return {str(key) for key in keys} | _running_ids(names)
+    rows = Checkpoint.objects.filter(pk__in=_ids(names)).only("source", "directory")
+    return {str(row.pk) for row in rows if row.owns_files} | _running_ids(names)

@@ -19,7 +19,7 @@ from inference.host.units import format_bytes
 from models_registry import storage
 from models_registry.models import AliasRevision, Checkpoint, Passport, RunStep, TrainingRun
 from models_registry.passport_gaps import passport_identity
-from models_registry.services import checkpoint_files_verify, file_stamp
+from models_registry.services import checkpoint_files_verify, file_stamp, own_stamps
 from models_registry.uploads import available_bytes
 
 
@@ -49,7 +49,7 @@ def _promoted_steps(run: TrainingRun) -> list[RunStep]:
         state=RunStep.State.REGISTERED, checkpoint__in=promoted, checkpoint__source=Checkpoint.Source.PATH,
         checkpoint__state=Checkpoint.State.AVAILABLE,
     ).select_related("checkpoint")  # fmt: skip
-    return [step for step in steps if step.checkpoint and not step.checkpoint.is_copy]
+    return [step for step in steps if step.checkpoint and not step.checkpoint.owns_files]
 
 
 def _copy(checkpoint: Checkpoint) -> bool:
@@ -60,8 +60,8 @@ def _copy(checkpoint: Checkpoint) -> bool:
         StorageFull: The disk has no room for them.
     """
     checkpoint_files_verify(checkpoint)
-    names = [stamp["name"] for stamp in checkpoint.file_stamps if not Path(stamp["name"]).is_absolute()]
-    needed = sum(stamp["size_bytes"] for stamp in checkpoint.file_stamps if stamp["name"] in names)
+    names = [stamp["name"] for stamp in own_stamps(checkpoint)]
+    needed = sum(stamp["size_bytes"] for stamp in own_stamps(checkpoint))
     free = max(0, available_bytes())
     if needed > free:
         raise StorageFull(
@@ -72,7 +72,7 @@ def _copy(checkpoint: Checkpoint) -> bool:
         if not is_mine:
             return False
         checkpoint.refresh_from_db()
-        if checkpoint.is_copy:
+        if checkpoint.owns_files:
             return False
         target = storage.copy_path(checkpoint.pk)
         is_moved = False

@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from models_registry import selectors, storage, uploads
 from models_registry.aliases import alias_checkpoint_id, alias_delete, alias_promote
+from models_registry.creations import Creation, creation_finish
 from models_registry.detection.inspection import Inspection
 from models_registry.models import Checkpoint, Passport, RunStep, TrainingRun
 from models_registry.passport_gaps import passport_gap, passport_identity
@@ -45,14 +46,14 @@ def test_a_promoted_checkpoint_is_copied_once(run: TrainingRun, directory: Path,
     assert [copied.pk for copied in copy_promoted(run)] == [one.pk]
     assert copy_promoted(run) == []
     one.refresh_from_db()
-    assert one.is_copy and one.path == str(storage.copy_path(one.pk) / f"{PREFIX}_step_1.safetensors")
+    assert one.owns_files and one.path == str(storage.copy_path(one.pk) / f"{PREFIX}_step_1.safetensors")
     assert Inspection.from_dict(one.inspection).directory == storage.copy_path(one.pk)
     assert all(stamp["sha256"] for stamp in one.file_stamps)
     for stamp in one.file_stamps:
         assert (directory / stamp["name"]).read_bytes() == (Path(one.directory) / stamp["name"]).read_bytes()
     checkpoint_files_verify(one)
     checkpoint_refresh(checkpoint=one)
-    assert one.is_copy
+    assert one.owns_files
 
 
 def test_a_directory_with_shards_is_copied(run: TrainingRun, directory: Path, looks: Looks) -> None:
@@ -83,7 +84,7 @@ def test_what_is_written_over_is_another_checkpoint(
     oxidizr_step(directory, 1, seed=3)
     looks(3)
     other = registered(run, 1)
-    assert other.pk != one.pk and not other.is_copy
+    assert other.pk != one.pk and not other.owns_files
     assert (alias_checkpoint_id("live"), alias_checkpoint_id("nano")) == (one.pk, other.pk)
     one.refresh_from_db()
     checkpoint_files_verify(one)
@@ -103,7 +104,7 @@ def test_only_what_another_alias_means_is_copied(run: TrainingRun, directory: Pa
     oxidizr_step(directory, 1)
     looks(3)
     assert copy_promoted(run) == []
-    assert not registered(run, 1).is_copy
+    assert not registered(run, 1).owns_files
 
 
 def test_a_full_disk_is_said_and_tried_again(
@@ -114,7 +115,7 @@ def test_a_full_disk_is_said_and_tried_again(
         assert copy_promoted(run) == []
     reason = run.steps.get().reason
     assert reason.startswith("promoted, but not copied: its 2.9 MiB don't fit") and "1000 B to give" in reason
-    assert not registered(run, 1).is_copy and not storage.copy_path(one.pk).exists()
+    assert not registered(run, 1).owns_files and not storage.copy_path(one.pk).exists()
     assert len(copy_promoted(run)) == 1
     assert run.steps.get().reason == ""
 
@@ -132,7 +133,7 @@ def test_files_that_change_while_they_are_copied_are_left(
     monkeypatch.setattr(storage, "copy_files", write_meanwhile)
     assert copy_promoted(run) == []
     assert "promoted, but not copied" in run.steps.get().reason
-    assert not selectors.checkpoint_get(one.pk).is_copy
+    assert not selectors.checkpoint_get(one.pk).owns_files
     assert not storage.checkpoint_path(one.pk).exists()
 
 
@@ -165,6 +166,16 @@ def test_who_holds_the_lock_copies_alone(run: TrainingRun, one: Checkpoint) -> N
         assert is_mine
         assert copy_promoted(run) == []
     assert len(copy_promoted(run)) == 1
+
+
+def test_a_model_made_of_a_copy_outlives_it(run: TrainingRun, directory: Path, one: Checkpoint) -> None:
+    copy_promoted(run)
+    one = selectors.checkpoint_get(one.pk)
+    child = creation_finish(Creation(name="child", source=one), None)
+    for alias in ("live", "nano"):
+        alias_delete(name=alias)
+    checkpoint_delete(checkpoint=one)
+    checkpoint_files_verify(child)
 
 
 def test_a_copy_goes_with_its_checkpoint(run: TrainingRun, directory: Path, one: Checkpoint) -> None:
