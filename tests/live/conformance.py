@@ -144,7 +144,7 @@ class Campaign:
 
         try:
             send()
-        except Exception as error:
+        except (Exception, BaseExceptionGroup) as error:  # several failures of one response are a group
             if "Unsatisfiable" not in type(error).__name__:  # nothing breaks a request that takes no values
                 self.problems.append(f"{operation.label}: {error}")
 

@@ -11,6 +11,7 @@ from inference.batches.line_requests import ENDPOINT_KINDS
 from inference.dialects.fields import JSONObjectField, StrictCharField, StrictIntegerField
 from inference.dialects.openai.sampling_fields import MAX_PRIORITY
 from inference.dialects.strict_serializer import StrictSerializer
+from inference.files.services import UPLOAD_PURPOSES
 
 CRON_HELP = "Minute, hour, day of month, month, day of week; such as '0 3 * * *'. At least 5 minutes apart."
 TIME_ZONE_HELP = "A name of the IANA database, such as Europe/Berlin; default UTC."
@@ -19,8 +20,8 @@ TIME_ZONE_HELP = "A name of the IANA database, such as Europe/Berlin; default UT
 class FileUploadSerializer(serializers.Serializer[Any]):
     """The form of POST /v1/files; read by ``file_upload``."""
 
-    file = serializers.FileField(help_text="JSON lines for a batch.")
-    purpose = _one_of("batch", help_text="batch.")
+    file = serializers.FileField(help_text="JSON lines for a batch, or an image.")
+    purpose = _one_of(*UPLOAD_PURPOSES, help_text="batch, or vision for an image.")
     expires_after = serializers.DictField(
         required=False, help_text="anchor: created_at, seconds: 3600 to 2592000; as expires_after[anchor] and so on."
     )
@@ -35,7 +36,7 @@ class FileSerializer(serializers.Serializer[Any]):
     created_at = serializers.IntegerField()
     expires_at = serializers.IntegerField(allow_null=True)
     filename = serializers.CharField()
-    purpose = _one_of("batch", "batch_output")
+    purpose = _one_of(*UPLOAD_PURPOSES, "batch_output", "state")
     status = _one_of("processed")
     status_details = serializers.CharField(allow_null=True)
 

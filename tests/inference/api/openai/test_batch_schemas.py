@@ -19,6 +19,8 @@ from inference.api.openai.batch_schemas import (
     FileListSerializer,
     FileSerializer,
 )
+from inference.files.services import UPLOAD_PURPOSES
+from inference.states.services import PURPOSE as STATE
 from tests.inference.batches.fakes import line, store_file
 
 BATCH = {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_window": "24h"}
@@ -55,6 +57,15 @@ def test_a_schedule_is_a_batch_with_a_time():
     missing = BatchScheduleRequestSerializer(data=BATCH)
     assert not missing.is_valid()
     assert set(missing.errors) == {"cron"}
+
+
+@pytest.mark.parametrize("purpose", [*UPLOAD_PURPOSES, "batch_output", STATE])
+def test_files_of_every_purpose_are_of_the_schema(http, purpose):
+    store_file([line("a")], purpose=purpose)
+    (found,) = http.get("/v1/files").json()["data"]
+    assert found["purpose"] == purpose
+    shape = FileSerializer(data=found)
+    assert shape.is_valid(), shape.errors
 
 
 def test_files_have_exactly_the_documented_members(http):
