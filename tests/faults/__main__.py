@@ -1,6 +1,6 @@
 """Run fault campaigns: ``python -m tests.faults --jobs 1000 --kills 200 --seeds 10``, or one with ``--seed``.
 
-``--rows F09,F10 --times 20`` repeats the tests of rows in place of campaigns.
+``--rows F09,F10 --times 20`` repeats the tests of rows in place of campaigns, with the same processes.
 
 Each seed has processes, a database and a Redis of its own. A campaign whose ledger isn't exact keeps its directory
 with the logs. The order of the faults and the requests are the seed's; the moments depend on the machine.
@@ -11,17 +11,22 @@ from __future__ import annotations
 import argparse
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.faults.campaign import Campaign
 from tests.faults.campaigns import FAULTS, JOBS, add_argument, record
+from tests.faults.disturbed import OUTAGE_S, SHORT_OUTAGE_S
 from tests.faults.records import Records
 from tests.faults.rows import ROOT, node_ids
 from tests.faults.site import Site
+
+OUTAGES = ("F13",)
+"""Rows whose outage has a length that can be chosen."""
 
 
 def run_campaign(jobs: int, kills: int, seed: int, record_path: Path | None = None) -> list[str]:
@@ -72,14 +77,46 @@ def run_campaign(jobs: int, kills: int, seed: int, record_path: Path | None = No
     return records.problems
 
 
-def repeat(tests: list[str], times: int) -> int:
-    """Run tests several times, each time with new processes; return pytest's first exit code that isn't 0."""
-    for number in range(1, times + 1):
-        sys.stdout.write(f"run {number} of {times}\n")
-        sys.stdout.flush()
-        if code := subprocess.run([sys.executable, "-m", "pytest", "-q", *tests], cwd=ROOT).returncode:
-            return code
-    return 0
+class Repeated:
+    """Plugin of pytest that runs each test several times and counts.
+
+    Attributes:
+        num_passed: Runs of tests that held.
+        num_failed: Those that didn't.
+    """
+
+    def __init__(self, times: int, outage_s: float) -> None:
+        self._times = times
+        self._outage_s = outage_s
+        self.num_passed = 0
+        self.num_failed = 0
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Tell the tests how long an outage lasts."""
+        config.stash[OUTAGE_S] = self._outage_s
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Make a test of each repetition."""
+        metafunc.fixturenames.append("repetition")
+        metafunc.parametrize("repetition", range(1, self._times + 1))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count a test, or a fixture that failed."""
+        self.num_passed += report.when == "call" and report.passed
+        self.num_failed += report.failed
+
+
+def repeat(row: str, times: int, outage_s: float, seed: int, record_path: Path | None) -> int:
+    """Repeat the tests of a row until one fails, and record how many runs held; return pytest's exit code."""
+    begun = time.monotonic()
+    counts = Repeated(times, outage_s)
+    tests = [str(ROOT / test) for test in node_ids([row])]
+    code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", "--rootdir", str(ROOT), *tests], plugins=[counts])
+    record(
+        record_path, f"row {row}", seed=seed, size=counts.num_passed, failures=counts.num_failed,
+        seconds=time.monotonic() - begun, figures={"outage_s": outage_s} if row in OUTAGES else {},
+    )  # fmt: skip
+    return code
 
 
 def main() -> int:
@@ -91,10 +128,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="only the campaign with this seed")
     parser.add_argument("--rows", help="run the tests of these rows in place of campaigns, such as F09,F10")
     parser.add_argument("--times", type=int, default=1, help="how often; until a test fails")
+    parser.add_argument(
+        "--outage", type=float, default=SHORT_OUTAGE_S, metavar="SECONDS", help=f"in {' and '.join(OUTAGES)}"
+    )
     add_argument(parser)
     given = parser.parse_args()
     if given.rows:
-        return repeat(node_ids(given.rows.split(",")), given.times)
+        rows = given.rows.split(",")
+        return max(repeat(row, given.times, given.outage, given.seed or 1, given.record) for row in rows)
     seeds = range(1, given.seeds + 1) if given.seed is None else [given.seed]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the processes end too
     bad = [seed for seed in seeds if run_campaign(given.jobs, given.kills, seed, given.record)]

@@ -58,6 +58,27 @@ WANTED = {
     "conformance": Wanted("tests.live.conformance", "requests made from the OpenAPI document", 100_000),
     "fuzz": Wanted("tests.faults.fuzz", "changed headers, configs, tokenizers", 10_000_000),
     "job schedules": Wanted("tests.faults.job_schedules", "schedules of the jobs' state machine", 100_000),
+    **{
+        f"row {row}": Wanted(f"tests.faults --rows {row} --times {times}{more}", what, number)
+        for row, times, more, what, number in (
+            ("F01", 25, "", "runs of eight streams under `kill -9`, 25 of one worker and 25 of both", 50),
+            ("F09", 200, "", "SIGTERM of a worker under 16 streams and a batch", 200),
+            ("F12", 20, "", "runs with `FLUSHALL` and with the loss of Redis and its files", 20),
+            ("F13", 20, " --outage 60", "minutes without Redis", 20),
+        )
+    },
+    **{
+        f"load {scenario}": Wanted(f"tests.faults.load {scenario}", what, 1)
+        for scenario, what in (
+            ("disconnects", "1,000 clients that leave"), ("streams", "1,000 streams at once"),
+            ("jobs", "100,000 queued jobs"), ("overload", "a minute of ten times the capacity"),
+            ("limits", "1,000 rounds of 50 requests at a limit of 10"), ("uploads", "5 GB under three kills"),
+            ("soak", "an hour at 70 % load with a fault every 30 s"),
+            ("readers", "24 slow readers"), ("tenants", "a minute's flood beside another tenant"),
+            ("quotas", "200 requests with a quota, 5 crashes"), ("prefixes", "200 pairs of prompts"),
+            ("waits", "estimates of the wait of 200 requests"),
+        )
+    },
 }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.disturbed import OUTAGE_S, SHORT_OUTAGE_S
 from tests.faults.ledger import Entry, Ledger, Reference
 from tests.faults.postgres import PostgresServer, reason_without
 from tests.faults.site import Site, wait_until
@@ -44,6 +45,12 @@ def running_database_site(tmp_path_factory, postgres) -> Iterator[Site]:
         yield made
     finally:
         made.stop()
+
+
+@pytest.fixture
+def outage_s(pytestconfig) -> float:
+    """How long a server is away, in seconds; ``python -m tests.faults --rows F13 --outage 60`` chooses it."""
+    return pytestconfig.stash.get(OUTAGE_S, SHORT_OUTAGE_S)
 
 
 @pytest.fixture

@@ -5,12 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
+import pytest
+
 from tests.faults.campaign import Campaign
 from tests.faults.ledger import Ledger
 from tests.faults.records import Records
 from tests.faults.site import Site
 
 SEED = 1
+SHORT_OUTAGE_S = 2.5
+OUTAGE_S = pytest.StashKey[float]()
+"""Of pytest's configuration: how long a server is away, where a command has chosen it."""
 CONSUMES_WITHIN_S = 10.0
 """From the return of a server until every worker takes requests again."""
 

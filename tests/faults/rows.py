@@ -21,7 +21,7 @@ with the marker `fault`; `python -m tests.faults.rows > docs/faults.md` writes t
 processes: Redis, two web processes, two workers and beat, which are started again when they end, as
 `blazr serve` does. `make faults` runs row F11 with 1,000 jobs and 200 faults for each of ten seeds
 (`ARGS="--jobs 150 --kills 25 --seed 3"`); a seed gives the same requests and the same order of faults.
-`make faults ARGS="--rows F09,F10 --times 20"` repeats the tests of rows.
+`make faults ARGS="--rows F09,F10 --times 20"` repeats the tests of rows, F13 with `--outage 60`.
 Rows F25, F31, F32, F34 and F35 run engines in the test's own process; their long forms are
 `python -m tests.faults.engine_schedules --schedules 10000` and
 `python -m tests.faults.engine_loads --cycles 250`.

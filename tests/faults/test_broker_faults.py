@@ -50,14 +50,14 @@ def test_f12_a_redis_that_loses_everything_loses_no_job(site):
     "so; each component logs one line when Redis goes and one when it is back; both workers consume within 10 s "
     "without a restart",
 )
-def test_f13_redis_away_refuses_soon_and_comes_back_by_itself(site):
+def test_f13_redis_away_refuses_soon_and_comes_back_by_itself(site, outage_s):
     processes = {name: process.pid for name, process in site.processes.items() if name != "redis"}
 
     sizes = site.log_sizes()
 
     def away() -> None:
         with site.away("redis"):
-            probe_outage(site, 2.5, limit_s=2.0)
+            probe_outage(site, outage_s, limit_s=2.0)
         site.await_redis()
         await_consumers(site)
         wait_until(lambda: all(is_ready(url) for url in site.urls), 10, "the readiness of all web processes")

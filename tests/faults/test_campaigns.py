@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -71,3 +73,34 @@ def test_an_unknown_campaign_is_refused(tmp_path):
     path.write_text(json.dumps(dataclasses.asdict(run(campaign="dice"))) + "\n")
     with pytest.raises(ValueError, match="'dice'"):
         runs(path)
+
+
+COUNTED = """
+import pytest
+
+def test_held(outage_s):
+    assert outage_s == 7
+
+def test_failed(tmp_path):
+    raise AssertionError
+
+@pytest.fixture
+def broken():
+    raise OSError
+
+def test_without_its_fixture(broken):
+    pass
+"""
+
+
+def test_repeated_tests_are_counted(tmp_path):
+    """In a process of its own: pytest runs once in each."""
+    (tmp_path / "test_it.py").write_text(COUNTED)
+    (tmp_path / "conftest.py").write_text("from tests.faults.conftest import outage_s")
+    program = (
+        "import pytest; from tests.faults.__main__ import Repeated; counts = Repeated(3, 7);"
+        f"pytest.main(['-q', '--rootdir', {str(tmp_path)!r}, {str(tmp_path)!r}], plugins=[counts]);"
+        "print('counted', counts.num_passed, counts.num_failed)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert "counted 3 6" in done.stdout, done.stdout + done.stderr

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests.faults.campaigns import add_argument, record
 from tests.faults.load import disconnects, limits, overload, prefixes, queued, readers, soak, streams, uploads, waits
 from tests.faults.load.disconnects import quantile
 from tests.faults.load.site import LoadSite
@@ -179,17 +180,20 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--minutes", type=float, default=60, help="of a soak")
     parser.add_argument("--gigabytes", type=float, help="of an upload; 5")
     parser.add_argument("--seed", type=int, default=1, help="of a soak's faults, or of prompts")
+    add_argument(parser)
     given = parser.parse_args(arguments)
+    is_whole = given.num is given.seconds is given.gigabytes is None and given.minutes >= 60
     scenario, variables, num_workers = SCENARIOS[given.scenario]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the processes end too
     directory = Path(tempfile.mkdtemp(prefix="blazr-load-"))
     site = LoadSite(directory, **variables)
     begun = time.monotonic()
-    bad = 0
+    bad, lines = 0, []
     try:
         site.start(num_webs=2, num_workers=num_workers)
         for line, is_good in scenario(site, given):
             bad += not is_good
+            lines.append(line)
             sys.stdout.write(f"{'' if is_good else 'FAILED '}{line}\n")
             sys.stdout.flush()
     finally:
@@ -198,6 +202,10 @@ def main(arguments: list[str]) -> int:
         sys.stdout.write(f"logs: {directory}\n")
     else:
         shutil.rmtree(directory)
+    record(
+        given.record, f"load {given.scenario}", seed=given.seed, size=int(is_whole), failures=bad,
+        seconds=time.monotonic() - begun, figures={"lines": lines},
+    )  # fmt: skip
     sys.stdout.write(f"{given.scenario}: {bad} of the figures are bad, {time.monotonic() - begun:.0f} s\n")
     return 1 if bad else 0
 
