@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +44,9 @@ _no_certificates = tempfile.TemporaryDirectory(prefix="blazr-test-certificates-"
 os.environ["SSL_CERT_DIR"] = _no_certificates.name
 os.environ.pop("SSL_CERT_FILE", None)  # would be asked first
 
+LONG_SESSION_S, NUM_SLOWEST = 120, 40
+"""A session that takes longer says where its time goes."""
+
 PLACES = {"faults": -1, "live": 1, "browser": 2}
 """Packages whose modules share processes, which take 10 to 20 s of a processor to start: where they are in a session.
 ``tests.two_processes`` has the first one in another session than the others, which would compete for processors."""
@@ -73,6 +77,20 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show which modules took longest, with what their fixtures took."""
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.location[0]] += report.duration
+    if (total := seconds.total()) < LONG_SESSION_S:
+        return
+    terminalreporter.section(f"{total:.0f} s; slowest modules")
+    for module, taken in seconds.most_common(NUM_SLOWEST):
+        terminalreporter.line(f"{taken:6.1f} s  {module}")
 
 
 @pytest.fixture(scope="session", autouse=True)
