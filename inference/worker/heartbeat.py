@@ -58,7 +58,7 @@ class Heartbeat:
         self._tick = tick
         self._on_fenced = on_fenced
         self._missing: set[str] = set()
-        self._checked_at = self._check_peers_at = self._turn_at = 0.0
+        self._check_webs_at = self._check_peers_at = self._turn_at = 0.0
         self._spared_at = -SPARE_EVERY_S
         self._changed = threading.Event()
         self._stopping = False
@@ -96,27 +96,32 @@ class Heartbeat:
                     return
                 self._tick()
                 self._beat()
-                self._spare_peers_if_late()
+                self._spare_others_if_late()
                 if time.monotonic() >= self._check_peers_at:
                     self._check_peers_at = time.monotonic() + PEER_CHECK_INTERVAL_S
                     release_dead_workers(self._client)
                     expire_messages(self._client, redis_now_sync(self._client))
-                if time.monotonic() - self._checked_at >= WEB_CHECK_INTERVAL_S:
-                    self._checked_at = time.monotonic()
+                if time.monotonic() >= self._check_webs_at:
+                    self._check_webs_at = time.monotonic() + WEB_CHECK_INTERVAL_S
                     self._check_web_processes()
                 outage.succeeded()
             except (RedisError, OSError) as error:
                 outage.failed(error)
-                # No worker could send a heartbeat: all of them look dead until they have had the time for one.
-                self._check_peers_at = time.monotonic() + DEAD_AFTER_S
+                # Nobody could send a heartbeat: all processes look dead until they have had the time for one.
+                self._spare_others()
             except Exception:
                 logger.exception("the heartbeat failed")
             # The progress of a load wakes this thread often; limit the rate to ten heartbeats a second.
             time.sleep(MIN_GAP_S)
             self._changed.wait(INTERVAL_S - MIN_GAP_S)
 
-    def _spare_peers_if_late(self) -> None:
-        """Give peers time for a heartbeat if this thread is late: the machine may have stood still, they with it.
+    def _spare_others(self) -> None:
+        """Give workers and web processes time for a heartbeat before they are judged."""
+        self._check_peers_at = self._check_webs_at = time.monotonic() + DEAD_AFTER_S
+        self._missing.clear()
+
+    def _spare_others_if_late(self) -> None:
+        """Spare the others if this thread is late: the machine may have stood still, they with it.
 
         They get it seldom, so that a worker whose turns are often slow finds dead ones too.
         """
@@ -124,7 +129,8 @@ class Heartbeat:
         is_late = now - self._turn_at > DEAD_AFTER_S / 2
         self._turn_at = now
         if is_late and now >= self._spared_at + SPARE_EVERY_S:
-            self._spared_at, self._check_peers_at = now, now + DEAD_AFTER_S
+            self._spared_at = now
+            self._spare_others()
 
     def _beat(self) -> None:
         state = self._describe()
