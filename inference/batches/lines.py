@@ -112,9 +112,10 @@ def lines_claim(
         if connection.features.has_select_for_update_skip_locked:
             rows = rows.select_for_update(skip_locked=True)
         keys = list(rows.order_by("id").values_list("pk", flat=True)[:limit])
-        # A batch that another transaction is ending or has paused takes no new claims.
+        # A batch that another transaction is ending or has paused takes no new claims. The lock makes that exact: a
+        # pause waits for this claim, or is seen here. Lines first, then their batch, as ``results_write`` locks them.
         claimable = Batch.objects.filter(pk=batch.pk, state=BatchState.IN_PROGRESS, ending="", paused_at=None)
-        if not keys or not claimable.exists():
+        if not keys or not claimable.select_for_update(no_key=True).values_list("pk"):
             return []
         BatchLine.objects.filter(pk__in=keys, state=LineState.QUEUED).update(
             state=LineState.RUNNING,

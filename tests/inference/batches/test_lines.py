@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
+import pytest
+from django.db import connection
 from django.utils import timezone
 
 from inference.batches import lines, upkeep
-from inference.jobs.claims import LEASE_S
+from inference.batches.services import batch_cancel, batch_pause
+from inference.jobs.claims import LEASE_S, seconds_from_now
 from inference.models import BatchLine, BatchResult, LineState
+from inference.values.principal import LOCAL
 from tests.inference.batches.fakes import contents, line, make_batch, make_runner, work
 from tests.inference.batches.test_runner import die
 
@@ -93,10 +100,6 @@ def test_poison_is_set_aside_after_three_attempts_and_harms_nobody(manager):
 
 
 def test_workers_that_claim_at_once_never_get_the_same_line(manager):
-    import threading
-
-    from django.db import connections
-
     batch = make_batch(line(str(number)) for number in range(120))
     upkeep.batches_turn(owner="keeper")
     batch.refresh_from_db()
@@ -107,7 +110,7 @@ def test_workers_that_claim_at_once_never_get_the_same_line(manager):
             while found := lines.lines_claim(batch=batch, owner=owner, limit=7):
                 claimed.extend(item.key for item in found)
         finally:
-            connections.close_all()
+            connection.close()
 
     threads = [threading.Thread(target=claim, args=(f"w{number}",)) for number in range(4)]
     for thread in threads:
@@ -130,3 +133,54 @@ def test_results_that_come_twice_count_once(manager):
     assert lines.lines_finish(finished=finished) == {(item.key, item.fence) for item in held}
     batch.refresh_from_db()
     assert (batch.num_completed, batch.completion_tokens, BatchResult.objects.count()) == (2, 10, 2)
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="a transaction of SQLite locks the whole database")
+@pytest.mark.parametrize("end", [batch_pause, batch_cancel])
+def test_no_line_starts_once_a_pause_has_answered(manager, monkeypatch, end):
+    """A claim that had seen the batch unpaused committed after the pause's answer."""
+    batch = make_batch([line("a"), line("b")])
+    upkeep.batches_turn(owner="w")
+    batch.refresh_from_db()
+    has_checked, may_commit = threading.Event(), threading.Event()
+
+    def wait(seconds):
+        """Between the look at the batch and the start of its lines."""
+        has_checked.set()
+        assert may_commit.wait(60)
+        return seconds_from_now(seconds)
+
+    monkeypatch.setattr(lines, "seconds_from_now", wait)
+
+    def in_thread(work):
+        try:
+            return work()
+        finally:
+            connection.close()
+
+    def pause():
+        end(batch_id=batch.batch_id, principal=LOCAL)
+        return running.count()
+
+    running = BatchLine.objects.filter(state=LineState.RUNNING)
+    with ThreadPoolExecutor(2) as threads:
+        claiming = threads.submit(in_thread, lambda: lines.lines_claim(batch=batch, owner="w", limit=1))
+        assert has_checked.wait(60)
+        pausing = threads.submit(in_thread, pause)
+        until = time.monotonic() + 60
+        while not pausing.done() and not waits_for_a_lock():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        may_commit.set()
+        assert len(claiming.result(60)) == 1
+        assert pausing.result(60) == running.count() == 1
+    assert lines.lines_claim(batch=batch, owner="w", limit=1) == []
+
+
+def waits_for_a_lock() -> bool:
+    """Whether another connection to this database waits for a row's lock."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+        )
+        return bool(cursor.fetchone()[0])

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+LINES = ("workers_that_claim_at_once_never_get_the_same_line", "no_line_starts_once_a_pause_has_answered")
+"""Those of the tests of lines whose outcome depends on the database's locks."""
 
 
 @pytest.mark.slow
@@ -18,6 +20,7 @@ def test_jobs_on_postgresql(postgres_url):
     files = [HERE / f"test_{name}.py" for name in names]
     files += [HERE.parent / "records" / "test_usage.py"]
     files += [HERE.parent / "batches" / name for name in ("test_runner.py", "test_progress.py")]
+    files += [f"{HERE.parent / 'batches' / 'test_lines.py'}::test_{name}" for name in LINES]
     files += [HERE.parent / "schedules" / "test_runs.py"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, files)],
