@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import PurePosixPath
 
-from inference.errors import MissingTensor, NotFound
+from inference.errors import MissingTensor, NotFound, UnsupportedFormat
 from models_registry.hub_reference import HubReference, is_gguf, is_plain_file
 
-MAX_PARTS = 4096
+MAX_PARTS = 2048
+"""Of a model that is taken: the header of each part is asked for by itself before the weights."""
+JOIN_HINT = "choose another file, or join the parts with llama-gguf-split --merge and register the joined file"
 _SHOWN = 20
 _SHOWN_MISSING = 3
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf\Z", re.IGNORECASE)
@@ -56,6 +58,11 @@ class GgufModel:
         """Path of the first file, which names the model."""
         return self.files[0]
 
+    @property
+    def num_parts(self) -> int:
+        """Parts by the names of the files, also those that the repository lacks."""
+        return len(self.files) + self.num_missing
+
 
 def gguf_models(sizes: Mapping[str, int]) -> list[GgufModel]:
     """Return the GGUF models of a repository, the smallest first.
@@ -69,7 +76,7 @@ def gguf_models(sizes: Mapping[str, int]) -> list[GgufModel]:
         match = _PART.match(name)
         if match is None:
             alone.append(GgufModel(_tag(name), (name,), sizes[name]))
-        elif 1 <= int(match["number"]) <= int(match["total"]) <= MAX_PARTS:
+        elif 1 <= int(match["number"]) <= int(match["total"]):
             parts.setdefault((match["stem"], match["total"]), {})[int(match["number"])] = name
     joined = [_joined(stem, total, found, sizes) for (stem, total), found in parts.items()]
     return sorted([*alone, *joined], key=lambda model: (model.size_bytes, model.name))
@@ -83,7 +90,7 @@ def ignored_gguf_files(names: Sequence[str]) -> list[str]:
 def default_model(models: Sequence[GgufModel]) -> GgufModel:
     """Return the model that is taken where nothing says which."""
     order = {tag: number for number, tag in enumerate(_PREFERRED)}
-    return min(models, key=lambda model: (bool(model.num_missing), order.get(model.tag, len(order)), model.name))
+    return min(models, key=lambda model: (_is_refused(model), order.get(model.tag, len(order)), model.name))
 
 
 def choose_model(reference: HubReference, models: Sequence[GgufModel]) -> GgufModel:
@@ -92,6 +99,7 @@ def choose_model(reference: HubReference, models: Sequence[GgufModel]) -> GgufMo
     Raises:
         NotFound: There is no GGUF file, none of that tag or name, or several; says what there is.
         MissingTensor: Parts of the file are missing.
+        UnsupportedFormat: It has too many parts.
     """
     if not models:
         raise NotFound(
@@ -106,6 +114,11 @@ def choose_model(reference: HubReference, models: Sequence[GgufModel]) -> GgufMo
             f"{reference.repo_id} was asked for the {kind} {reference.choice}, {what}; there are "
             f"{_shown(found or models, by_name=bool(found) or reference.names_file)}{remedy}.",
             param="model",
+        )
+    if found[0].num_parts > MAX_PARTS:
+        raise UnsupportedFormat(
+            f"{found[0].name} has {found[0].num_parts} parts, the limit is {MAX_PARTS}; {JOIN_HINT}.",
+            param=found[0].name,
         )
     if found[0].num_missing:
         raise MissingTensor(
@@ -131,6 +144,10 @@ def choice_message(reference: HubReference, model: GgufModel, models: Sequence[G
         f"{reference.repo_id} has {len(models)} GGUF models; {PurePosixPath(model.name).name} is taken. For another "
         f"one name {reference.repo_id}:TAG; there are {_shown(others, by_name=False)}."
     )
+
+
+def _is_refused(model: GgufModel) -> bool:
+    return model.num_missing > 0 or model.num_parts > MAX_PARTS
 
 
 def _is_model(name: str) -> bool:

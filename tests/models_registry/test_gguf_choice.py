@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from inference.errors import MissingTensor, NotFound
+from inference.errors import MissingTensor, NotFound, UnsupportedFormat
 from models_registry.gguf_choice import (
+    MAX_PARTS,
     choice_message,
     choose_model,
     default_model,
@@ -109,3 +110,14 @@ def test_many_models_with_missing_parts_cost_little() -> None:
     models = gguf_models(sizes)
     assert len(models) == 5000
     assert {(model.num_missing, len(model.missing)) for model in models} == {(4095, 3)}
+
+
+def test_a_model_of_too_many_parts_is_refused() -> None:
+    """Such models were left out, and the repository was said to have no GGUF files."""
+    most, more = MAX_PARTS, MAX_PARTS + 1
+    sizes = {f"m-Q8_0-{number:05d}-of-{most:05d}.gguf": 1 for number in range(1, most + 1)}
+    assert choose_model(HubReference.parse("a/b"), gguf_models(sizes)).num_parts == most
+    models = gguf_models({**sizes, f"m-Q4_K_M-00001-of-{more:05d}.gguf": 1})
+    assert default_model(models).tag == "Q8_0"
+    with pytest.raises(UnsupportedFormat, match=rf"has {more} parts, the limit is {most}; choose another file, or joi"):
+        choose_model(HubReference.parse("a/b:Q4_K_M"), models)

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from inference.errors import CorruptCheckpoint, Unavailable, UnsupportedArchitecture
+from inference.errors import CorruptCheckpoint, Unavailable, UnsupportedArchitecture, UnsupportedFormat
+from models_registry import hub_headers
 from models_registry.hub_files import RemoteFile
-from models_registry.hub_headers import FIRST_BYTES, inspect_headers
+from models_registry.hub_headers import FIRST_BYTES, LATER_BYTES, inspect_headers
 from tests.models_registry.gguf_content import llama_gguf, split_llama
 from tests.models_registry.tiny_hub import COMMIT, Hub, tiny_hub
 
@@ -61,6 +62,27 @@ def test_the_headers_of_all_parts_are_read(hub, tmp_path: Path) -> None:
     names = [f"m-{number:05d}-of-00003.gguf" for number in (1, 2, 3)]
     hub[1].files |= dict(zip(names, split_llama(), strict=True))
     assert look(hub, tmp_path, *names).weight_files == tuple(names)
+
+
+def test_all_headers_together_have_a_limit(hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file split into thousands of parts could have a header of 32 MiB in each."""
+    _, handler = hub
+    names = [f"m-{number:05d}-of-00003.gguf" for number in (1, 2, 3)]
+    handler.files |= dict(zip(names, split_llama(vocab=2000), strict=True))
+    sizes = [len(handler.files[name]) for name in names]
+    assert FIRST_BYTES > sizes[0] > sizes[1] > LATER_BYTES > sizes[2]
+    limit = sizes[0] + LATER_BYTES + sizes[2]
+    monkeypatch.setattr(hub_headers, "MAX_JOINT_BYTES", limit)
+    assert look(hub, tmp_path, *names).weight_files == tuple(names)
+    assert handler.ranges == [(0, sizes[0]), (0, LATER_BYTES), (0, sizes[2])]
+    monkeypatch.setattr(hub_headers, "MAX_JOINT_BYTES", limit - 1)
+    with pytest.raises(UnsupportedFormat) as found:
+        look(hub, tmp_path, *names)
+    assert "the headers of m-00001-of-00003.gguf take" in found.value.message
+    assert "up to part 3 of 3, the limit of all together is" in found.value.message
+    assert "choose another file, or join the parts" in found.value.message
+    assert handler.ranges[3:] == [(0, sizes[0]), (0, LATER_BYTES)], "nothing was fetched of the part beyond the limit"
+    assert list((tmp_path / "own" / "blazr" / "headers").iterdir()) == []
 
 
 def test_what_an_earlier_pull_left_is_not_fetched_again(hub, tmp_path: Path) -> None:
