@@ -16,8 +16,8 @@ from inference.errors import InvalidRequest
 from inference.models.readable_rows import readable_rows
 from models_registry.models import RunStep, TrainingRun
 from models_registry.runs.measuring import STEP_MEASUREMENTS, measure_next, next_step
-from models_registry.runs.promoted_copies import copy_promoted
 from models_registry.runs.services import run_create, run_resume, run_update
+from models_registry.runs.turns import COPIES, start_copies
 from models_registry.runs.watching import LOOK_EVERY_S, NEXT_LOOK, run_look
 from models_registry.span_measurements import MAX_TEXT_BYTES
 
@@ -39,6 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
             close_old_connections()
             is_done = False
         if is_done and arguments.once:
+            COPIES.wait()
             return 0
         time.sleep(LOOK_EVERY_S)
 
@@ -59,9 +60,9 @@ def start(arguments: argparse.Namespace) -> TrainingRun:
 
 
 def _turn(run_: TrainingRun, printed: Printed, *, measures: bool) -> bool:
-    """Look once, start a measurement if none runs, print what is new; returns whether nothing is left to do."""
+    """Look once, start copies and a measurement if none runs, print what is new; returns whether no more will come."""
     run_look(run_)
-    copy_promoted(run_)
+    start_copies([run_])
     if measures:
         measure_next(run_)
     steps = readable_rows(run_.steps.all())

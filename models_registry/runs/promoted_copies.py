@@ -23,6 +23,11 @@ from models_registry.services import checkpoint_files_verify, file_stamp, own_st
 from models_registry.uploads import available_bytes
 
 
+def has_uncopied(run: TrainingRun) -> bool:
+    """Whether ``copy_promoted`` has anything to copy."""
+    return bool(_promoted_steps(run))
+
+
 def copy_promoted(run: TrainingRun) -> list[Checkpoint]:
     """Copy the run's checkpoints that other aliases mean or meant; returns those that were copied.
 
@@ -37,8 +42,9 @@ def copy_promoted(run: TrainingRun) -> list[Checkpoint]:
             is_copied, reason = False, f"promoted, but not copied: {error}"
         if is_copied:
             copied.append(step.checkpoint)
-        if reason != step.reason:
-            RunStep.objects.filter(pk=step.pk, checkpoint=step.checkpoint).update(reason=reason)
+        if reason != step.reason:  # but for what a look has said meanwhile
+            same = RunStep.objects.filter(pk=step.pk, checkpoint=step.checkpoint, reason=step.reason)
+            same.update(reason=reason)
     return copied
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from django.db import OperationalError
 
+from models_registry import storage
+from models_registry.aliases import alias_promote
 from models_registry.models import RunStep, StepMeasurement, TrainingRun
 from models_registry.runs import turns
 from models_registry.runs.services import run_create, run_stop
@@ -78,8 +80,48 @@ def test_an_outage_ends_the_turn_in_one_line(
 
 
 def test_a_slow_turn_is_not_joined_by_another(run: TrainingRun) -> None:
-    with turns._turn:
+    with turns.TURNS._lock:
         assert not start_turn()
     run_stop(run)
     assert not start_turn()
     assert not StepMeasurement.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_copy_of_minutes_delays_no_look(run: TrainingRun, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What completed meanwhile was seen when the copy had ended, if the trainer hadn't deleted it by then."""
+    monkeypatch.setattr(turns, "measure_next", lambda run: None)
+    begun, may_end, copied = threading.Event(), threading.Event(), storage.copy_files
+
+    def copy_slowly(*arguments: object) -> dict[str, str]:
+        begun.set()
+        assert may_end.wait(60)
+        return copied(*arguments)
+
+    monkeypatch.setattr(storage, "copy_files", copy_slowly)
+
+    def state(number: int) -> str:
+        return run.steps.get(number=number).state
+
+    try:
+        oxidizr_step(directory, 1)
+        take_turn()
+        take_turn()
+        first = run.steps.get(number=1).checkpoint
+        alias_promote(name="live", checkpoint=first)
+        take_turn()
+        assert begun.wait(60)
+        oxidizr_step(directory, 2)
+        take_turn()
+        take_turn()
+        assert state(2) == "registered"
+        assert turns.COPIES.is_running
+        RunStep.objects.filter(number=1).update(reason="what a look has found meanwhile")
+    finally:
+        may_end.set()
+        turns.COPIES.wait()
+    first.refresh_from_db()
+    assert first.owns_files
+    assert run.steps.get(number=1).reason == "what a look has found meanwhile"
+    take_turn()
+    assert not turns.COPIES.is_running
