@@ -65,7 +65,7 @@ def fetch(*tensors: torch.Tensor) -> tuple[list[Any], ...]:
     Args:
         tensors: Tensors on one device, of floats or of integers below 2^53.
     """
-    if len(tensors) == 1 or tensors[0].device.type == "cpu":
+    if tensors[0].device.type == "cpu":
         return tuple(tensor.tolist() for tensor in tensors)
     return fetch_together(tensors)
 

@@ -20,7 +20,7 @@ from inference.engine.config import EngineConfig
 from inference.engine.device import is_memory_error, on_device
 from inference.engine.failures import failure_of
 from inference.engine.images import ImageRows
-from inference.engine.model_runner import ModelRunner, Network, fail_unusable
+from inference.engine.model_runner import ModelRunner, Network
 from inference.engine.prefix_cache.cache import PrefixCache
 from inference.engine.prefix_cache.disk import DiskTier
 from inference.engine.prefix_cache.lookup import Fetched
@@ -37,6 +37,7 @@ from inference.engine.speculation.setup import Speculation, make_speculator
 from inference.engine.speculation.stats import SpeculationStats
 from inference.engine.state_copies import StateCopies
 from inference.engine.state_manager import StateManager
+from inference.engine.unusable_rows import UnusableRows
 from inference.errors import BlazrError, Conflict, EngineDead, GenerationFailed, InvalidRequest
 from inference.modelling.adapters.network import NetworkAdapters
 from inference.modelling.spec import ModelSpec
@@ -113,7 +114,9 @@ class Engine:
             self._speculator = None
             if speculation is not None:
                 self._speculator = make_speculator(speculation, network, spec, config, self._states, access)
-            self._sampler = Sampler(config.invalid_token_ids, self._device, self._runner.backend.row_maxima)
+            self._unusable = UnusableRows(reads_later=self._device.type != "cpu")
+            row_maxima, fetch = self._runner.backend.row_maxima, self._unusable.fetch
+            self._sampler = Sampler(config.invalid_token_ids, self._device, row_maxima, fetch)
         self._copies = StateCopies(access, in_background=self._device.type == "cpu")
         self._adapters = (
             None if adapters is None else AdapterPool(adapters, config.adapter_bytes, self._runner.state_bytes)
@@ -268,7 +271,6 @@ class Engine:
             return
         try:
             hidden = self._runner.forward(step)
-            fail_unusable(step, hidden)
             if self._speculator is not None:
                 self._speculator.observe(step, hidden)
             sampled = self._sample(step, hidden)
@@ -333,12 +335,12 @@ class Engine:
     def _sample(self, step: SchedulerOutput, hidden: torch.Tensor) -> SamplerOutput:
         """Sample ``num_sampled`` tokens for each request of the step, in its order."""
         rows, states = self._rows_to_sample(step, hidden)
+        if len(rows) < self.step_tokens:
+            self._unusable.look(step, hidden)
         if not rows:
             return SamplerOutput([], {}, {})
-        if all(state.is_plain for state in states):
-            argmax = self._runner.argmax_of(hidden, rows)
-            if argmax is not None:
-                return argmax_output(*argmax)
+        if all(state.is_plain for state in states) and (argmax := self._runner.argmax_of(hidden, rows)) is not None:
+            return argmax_output(*argmax, self._unusable.fetch)
         return self._sampler.sample(lambda: self._runner.logits_of(hidden, rows), states)
 
     def _rows_to_sample(self, step: SchedulerOutput, hidden: torch.Tensor) -> tuple[list[int], list[SamplingState]]:

@@ -240,27 +240,6 @@ class _AdapterPrograms:
         return self._programs
 
 
-def fail_unusable(step: SchedulerOutput, hidden: torch.Tensor) -> None:
-    """Set the error of requests whose chunk of a prompt has a row with NaN or infinity.
-
-    A masked product multiplies what comes later by zero, which leaves NaN: one such token makes the rows before it in
-    its chunk unusable too. Their states look like those of a prefix that other requests share, and must not enter the
-    prefix cache. The rows of decodes are only their own, and their logits tell. On a device nothing is looked at: a
-    step waits there once, for its tokens.
-
-    Args:
-        hidden: (T, h) hidden rows of the step.
-    """
-    if step.num_decodes == len(step.scheduled) or hidden.device.type != "cpu":
-        return
-    is_usable = torch.isfinite(hidden.sum(-1, dtype=torch.float32)).tolist()
-    row = 0
-    for item in step.scheduled:
-        if item.num_tokens > 1 and not all(is_usable[row : row + item.num_tokens]):
-            item.request.error = numerical_error()
-        row += item.num_tokens
-
-
 def _select_rows(hidden: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     """Return ``rows``, which are ascending and distinct; no copy if they are all rows."""
     if len(rows) == hidden.shape[0]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from inference.engine.pooling import Pooler
-from inference.engine.prefix_cache.cache import CachedSequence
+from inference.engine.prefix_cache.cached_sequence import CachedSequence
 from inference.engine.prefix_cache.identity import identity_ids
 from inference.engine.prefix_cache.lookup import Fetched
 from inference.engine.request import CacheBreakpoint, EngineRequest, FinishReason, ImageSpan, TokenLogprobs

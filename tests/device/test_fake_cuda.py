@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 import inference.demo
 from bench.gpu_models import empty_network, quantise_network
@@ -25,6 +26,7 @@ from inference.values.sampling_params import SamplingParams
 from inference.values.speculative_options import SpeculativeOptions
 from inference.values.token_constraint import TokenMask
 from models_registry.detection.inspection import inspect_checkpoint
+from tests.device import fake_cuda as fake_cuda_module
 from tests.device.fake_cuda import DEVICE, fake_cuda
 from tests.device.networks import STACKS, VOCAB, make_spec
 
@@ -84,6 +86,29 @@ def test_steps_of_every_kind_of_layer(name, quant, tokens, traffic):
         for launch in set(traffic.launches) - known:
             raise AssertionError(f"compiled while serving: {launch}")
     assert engine.stats().num_generated_tokens == 8
+
+
+@pytest.mark.parametrize("name", ["llama", "bamba"])
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.8, "seed": 1}], ids=["greedy", "sampled"])
+def test_flags_of_unusable_rows_come_with_the_tokens(name, params, traffic, monkeypatch):
+    """What the device says of all chunks of a prompt ends the request in the step of its first token."""
+    engine = make_engine(name)
+    traffic.waits.clear()
+    monkeypatch.setattr(fake_cuda_module, "_zeros", _ones)  # each flag is set
+    engine.add_request(request("r", 40, max_tokens=2, **params))
+    steps, outputs = 0, []
+    while not outputs:
+        assert traffic.waits == [], "a chunk that isn't the last waits for nothing"
+        outputs = engine.step()
+        steps += 1
+        assert engine._prefix_cache._tree.num_nodes == 0, "nothing is kept of what nobody knows"
+    assert steps >= 3 and traffic.waits == ["cpu"]
+    assert "numerical_error" in outputs[0].error.message
+
+
+def _ones(like):
+    with unset_fake_temporarily(), torch._C.DisableTorchFunctionSubclass():
+        return torch.ones(tuple(like.shape), dtype=like.dtype)
 
 
 SAMPLED = {"temperature": 0.8, "seed": 1}

@@ -13,9 +13,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 
 from inference.engine.config import EngineConfig
+from inference.engine.prefix_cache.cached_sequence import CachedSequence
 from inference.engine.prefix_cache.disk import DiskTier
 from inference.engine.prefix_cache.lookup import Fetched, Match, PrefixLookup
 from inference.engine.prefix_cache.namespace import Namespaces
@@ -34,37 +34,6 @@ MAX_DEAD_NODES = 1 << 14
 """Nodes without state that are kept to recognise evicted prefixes; about 1.5 KB each."""
 MIN_DISK_GAIN = 32
 """Minimum tokens on disk beyond those in memory; computing fewer is faster than reading them."""
-
-
-@dataclass(eq=False, slots=True)
-class CachedSequence:
-    """A running sequence's position in the tree.
-
-    Attributes:
-        digest: Digest of the sequence's namespace.
-        path: The full nodes of its computed or found tokens.
-        tail: The node of the tokens after ``path``; None: there is none yet.
-        start: Position at which the sequence resumed.
-        junction: Position at which the sequence diverged from earlier sequences.
-        stops: Positions at which prefill stops for a snapshot, ascending.
-        last_snapshot: Position of the sequence's latest snapshot.
-        marked: Nodes of the sequence's snapshots, which may not be in ``path``.
-        breakpoints: Positions that are still to be reached and kept, ascending.
-        kept: The breakpoints whose prefix is kept.
-        is_kept: Whether its computed tokens enter the tree.
-    """
-
-    digest: bytes
-    path: list[Node] = field(default_factory=list)
-    tail: Node | None = None
-    start: int = 0
-    junction: int = 0
-    stops: list[int] = field(default_factory=list)
-    last_snapshot: int = 0
-    marked: dict[Node, None] = field(default_factory=dict)
-    breakpoints: list[CacheBreakpoint] = field(default_factory=list)
-    kept: list[CacheBreakpoint] = field(default_factory=list)
-    is_kept: bool = True
 
 
 class PrefixCache:
@@ -181,7 +150,7 @@ class PrefixCache:
         full, rest = divmod(match.num_tokens, width)
         sequence = CachedSequence(
             digest, start=match.num_tokens, junction=match.num_known, last_snapshot=match.num_tokens,
-            is_kept=is_kept and self.is_enabled,
+            is_kept=is_kept and self.is_enabled, num_known=match.num_tokens,
         )  # fmt: skip
         if match.state is not None:
             self._load_state(*match.state, slot, fetched)
@@ -209,12 +178,12 @@ class PrefixCache:
         count = len(state.token_ids)
         if not sequence.is_kept:
             return
+        sequence.num_known = count
         self._extend(sequence, index, state.token_ids, count)
         if self._fixed:
-            node, offset = self._place(sequence, index, state.token_ids, count)
+            node, offset = self._mark(sequence, index, state.token_ids, count)
             self._snapshots.add(node, offset, slot, give=False)
             sequence.last_snapshot = count
-            sequence.marked[node] = None
 
     def record_found(self, num_cached_tokens: int, reason: MissReason | None) -> None:
         """Count a request's cached tokens; call once per request."""
@@ -239,22 +208,37 @@ class PrefixCache:
     def advance(
         self, sequence: CachedSequence, index: int, slot: int, tokens: Sequence[int], num_computed: int
     ) -> None:
-        """Add the tokens that a step has computed to the tree."""
+        """Add the tokens that a step has computed to the tree, as soon as they are known to be usable."""
         if not sequence.is_kept:
             return
-        if num_computed >= (len(sequence.path) + 1) * self._width:
-            self._extend(sequence, index, tokens, num_computed)
-        if self._fixed and (
+        is_due = self._fixed and (
             (sequence.stops and sequence.stops[0] == num_computed)
             or is_snapshot_due(num_computed, sequence.last_snapshot)
-        ):
-            node, offset = self._place(sequence, index, tokens, num_computed)
-            is_junction = num_computed == sequence.junction
-            self._snapshots.add(node, offset, slot, give=False, is_junction=is_junction)
+        )
+        if is_due:
             sequence.last_snapshot = num_computed
-            sequence.marked[node] = None
+        if sequence.has_unknown:
+            if is_due and (taken := self._snapshots.take(slot)):
+                sequence.taken[num_computed] = taken
+            return
+        sequence.num_known = num_computed
+        for position, taken in sequence.taken.items():
+            node, offset = self._mark(sequence, index, tokens, position)
+            self._snapshots.place(node, offset, taken, is_junction=position == sequence.junction)
+        sequence.taken.clear()
+        if num_computed >= (len(sequence.path) + 1) * self._width:
+            self._extend(sequence, index, tokens, num_computed)
+        if is_due:
+            node, offset = self._mark(sequence, index, tokens, num_computed)
+            self._snapshots.add(node, offset, slot, give=False, is_junction=num_computed == sequence.junction)
         while sequence.breakpoints and sequence.breakpoints[0].position <= num_computed:
             self._keep(sequence, sequence.breakpoints.pop(0))
+
+    def _mark(self, sequence: CachedSequence, index: int, tokens: Sequence[int], position: int) -> tuple[Node, int]:
+        """``_place`` for a snapshot of the sequence."""
+        node, offset = self._place(sequence, index, tokens, position)
+        sequence.marked[node] = None
+        return node, offset
 
     def save(self, sequence: CachedSequence) -> None:
         """Write the state that a sequence has computed to disk, if there is a disk tier."""
@@ -281,6 +265,8 @@ class PrefixCache:
         Returns:
             The slot to free: another slot if the cache keeps the sequence's slot as a snapshot.
         """
+        if sequence.has_unknown:
+            num_computed, is_state_valid = sequence.num_known, False
         if sequence.is_kept and num_computed:
             self._extend(sequence, index, tokens, num_computed)
             if self._paged or (self._fixed and is_state_valid):
@@ -467,6 +453,9 @@ class PrefixCache:
             self._tree.release(before)
 
     def _leave(self, sequence: CachedSequence) -> None:
+        for taken in sequence.taken.values():
+            self._snapshots.give_back(taken)
+        sequence.taken.clear()
         self._set_tail(sequence, None)
         for node in reversed(sequence.path):
             self._tree.release(node)

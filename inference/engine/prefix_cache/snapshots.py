@@ -74,12 +74,37 @@ class SnapshotStore:
         free_slot = self._allocate_slot()
         if free_slot == 0:
             return slot
-        present = node.snapshots.get(offset)  # the allocation may have dropped it
         if give:
             kept, slot = slot, free_slot
         else:
             self._access.copy_slot(slot, free_slot)
             kept = free_slot
+        self.place(node, offset, kept, is_junction=is_junction)
+        return slot
+
+    def take(self, slot: int) -> int:
+        """Copy a sequence's current state into a slot that ``place`` or ``give_back`` gets later; 0: there is none."""
+        taken = self._allocate_slot()
+        if taken:
+            self._access.copy_slot(slot, taken)
+        return taken
+
+    def give_back(self, taken: int) -> None:
+        """Free a slot of ``take``."""
+        self._free.append(taken)
+
+    def place(self, node: Node, offset: int, kept: int, *, is_junction: bool = False) -> None:
+        """Let a slot of the store be the snapshot of a position, unless a snapshot of it is in a slot.
+
+        Args:
+            kept: The slot, with the state of the position.
+            is_junction: Whether two sequences diverge at this position.
+        """
+        present = node.snapshots.get(offset)
+        if present is not None and present.slot:
+            self.touch(present, use=False)
+            self.give_back(kept)
+            return
         if present is not None:
             self._on_host.pop(present, None)
             present.slot, present.payload = kept, None
@@ -90,7 +115,6 @@ class SnapshotStore:
             node.evicted_snapshots.discard(offset)
             self._tree.update(node)
         self._in_slots[present] = None
-        return slot
 
     def touch(self, snapshot: Snapshot, *, use: bool) -> None:
         """Refresh a snapshot's value after a request for its position; ``use``: its state was reused."""

@@ -42,6 +42,7 @@ MIN_LOGPROB = -9999.0
 """Value for log 0, which JSON can't represent; OpenAI's value for impossible tokens."""
 
 RowMaxima = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+Fetch = Callable[..., tuple[list[Any], ...]]
 
 
 class SamplerOutput(NamedTuple):
@@ -65,15 +66,21 @@ class Sampler:
         invalid_token_ids: Ids that are never sampled nor listed as alternatives.
         device: Device of the logits.
         row_maxima: The backend's function for the index and value of each row's first maximum.
+        fetch: Reads what was sampled from the device: ``device.fetch``, or one that reads more with it.
 
     Attributes:
         masks: The masks of grammars, which are computed ahead.
     """
 
     def __init__(
-        self, invalid_token_ids: Sequence[int], device: torch.device, row_maxima: RowMaxima = row_maxima
+        self,
+        invalid_token_ids: Sequence[int],
+        device: torch.device,
+        row_maxima: RowMaxima = row_maxima,
+        fetch: Fetch = fetch,
     ) -> None:
         self._row_maxima = row_maxima
+        self._fetch = fetch
         self._invalid = InvalidTokens(invalid_token_ids, device)
         self.masks = TokenMasks(device)
         processors = (MinTokens(), LogitBias(), Penalties(), Dry())
@@ -114,7 +121,7 @@ class Sampler:
     def _sample(self, logits: torch.Tensor, rows: Sequence[SamplingState]) -> SamplerOutput:
         if all(row.is_plain for row in rows):
             self._invalid.apply(logits, rows)
-            return argmax_output(*self._row_maxima(logits))
+            return argmax_output(*self._row_maxima(logits), self._fetch)
         # amax passes NaN on, so it finds NaN, +inf and rows of -inf, before masks hide or make them.
         maxima = logits.amax(-1)
         scored = [at for at, row in enumerate(rows) if row.params.logprobs is not None]
@@ -132,7 +139,7 @@ class Sampler:
 
         num_top = [rows[at].params.logprobs or 0 for at in scored]
         scores = self._score(log_probs, token_ids[upload_ids(scored, logits.device)], num_top) if scored else ()
-        ids, chosen, raw_maxima, *score_lists = fetch(token_ids, values, maxima, *scores)
+        ids, chosen, raw_maxima, *score_lists = self._fetch(token_ids, values, maxima, *scores)
         logprobs = dict(zip(scored, _token_logprobs(score_lists, num_top), strict=True)) if scored else {}
         found = map(_row_error, rows, raw_maxima, chosen)
         errors = {at: error for at, error in enumerate(found) if error is not None}
@@ -167,8 +174,8 @@ def _token_logprobs(scores: Sequence[list[Any]], num_top: Sequence[int]) -> list
     return found
 
 
-def argmax_output(token_ids: torch.Tensor, values: torch.Tensor) -> SamplerOutput:
-    """Return the output of greedy rows from (n,) argmaxes and (n,) their logits."""
+def argmax_output(token_ids: torch.Tensor, values: torch.Tensor, fetch: Fetch = fetch) -> SamplerOutput:
+    """Return the output of greedy rows from (n,) argmaxes and (n,) their logits, which ``fetch`` reads."""
     ids, found = fetch(token_ids, values)
     errors: dict[int, BlazrError] = {
         at: numerical_error() for at, value in enumerate(found) if not math.isfinite(value)

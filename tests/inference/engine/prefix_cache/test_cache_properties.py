@@ -50,9 +50,10 @@ def plans(draw):
     num_snapshot_slots=st.sampled_from([1, 2, 4, 40]),
     host_bytes=st.sampled_from([0, 64]),
     budget=st.integers(4, 24),
+    reads_later=st.booleans(),
 )
 def test_tokens_are_those_without_a_cache(
-    kind, work, block_size, num_blocks, num_state_slots, num_snapshot_slots, host_bytes, budget
+    kind, work, block_size, num_blocks, num_state_slots, num_snapshot_slots, host_bytes, budget, reads_later
 ):
     network = FakeNetwork(make_spec(kind))
     engine = make_engine(
@@ -66,6 +67,7 @@ def test_tokens_are_those_without_a_cache(
         max_num_seqs=4,
         max_num_batched_tokens=budget,
     )
+    engine._unusable._reads_later = reads_later  # as on a device
     sources = {}
     for number, plan in enumerate(work):
         prompt = plan["prompt"]
