@@ -206,6 +206,8 @@ class TextOutput:
             values["prompt_text"] = self._prompt_text
         if self._reasoning is not None and self._reasoning.is_open:
             values["in_reasoning"] = True
+        if self._params.prompt_logprobs is not None:
+            values["accepted_ago_s"] = time.monotonic() - self._added_at
         if prompt_logprobs is not None:
             values["prompt_logprobs"] = [None, *(self._entry(item) for item in prompt_logprobs)]
         self._is_started = True

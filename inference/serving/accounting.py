@@ -64,9 +64,9 @@ class Accounting:
         self._generated = metrics.child(metrics.GENERATED_TOKENS, model)
         metrics.child(metrics.ACTIVE, model).inc()
 
-    def start(self) -> None:
-        """Record that the engines have accepted every prompt."""
-        self._started = time.monotonic()
+    def start(self, accepted_at: float | None = None) -> None:
+        """Record that the engines have accepted every prompt; ``accepted_at``: when, by ``time.monotonic``, or now."""
+        self._started = time.monotonic() if accepted_at is None else max(self._arrived, accepted_at)
 
     def end(self) -> None:
         """Record that the last event has come from the workers; the client may still read."""

@@ -170,6 +170,7 @@ class Generation:
             for number in range(len(plan.prompts))
         ]
         self._num_unstarted = self._num_open = len(self._prompts)
+        self._accepted_at = 0.0  # the engines have accepted the prompts that have started, by ``time.monotonic``
         self._held: list[tuple[int, GenerationEvent]] = []  # until there is a reader
         self._reader: Reader | None = None
         self._started = asyncio.Event()  # every prompt has started, or the request has failed
@@ -323,14 +324,15 @@ class Generation:
                 self.give_up(GenerationFailed("The output could not be written because of an internal error."))
                 return
         if kind != "delta":
-            self._advance(prompt, is_done=kind == "done")
+            self._advance(prompt, event, is_done=kind == "done")
 
-    def _advance(self, prompt: _Prompt, *, is_done: bool) -> None:
+    def _advance(self, prompt: _Prompt, event: GenerationEvent, *, is_done: bool) -> None:
         if not prompt.is_started:
             prompt.is_started = True
+            self._accepted_at = max(self._accepted_at, time.monotonic() - event.get("accepted_ago_s", 0.0))
             self._num_unstarted -= 1
             if not self._num_unstarted:
-                self._accounting.start()
+                self._accounting.start(self._accepted_at)
                 self._started.set()
         if is_done:
             prompt.is_finished = True

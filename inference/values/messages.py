@@ -5,7 +5,8 @@ comes back as events on the stream of the web process that asked. Every event na
 the attempt and a dense ``index`` from 0 per attempt (deltas that were merged take up ``span`` numbers);
 exactly one of them is terminal (``done`` or ``error``).
 
-    start    prompt accepted by the engine: prompt_tokens [, prompt_token_ids, prompt_logprobs, in_reasoning]
+    start    prompt accepted by the engine: prompt_tokens [, prompt_token_ids, prompt_logprobs, in_reasoning]; with
+             prompt_logprobs it comes once they are computed, and accepted_ago_s tells when the prompt was accepted
     delta    text and tokens of one choice: choice, text, token_ids [, logprobs], [finish_reason, stop_reason];
              or the pooled vector of one input: choice (the input's number), embedding, finish_reason
     done     usage; the request is complete. In the worker's process also state, if one was wanted
@@ -125,6 +126,7 @@ class GenerationEvent(TypedDict):
     prompt_text: NotRequired[str]  # echo
     in_reasoning: NotRequired[bool]  # the prompt ends inside a thinking section
     prompt_logprobs: NotRequired[list[LogprobEntry | None]]
+    accepted_ago_s: NotRequired[float]  # seconds from the prompt's acceptance until its late start event; default 0
     choice: NotRequired[int]
     text: NotRequired[str]
     token_ids: NotRequired[list[int]]

@@ -90,6 +90,8 @@ def test_echo_scores_the_prompt_before_anything_else(llm: LLM) -> None:
     start = events[0]
     ids = llm.tokenizer.encode("the fox")
     assert start["prompt_text"] == "the fox"
+    usage = events[2]["usage"]
+    assert 0 < start["accepted_ago_s"] <= usage["duration_s"] - usage["queue_s"]
     assert start["prompt_token_ids"] == ids
     assert start["prompt_logprobs"][0] is None
     assert [entry["token_id"] for entry in start["prompt_logprobs"][1:]] == ids[1:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 import redis.asyncio
@@ -111,6 +112,20 @@ async def test_a_reader_gets_what_was_held_back_then_each_event_as_it_comes(work
     await asyncio.wait_for(reading, 60)
     assert reader.taken[3:] == [(1, "late"), (0, "done"), (1, "done")]
     assert (found.outcome, found.builder.completion_tokens, worker.hub.num_streams) == ("completed", 2, 0)
+
+
+async def test_the_wait_ends_when_the_engines_have_accepted_the_prompts_not_when_they_are_scored(worker):
+    """With log-probabilities of the prompt its start comes behind its prefill, which the trace called queue."""
+    found = generation(2)
+    opening = asyncio.create_task(found.open())
+    first, second = sorted(await worker.published(2))
+    begun = time.monotonic()
+    found._accounting._arrived = begun - 60.0
+    await worker.send(first, "start", prompt_tokens=2, accepted_ago_s=50.0)
+    await worker.send(second, "start", prompt_tokens=2, accepted_ago_s=20.0)
+    await asyncio.wait_for(opening, 60)
+    assert 0 <= found.waited[0] - 40.0 <= time.monotonic() - begun
+    await found.close("cancelled")
 
 
 async def test_an_error_before_every_prompt_has_started_is_raised_by_open(worker):
