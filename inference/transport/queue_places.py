@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from inference.transport import keys as redis_keys
 from inference.transport.clients import redis_client_sync, redis_repeatable
 from inference.transport.worker_states import worker_states
-from inference.values.queue_place import HeldModel, QueuePlace, queue_place
+from inference.values.queue_place import HeldModel, QueuePlace, QueuePlaces
 from inference.values.states import ResidentModel, WorkerState
 
 MAX_OPEN = 200
@@ -38,9 +38,16 @@ class Queues:
     workers: tuple[WorkerState, ...]
     queued_ids: dict[str, list[str]]
     num_taken: dict[str, int] = field(default_factory=dict)
+    _places: dict[str, QueuePlaces] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def place_of(self, request_id: str, checkpoint_id: str) -> QueuePlace | None:
         """Return where a request stands that has not started; None: its worker hasn't said so yet."""
+        places = self._places.get(checkpoint_id)
+        if places is None:
+            places = self._places[checkpoint_id] = self._places_of(checkpoint_id)
+        return places.of(request_id)
+
+    def _places_of(self, checkpoint_id: str) -> QueuePlaces:
         now = time.time()
         held = [
             HeldModel(_is_ready(model), model.outlook, max(0.0, now - worker.heartbeat_at))
@@ -50,7 +57,7 @@ class Queues:
         ]
         queued = self.queued_ids.get(checkpoint_id, [])
         num_taken = self.num_taken.get(checkpoint_id, 0)
-        return queue_place(request_id, held, queued, num_taken=num_taken, has_workers=bool(self.workers))
+        return QueuePlaces(held, queued, num_taken=num_taken, has_workers=bool(self.workers))
 
 
 async def read_queues(checkpoint_ids: Iterable[str]) -> Queues:

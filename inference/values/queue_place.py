@@ -93,46 +93,56 @@ class HeldModel:
     age_s: float = 0.0
 
 
-def queue_place(
-    request_id: str,
-    held: Iterable[HeldModel],
-    queued_ids: Sequence[str],
-    *,
-    num_taken: int = 0,
-    has_workers: bool = True,
-) -> QueuePlace | None:
-    """Return where a request stands that has not started; None: a worker has it and hasn't said so yet.
+class QueuePlaces:
+    """Where the requests of one model stand that have not started; a lookup costs the same however many wait.
 
     Args:
-        held: The request's model at each worker that has it.
+        held: The model at each worker that has it.
         queued_ids: Requests of the model that no worker has taken, in the order of taking.
         num_taken: Open requests of the model that workers have taken, more of which may wait than they have said.
         has_workers: Whether any worker is alive.
     """
-    models = list(held)
-    own = next((model for model in models if request_id in model.outlook.waiting_ids), None)
-    if own is not None:
-        models, num_before = [own], own.outlook.waiting_ids.index(request_id)
-    else:
-        if request_id not in queued_ids and any(model.is_ready for model in models):
-            return None
-        num_listed = sum(len(model.outlook.waiting_ids) for model in models)
-        others_taken = num_taken - (request_id not in queued_ids)
-        num_before = max(num_listed, others_taken - sum(model.outlook.num_places for model in models))
-        num_before += queued_ids.index(request_id) if request_id in queued_ids else 0
-    position = num_before + 1
-    if not has_workers:
-        return QueuePlace(position, "worker")
-    ready = [model for model in models if model.is_ready]
-    if ready:
-        return QueuePlace(position, "capacity", start_in_s(num_before, ready))
-    loads = [model for model in models if model.outlook.load_left_s is not None]
-    first = min(loads, key=_load_left_now_s, default=models[0] if models else None)
-    if first is None:
-        return QueuePlace(position, "load")
-    left_s = _load_left_now_s(first) if loads else None
-    evicts = first.outlook.evicts
-    return QueuePlace(position, "swap" if evicts else "load", left_s, left_s, evicts)
+
+    def __init__(
+        self, held: Iterable[HeldModel], queued_ids: Sequence[str], *, num_taken: int = 0, has_workers: bool = True
+    ) -> None:
+        self._models = list(held)
+        self._num_taken = num_taken
+        self._has_workers = has_workers
+        self._queued = {request_id: number for number, request_id in reversed(list(enumerate(queued_ids)))}
+        self._listed = {
+            request_id: (model, number)
+            for model in reversed(self._models)
+            for number, request_id in enumerate(model.outlook.waiting_ids)
+        }
+        self._num_listed = sum(len(model.outlook.waiting_ids) for model in self._models)
+        self._num_places = sum(model.outlook.num_places for model in self._models)
+        self._any_ready = any(model.is_ready for model in self._models)
+
+    def of(self, request_id: str) -> QueuePlace | None:
+        """Return where a request stands; None: a worker has it and hasn't said so yet."""
+        models, own = self._models, self._listed.get(request_id)
+        if own is not None:
+            models, num_before = [own[0]], own[1]
+        else:
+            queued = self._queued.get(request_id)
+            if queued is None and self._any_ready:
+                return None
+            others_taken = self._num_taken - (queued is None)
+            num_before = max(self._num_listed, others_taken - self._num_places) + (queued or 0)
+        position = num_before + 1
+        if not self._has_workers:
+            return QueuePlace(position, "worker")
+        ready = [model for model in models if model.is_ready]
+        if ready:
+            return QueuePlace(position, "capacity", start_in_s(num_before, ready))
+        loads = [model for model in models if model.outlook.load_left_s is not None]
+        first = min(loads, key=_load_left_now_s, default=models[0] if models else None)
+        if first is None:
+            return QueuePlace(position, "load")
+        left_s = _load_left_now_s(first) if loads else None
+        evicts = first.outlook.evicts
+        return QueuePlace(position, "swap" if evicts else "load", left_s, left_s, evicts)
 
 
 def start_in_s(num_before: int, models: Sequence[HeldModel]) -> float | None:

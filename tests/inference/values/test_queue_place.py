@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.values.queue_place import HeldModel, StartOutlook, queue_place, start_in_s
+from inference.values.queue_place import HeldModel, QueuePlaces, StartOutlook, start_in_s
 
 
 def ready(
@@ -19,6 +19,10 @@ def ready(
 ):
     outlook = StartOutlook(waiting, len(free_in_s) + num_free, num_free, free_in_s, request_s)
     return HeldModel(True, outlook, age_s)
+
+
+def queue_place(request_id: str, held, queued_ids, **options):
+    return QueuePlaces(held, queued_ids, **options).of(request_id)
 
 
 def test_a_request_starts_when_the_place_is_free_that_those_before_it_leave() -> None:
@@ -105,3 +109,24 @@ def test_plain_values_come_back_and_unknown_members_are_left_out() -> None:
     assert queue_place("a", [ready(1.2345)], ["a"]).to_dict() == {
         "position": 1, "waits_for": "capacity", "estimated_s": 1.23, "load_left_s": None, "evicts": None,
     }  # fmt: skip
+
+
+def test_places_of_all_waiting_requests_are_found_in_one_pass() -> None:
+    """Each of N streams that ask where they stand was compared with all N, every second."""
+    compared = 0
+
+    class Id(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    names = [f"r{number}" for number in range(500)]
+    listed, queued = names[:64], names[64:]
+    places = QueuePlaces([ready(1.0, waiting=tuple(map(Id, listed)))], [*map(Id, queued)])
+    found = [places.of(Id(name)) for name in names]
+    assert [place.position for place in found] == list(range(1, 501))
+    assert compared < 4 * len(names)
