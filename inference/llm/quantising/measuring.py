@@ -20,7 +20,7 @@ from inference.llm.quantising.parts import Part
 from inference.modelling.backends.backend import Backend
 from inference.modelling.forward_batch import ForwardBatch
 from inference.modelling.layers.coded import rounded_to_form
-from inference.modelling.quantisation import GROUP_SIZES, OWN_FORMS, FormName
+from inference.modelling.quantisation import GROUP_SIZES, OWN_FORMS, FormName, is_quantisable
 from inference.modelling.residual_stream import ResidualStream
 from inference.modelling.spec import ModelSpec
 
@@ -67,6 +67,8 @@ class _Window:
 def measuring_bytes(spec: ModelSpec, num_tokens: int, dtype: torch.dtype) -> int:
     """Return the bytes that a measurement keeps: weights, the inputs of all layers, and log-probabilities.
 
+    A measured plan may round every matrix, and the values that are restored behind it are kept meanwhile.
+
     Args:
         spec: Specification of the network.
         num_tokens: Tokens of the text.
@@ -75,7 +77,9 @@ def measuring_bytes(spec: ModelSpec, num_tokens: int, dtype: torch.dtype) -> int
     # An input is the residual stream and the result that is still to be added to it.
     inputs = 2 * spec.hidden_size * (len(spec.layers) + 1) * num_tokens
     log_probs = min(REFERENCE_BYTES, 4 * spec.vocab_size * num_tokens)
-    return (spec.num_parameters() + inputs) * dtype.itemsize + log_probs
+    shapes = spec.parameter_shapes().items()
+    rounded = sum(math.prod(shape) for name, shape in shapes if is_quantisable(name, shape))
+    return (spec.num_parameters() + rounded + inputs) * dtype.itemsize + log_probs
 
 
 class Measurement:

@@ -10,7 +10,7 @@ import torch
 from inference.errors import InvalidRequest
 from inference.llm.quality import WindowRunner
 from inference.llm.quantising import measuring
-from inference.llm.quantising.measuring import Measurement
+from inference.llm.quantising.measuring import Measurement, measuring_bytes
 from inference.llm.quantising.parts import KINDS
 from inference.modelling.backends.backend import choose_backend
 from inference.modelling.weights.loader import load_network
@@ -56,6 +56,19 @@ def test_a_changed_layer_is_computed_from_its_own_on(found: Inspection) -> None:
             for name in part.parameters:
                 changed.network.get_parameter(name).data = exact.network.get_parameter(name).data
         assert measurement.divergence(-1).mean_kl == pytest.approx(0, abs=1e-6), "the values are back"
+
+
+def test_the_bytes_of_a_measurement_are_those_while_a_plan_rounds_every_matrix(found: Inspection) -> None:
+    """They were counted with one copy of the weights, and a plan is measured with two."""
+    runner = runner_of(found)
+    parameters = dict(runner.network.named_parameters())
+    before = {name: parameter.data for name, parameter in parameters.items()}
+    with torch.inference_mode():
+        measurement = Measurement(runner, choose_backend("cpu", torch.float32), [random_tokens(64, 16)])
+        with measurement.rounded(dict.fromkeys(parts_of(found), "int8")):
+            held = {data.data_ptr(): data.nbytes for data in before.values()}
+            held |= {parameter.data.data_ptr(): parameter.data.nbytes for parameter in parameters.values()}
+    assert sum(held.values()) <= measuring_bytes(found.spec, 2, torch.float32) < 1.5 * sum(held.values())
 
 
 def test_predictions_of_nan_are_refused(found: Inspection) -> None:
