@@ -81,6 +81,7 @@ class EngineLoop(Generic[ItemT, EventT]):
         self._is_stopping = False
         self._has_ended = False
         self.is_busy = False
+        self._work: tuple[float, float | None] = (0.0, None)  # seconds until now; since when it has work again
         self.last_step_at = time.monotonic()
         self.step_number: int | None = None
         self.longest_token_s = 0.0
@@ -142,11 +143,24 @@ class EngineLoop(Generic[ItemT, EventT]):
         """Tokens in the step that runs now, or in the last one."""
         return self._owner.step_tokens
 
+    @property
+    def work_s(self) -> float:
+        """Seconds in which the owner had work, from the start of the loop until now; read by any thread."""
+        total_s, since = self._work  # one read: the loop's thread replaces the pair
+        return total_s if since is None else total_s + time.monotonic() - since
+
+    def _set_busy(self, is_busy: bool) -> None:
+        if is_busy != self.is_busy:
+            total_s, since = self._work
+            now = time.monotonic()
+            self._work = (total_s, now) if since is None else (total_s + now - since, None)
+        self.is_busy = is_busy
+
     def _run(self) -> None:
         try:
             while self._read_inbox():
                 events = self._step()
-                self.is_busy = self._owner.has_unfinished()
+                self._set_busy(self._owner.has_unfinished())
                 if events:
                     self._call(self._on_events, events)
         except EngineDead as error:
@@ -192,7 +206,7 @@ class EngineLoop(Generic[ItemT, EventT]):
                 self._submitted.popleft()  # not before, so that no item is lost when the owner fails
             for request_id in aborted:
                 self._owner.abort(request_id)
-            self.is_busy = self._owner.has_unfinished()
+            self._set_busy(self._owner.has_unfinished())
             if self.is_busy:
                 return True
             if is_draining:

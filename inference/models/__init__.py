@@ -1,4 +1,4 @@
-"""Database rows: API keys, usage, jobs, stored responses, files, states, chats, batches and schedules."""
+"""Database rows: API keys, usage, energy, jobs, stored responses, files, states, chats, batches and schedules."""
 
 from inference.models.batches import (
     TERMINAL_BATCH_STATES,
@@ -10,6 +10,7 @@ from inference.models.batches import (
     WebhookDelivery,
 )
 from inference.models.chats import SavedChat
+from inference.models.energy import EnergyDay, EnergyPrice
 from inference.models.files import StoredFile
 from inference.models.jobs import TERMINAL_JOB_STATES, GenerationJob, JobChunk, JobState
 from inference.models.keys import ApiKey, default_scopes
@@ -26,6 +27,8 @@ __all__ = [
     "BatchLine",
     "BatchResult",
     "BatchState",
+    "EnergyDay",
+    "EnergyPrice",
     "GenerationJob",
     "JobChunk",
     "JobState",

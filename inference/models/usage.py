@@ -66,6 +66,9 @@ class UsageDay(models.Model):
     completion_tokens = models.PositiveBigIntegerField(default=0)
     engine_s = models.FloatField(default=0)
     queue_s = models.FloatField(default=0)
+    joules = models.FloatField(
+        null=True, blank=True, help_text="An estimate: its part of what the model's devices used. Empty: not measured."
+    )
 
     class Meta:
         ordering: ClassVar[list[str]] = ["-day", "tenant", "model"]

@@ -7,7 +7,7 @@ a label, so that a client can't fill the memory with them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from inference.values.states import ModelState, WorkerState
+from inference.values.states import DeviceEnergy, ModelState, WorkerState
 
 REGISTRY = CollectorRegistry()
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -109,6 +109,7 @@ def _families(
     workers: Mapping[str, WorkerState],
     names: Mapping[str, str],
     jobs: Mapping[str, int],
+    energy: Sequence[DeviceEnergy],
 ) -> Iterable[Metric]:
     """Yield gauges and counters from the workers' last heartbeats.
 
@@ -117,6 +118,7 @@ def _families(
         workers: States by worker id.
         names: Served names by checkpoint id.
         jobs: Number of jobs by state.
+        energy: What devices have used.
     """
     yield GaugeMetricFamily("blazr_workers", "Workers with a fresh heartbeat.", value=len(workers))
     of_workers: Mapping[str, tuple[str, Callable[[WorkerState], float]]] = {
@@ -151,6 +153,7 @@ def _families(
     for job_state, number in jobs.items():
         jobs_family.add_metric([job_state], number)
     yield jobs_family
+    yield from _energy_families(energy)
 
 
 _PREFIX_COUNTERS: Mapping[str, tuple[str, str]] = {
@@ -252,6 +255,17 @@ def _preparations_family(workers: Mapping[str, WorkerState], names: Mapping[str,
     return family
 
 
+def _energy_families(energy: Sequence[DeviceEnergy]) -> Iterable[Metric]:
+    """Yield the counters of energy, which go on after a restart."""
+    labels = ["device", "source"]
+    total = CounterMetricFamily("blazr_energy_joules", "Energy that the device has used.", labels=labels)
+    work = CounterMetricFamily("blazr_energy_work_joules", "Of it, while models had work.", labels=labels)
+    for item in energy:
+        total.add_metric([item.device, item.source], item.joules)
+        work.add_metric([item.device, item.source], item.work_joules)
+    yield from (total, work)
+
+
 class _Snapshot:
     """Prometheus collector of the metric families of one scrape."""
 
@@ -268,8 +282,9 @@ def exposition(
     workers: Mapping[str, WorkerState],
     names: Mapping[str, str],
     jobs: Mapping[str, int],
+    energy: Sequence[DeviceEnergy] = (),
 ) -> bytes:
     """Return all metrics in Prometheus' text format; see ``_families`` for the arguments."""
     snapshot = CollectorRegistry()
-    snapshot.register(_Snapshot(list(_families(models, workers, names, jobs))))
+    snapshot.register(_Snapshot(list(_families(models, workers, names, jobs, energy))))
     return generate_latest(REGISTRY) + generate_latest(snapshot)

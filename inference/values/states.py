@@ -76,6 +76,39 @@ class Departure:
 
 
 @dataclass(frozen=True, slots=True)
+class EnergyReading:
+    """What a worker has read from one energy counter since it has started.
+
+    Attributes:
+        counter: The counter's identity: workers that read the same one report the same.
+        device: What people call the counted device.
+        source: ``rapl`` (a processor) or ``nvml`` (an NVIDIA device).
+        joules: All that the device has used.
+        work_joules: Of it, what it has used while models of this worker had work, by checkpoint id.
+        watts: Mean over the last seconds.
+        hour_watts: Mean over the last hour, or since the start.
+    """
+
+    counter: str
+    device: str
+    source: str
+    joules: float = 0.0
+    work_joules: Mapping[str, float] = field(default_factory=dict)
+    watts: float = 0.0
+    hour_watts: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceEnergy:
+    """What one device has used since it was first counted, and of it while models had work."""
+
+    device: str
+    source: str
+    joules: float
+    work_joules: float
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerState:
     """One worker, as its last heartbeat reported it.
 
@@ -86,6 +119,8 @@ class WorkerState:
         is_late: A step takes longer than steps of this engine may take, so that the worker counts as hung.
         draining: The worker is stopping and takes nothing new.
         departures: The last models that were unloaded, oldest first.
+        energy: Readings of the energy counters of its device.
+        energy_notice: Why there are none, for people; empty if there are some.
     """
 
     worker_id: str
@@ -103,6 +138,8 @@ class WorkerState:
     draining: bool = False
     models: tuple[ResidentModel, ...] = ()
     departures: tuple[Departure, ...] = ()
+    energy: tuple[EnergyReading, ...] = ()
+    energy_notice: str = ""
 
     @property
     def num_free(self) -> int:
@@ -119,7 +156,8 @@ class WorkerState:
         values = json.loads(payload)
         models = tuple(_resident_model(item) for item in values.pop("models", ()))
         departures = tuple(Departure(**_known(Departure, item)) for item in values.pop("departures", ()))
-        return cls(models=models, departures=departures, **_known(cls, values))
+        energy = tuple(EnergyReading(**_known(EnergyReading, item)) for item in values.pop("energy", ()))
+        return cls(models=models, departures=departures, energy=energy, **_known(cls, values))
 
 
 @dataclass(frozen=True, slots=True)

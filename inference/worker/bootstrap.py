@@ -11,6 +11,7 @@ from celery.signals import worker_ready
 
 from inference.host.machine import DEFAULT_MEMORY_SHARE, freeze_objects, machine_memory_bytes
 from inference.records.tracing import tracing_start
+from inference.worker.energy import energy_counters
 from inference.worker.model_manager import ModelManager
 from inference.worker.runtime import Background, WorkerConfig, WorkerRuntime, current
 
@@ -60,6 +61,7 @@ def make_runtime() -> WorkerRuntime:
             checkpoint_id, sizes, device=device, memory_bytes=config.budget_bytes
         ),
         find_adapter=find_adapter,
+        counters=energy_counters(device),
         start_background=lambda manager: start_job_runner(manager, config.worker_id),
     )
 

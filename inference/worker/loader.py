@@ -113,9 +113,8 @@ class ModelLoader:
         loop.start()
         memory_bytes, load_s = max(llm.total_bytes(), 1), time.monotonic() - started
         self.load_cost_s = max(self.load_cost_s, load_s)
-        must_unload = self._residents.mark_ready(
-            resident, plan, Engine(llm, loop), memory_bytes=memory_bytes, load_s=load_s
-        )
+        engine = Engine(llm, loop, resident.checkpoint_id)
+        must_unload = self._residents.mark_ready(resident, plan, engine, memory_bytes=memory_bytes, load_s=load_s)
         self._presence.load_ended(resident.checkpoint_id, None)
         self._admit()
         logger.info("%s is ready after %.1f s, %s", plan.name, load_s, format_bytes(memory_bytes))

@@ -195,6 +195,10 @@ class ModelManager:
         """Return the loops of all engines."""
         return [engine.loop for engine in self._residents.engines()]
 
+    def loops_by_model(self) -> list[tuple[str, EngineLoop[Any, GenerationEvent]]]:
+        """Return the loops of all engines, each with its checkpoint's id."""
+        return [(engine.checkpoint_id, engine.loop) for engine in self._residents.engines()]
+
     def step_age_s(self) -> float:
         """Return the seconds since the last step of the slowest busy engine; 0: no engine is busy."""
         now = time.monotonic()

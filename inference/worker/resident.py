@@ -111,6 +111,7 @@ class Engine:
 
     llm: ServedLLM
     loop: EngineLoop[Any, GenerationEvent]
+    checkpoint_id: str = ""
 
 
 @dataclass(eq=False, slots=True)

@@ -20,6 +20,7 @@ from inference.transport.publisher import EventPublisher
 from inference.values.states import WorkerState
 from inference.worker.adapters import FindAdapter, no_adapters
 from inference.worker.deliveries import Deliveries
+from inference.worker.energy import NO_COUNTERS, EnergyCounters, EnergyMeter
 from inference.worker.heartbeat import Heartbeat
 from inference.worker.intake import Intake
 from inference.worker.interfaces import PlanLoad
@@ -80,6 +81,7 @@ class WorkerRuntime:
         plan: Returns the load plan of a checkpoint (see ``ModelManager``).
         config: Settings of the worker.
         find_adapter: Finds the files of a LoRA adapter (see ``ModelManager``).
+        counters: Energy counters of its device.
         start_background: Called after the start with the manager; returns the part that is stopped first, or None.
     """
 
@@ -89,6 +91,7 @@ class WorkerRuntime:
         plan: PlanLoad,
         *,
         find_adapter: FindAdapter = no_adapters,
+        counters: EnergyCounters = NO_COUNTERS,
         start_background: Callable[[ModelManager], Background | None] = lambda manager: None,
     ) -> None:
         self.config = config
@@ -128,6 +131,7 @@ class WorkerRuntime:
             self._client, config.worker_id, manager=self.manager, publisher=self.publisher, cancelled=self.cancelled
         )
         self.step_watch = StepWatch(self.manager.loops, self._on_hung, ends_stuck_process=config.ends_stuck_process)
+        self.energy = EnergyMeter(counters, self.manager.loops_by_model)
         self.questions = Questions(connect(config.redis_url), config.worker_id, self.manager)
         self.control = ControlReader(
             connect(config.redis_url),
@@ -154,6 +158,7 @@ class WorkerRuntime:
         self.publisher.start()
         self.intake.start()
         self.step_watch.start()
+        self.energy.start()
 
     def attach(self) -> None:
         """Start the loads of the settings, the heartbeat and the background; Celery's consumer is ready."""
@@ -178,6 +183,7 @@ class WorkerRuntime:
         self.publisher.stop()
         self.control.stop()
         self.step_watch.stop()
+        self.energy.stop()
         self.questions.stop()
         self.heartbeat.stop()
         self.deliveries.stop()
@@ -202,6 +208,8 @@ class WorkerRuntime:
             draining=self._draining,
             models=self.manager.describe(),
             departures=self.manager.departures,
+            energy=self.energy.readings,
+            energy_notice=self.energy.notice,
         )
 
     def _wake_background(self, subject: str) -> None:

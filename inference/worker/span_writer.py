@@ -2,7 +2,7 @@
 
 All workers run it; the first of the live ones by name samples and writes, so that a span has one writer. If that one
 is lost the next one goes on, with the spans that are missing. Two writers for a moment do no harm: rows that are there
-stay as they are.
+stay as they are. The same worker sums the energy that all of them have read, and divides it among the callers.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from django.utils import timezone
 
 from inference.errors import BlazrError
 from inference.jobs.turn_thread import TurnThread
+from inference.records.energy_days import IDLE, energy_add, energy_divide, last_energy_day
 from inference.records.span_rows import spans_write
 from inference.records.usage_spans import MINUTE, PERIODS, Load, kept_begins, missing_begins, spans_sweep
 from inference.transport.worker_states import model_states_sync, worker_states_sync
 from inference.values.states import ModelState
+from inference.worker.energy_sums import EnergySums
 from models_registry.models import Checkpoint
 
 logger = logging.getLogger(__name__)
@@ -65,6 +67,8 @@ class SpanWriter(TurnThread):
         self._is_writer = False
         self._samples: dict[datetime, _Samples] = {}
         self._done: set[tuple[int, datetime]] = set()
+        self._energy = EnergySums()
+        self._energy_at: datetime | None = None
 
     def _pause_s(self) -> float:
         return SAMPLE_S
@@ -74,6 +78,12 @@ class SpanWriter(TurnThread):
         self._sample(now)
         if self._is_writer:
             self._write(now)
+        if self._energy_at is None or abs((now - self._energy_at).total_seconds()) >= MINUTE:
+            self._energy_at = now
+            self._write_energy(now)
+
+    def _end(self) -> None:
+        self._write_energy(timezone.now())
 
     def _sample(self, now: datetime) -> None:
         try:
@@ -82,14 +92,29 @@ class SpanWriter(TurnThread):
             if not self._is_writer:
                 self._samples.clear()
                 self._done.clear()
+                self._energy.restart()
                 return
             states = model_states_sync()
         except BlazrError as error:
             logger.debug("the workers' reports can't be read: %s", error.message)
             return
         rows = Checkpoint.objects.filter(pk__in=states).values_list("pk", "served_model_name") if states else ()
+        self._energy.sample(workers.values(), now)
         minute = datetime.fromtimestamp(now.timestamp() // MINUTE * MINUTE, UTC)
         self._samples.setdefault(minute, _Samples()).add({name: states[str(key)] for key, name in rows})
+
+    def _write_energy(self, now: datetime) -> None:
+        """Store the energy since the last time, and divide today's and the last days'."""
+        if not self._energy.pending:
+            return
+        models = {key.model for key in self._energy.pending if key.model != IDLE}
+        rows = Checkpoint.objects.filter(pk__in=models).values_list("pk", "served_model_name") if models else ()
+        last = last_energy_day()
+        energy_add(self._energy.by_name({str(key): name for key, name in rows}))
+        self._energy.pending.clear()
+        today = now.astimezone(UTC).date()
+        for day in sorted({last or today, today - timedelta(days=1), today}):
+            energy_divide(day)
 
     def _write(self, now: datetime) -> None:
         """Store the spans that are due, the shortest first: quarters are the means of their minutes."""

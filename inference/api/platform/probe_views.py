@@ -17,8 +17,9 @@ from inference.api.schemas import HealthSerializer, ProbeSerializer, documented
 from inference.errors import BlazrError
 from inference.jobs.selectors import open_job_counts
 from inference.records import metrics
+from inference.records.energy_days import energy_by_device
 from inference.transport.worker_states import model_states, worker_states
-from inference.values.states import ModelState, WorkerState
+from inference.values.states import DeviceEnergy, ModelState, WorkerState
 from models_registry.selectors import checkpoint_list
 
 PROBE_TIMEOUT_S = 3.0
@@ -151,6 +152,7 @@ class MetricsView(ApiView):
         workers: dict[str, WorkerState] = {}
         names: dict[str, str] = {}
         jobs: dict[str, int] = {}
+        energy: list[DeviceEnergy] = []
         try:
             found = await _bounded(worker_states())
             assert isinstance(found, dict)
@@ -161,7 +163,8 @@ class MetricsView(ApiView):
             held = {model.checkpoint_id for worker in workers.values() for model in worker.models}
             names = await sync_to_async(_names)(held | set(models))
             jobs = await sync_to_async(open_job_counts)()
+            energy = await sync_to_async(energy_by_device)()
         except Exception:
             names, jobs = {}, {}
-        body = metrics.exposition(models=models, workers=workers, names=names, jobs=jobs)
+        body = metrics.exposition(models=models, workers=workers, names=names, jobs=jobs, energy=energy)
         return HttpResponse(body, content_type=metrics.CONTENT_TYPE, headers=_NO_STORE)

@@ -300,3 +300,20 @@ def test_the_slowest_token_is_measured_without_the_first_step(harness):
         time.sleep(0.005)
     assert running.loop.step_tokens == 1
     assert 0.2 <= running.loop.longest_token_s < time.monotonic() - running.owner.ended_at
+
+
+def test_the_time_with_work_is_counted_also_within_a_step():
+    owner = EngineOwner(make_engine("paged"))
+    harness = Harness(owner)
+    assert harness.loop.work_s == 0.0
+    owner.hold.clear()
+    harness.loop.submit(request("a", [1], max_tokens=4))
+    assert owner.begun.wait(60)
+    first = harness.loop.work_s
+    wait_until(lambda: harness.loop.work_s > first)  # the step waits, and the time passes
+    owner.hold.set()
+    harness.until_finished(1)
+    wait_until(lambda: not harness.loop.is_busy)
+    total = harness.loop.work_s
+    assert total > first and harness.loop.work_s == total  # an idle loop's time stands
+    harness.loop.stop(drain=True, timeout_s=60)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from inference.records.metrics import KEY_REQUESTS, REGISTRY, child, count_for_key, exposition
-from inference.values.states import ResidentModel, WorkerState, merge_models
+from inference.values.states import DeviceEnergy, ResidentModel, WorkerState, merge_models
 
 PREFIX_CACHE = {
     "num_hits": 4, "num_cached_tokens": 64, "num_disk_tokens": 16, "num_disk_writes": 2, "num_disk_removed": 1,
@@ -89,3 +89,10 @@ def test_requests_are_counted_by_class_of_caller():
     count_for_key("counted", "key", "completed", {"prompt": 1, "generated": 2, "cached": 0})
     assert (value("prompt"), value("generated"), value("cached")) == (6, 4, None)
     assert child(KEY_REQUESTS, "counted", "key", "completed")._value.get() == 2
+
+
+def test_energy_is_counted_by_device():
+    found = Scrape(energy=[DeviceEnergy("box/package-0", "rapl", 90.5, 40.0), DeviceEnergy("box/GPU-1", "nvml", 7, 7)])
+    where = {"device": "box/package-0", "source": "rapl"}
+    assert (found.value("energy_joules_total", **where), found.value("energy_work_joules_total", **where)) == (90.5, 40)
+    assert found.value("energy_joules_total", device="box/GPU-1", source="nvml") == 7

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 
-from inference.values.states import Departure, ResidentModel, WorkerState, departures_of, merge_models
+from inference.values.states import Departure, EnergyReading, ResidentModel, WorkerState, departures_of, merge_models
 
 
 def test_json_round_trip_leaves_unknown_members_out() -> None:
     state = WorkerState(
-        "w", num_active=1, max_active=4, models=(ResidentModel("a", "ready"),), departures=(Departure("b", "room"),)
-    )
+        "w", num_active=1, max_active=4, models=(ResidentModel("a", "ready"),), departures=(Departure("b", "room"),),
+        energy=(EnergyReading("boot/0", "box/package-0", "rapl", 5.0, {"a": 2.0}, 1.5, 1.25),), energy_notice="none",
+    )  # fmt: skip
     assert WorkerState.from_json(state.to_json()) == state
     values = json.loads(state.to_json()) | {"newer": 1}
     values["models"][0]["newer"] = 2
+    values["energy"][0]["newer"] = 3
     assert WorkerState.from_json(json.dumps(values)) == state
 
 

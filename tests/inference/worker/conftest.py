@@ -7,6 +7,7 @@ import redis
 
 from inference.transport import control
 from inference.transport.hub import StreamHub
+from inference.worker.energy import NO_COUNTERS, EnergyCounters
 from tests.inference.worker.fakes import FakePlans
 from tests.inference.worker.harness import Bench, Worker
 
@@ -22,8 +23,15 @@ def worker(redis_urls_in_settings, client, monkeypatch):
     monkeypatch.setattr(control, "BLOCK_MS", 50)  # the end of a worker waits for it
     made: list[Worker] = []
 
-    def make(name: str = "w1", *, config: dict[str, object] | None = None, **plans: object) -> Worker:
-        made.append(Worker(redis_urls_in_settings.client, client, FakePlans(**plans), name, **(config or {})))
+    def make(
+        name: str = "w1",
+        *,
+        config: dict[str, object] | None = None,
+        counters: EnergyCounters = NO_COUNTERS,
+        **plans: object,
+    ) -> Worker:
+        url, plan = redis_urls_in_settings.client, FakePlans(**plans)
+        made.append(Worker(url, client, plan, name, counters=counters, **(config or {})))
         return made[-1]
 
     yield make

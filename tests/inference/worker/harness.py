@@ -9,6 +9,7 @@ import redis
 from inference.errors import BlazrError, EngineDead
 from inference.transport.held_messages import wake_worker
 from inference.values.messages import GenerationEvent
+from inference.worker.energy import NO_COUNTERS, EnergyCounters
 from inference.worker.model_manager import ModelManager
 from inference.worker.runtime import WorkerConfig, WorkerRuntime
 from tests.inference.transport.collected import Collected
@@ -44,7 +45,16 @@ class Worker:
         acked: Ids of the requests whose end was recorded, in order.
     """
 
-    def __init__(self, url: str, client: redis.Redis, plans: FakePlans, name: str, **config: object) -> None:
+    def __init__(
+        self,
+        url: str,
+        client: redis.Redis,
+        plans: FakePlans,
+        name: str,
+        *,
+        counters: EnergyCounters = NO_COUNTERS,
+        **config: object,
+    ) -> None:
         self.client = client
         self.plans = plans
         self.acked: list[str] = []
@@ -61,6 +71,7 @@ class Worker:
                 }
             ),
             plans,
+            counters=counters,
         )
         self.runtime.publisher._on_ended = self._end
         self.runtime.start()

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from inference.errors import Unavailable
-from inference.models import UsageRecord, UsageSpan
+from inference.models import EnergyDay, UsageDay, UsageRecord, UsageSpan
 from inference.records.usage_spans import DAY, HOUR, MINUTE, QUARTER
-from inference.values.states import ModelState, WorkerState
+from inference.values.states import EnergyReading, ModelState, WorkerState
 from inference.worker import span_writer
 from inference.worker.span_writer import SpanWriter
 from models_registry import services
@@ -132,3 +132,59 @@ def test_without_redis_the_last_known_writer_goes_on(monkeypatch, clock: Clock) 
     assert stored(MINUTE) == []
     writer.turn()
     assert stored(MINUTE) == [(NOON, 1, 0.0, 0.0)]
+
+
+def energy(monkeypatch: pytest.MonkeyPatch, joules: float, work: dict[str, float], *workers: str) -> None:
+    """Let these workers report that they have read so much from one counter, and the first one that its models worked."""
+    readings = (
+        EnergyReading("boot/0", "box/package-0", "rapl", joules, work if name == workers[0] else {}) for name in workers
+    )
+    states = {name: WorkerState(name, energy=(reading,)) for name, reading in zip(workers, readings, strict=True)}
+    monkeypatch.setattr(span_writer, "worker_states_sync", lambda: states)
+    monkeypatch.setattr(span_writer, "model_states_sync", dict)
+
+
+def energy_rows() -> dict[tuple[int, str], float]:
+    return {(day.day, model): joules for day, model, joules in EnergyDay.objects.values_list("day", "model", "joules")}
+
+
+def test_energy_is_stored_each_minute_by_one_worker_and_divided(monkeypatch, clock: Clock, row: Checkpoint) -> None:
+    name = row.served_model_name
+    for tenant, tokens in (("key:1", 300), ("key:2", 100)):
+        UsageDay.objects.create(day=NOON.date(), tenant=tenant, model=name, prompt_tokens=tokens)
+    writers = [SpanWriter(owner=owner) for owner in ("w-0", "w-1")]
+    for second in range(0, 66, 5):
+        clock.now = NOON + timedelta(seconds=second)
+        energy(monkeypatch, 10.0 * second, {str(row.pk): 4.0 * second}, "w-0", "w-1")
+        for writer in writers:
+            writer.turn()
+        if second < 60:
+            assert energy_rows() == {}
+    assert energy_rows() == {(2, name): pytest.approx(240), (2, ""): pytest.approx(360)}
+    assert dict(UsageDay.objects.values_list("tenant", "joules")) == {
+        "key:1": pytest.approx(180), "key:2": pytest.approx(60),
+    }  # fmt: skip
+    for writer in writers:
+        writer._end()  # the last seconds
+    assert energy_rows() == {(2, name): pytest.approx(260), (2, ""): pytest.approx(390)}
+
+
+def test_usage_that_came_after_its_day_is_divided_when_energy_is_stored_next(monkeypatch, clock: Clock) -> None:
+    writer = SpanWriter(owner="w-0")
+    old = NOON.date() - timedelta(days=9)
+    EnergyDay.objects.create(day=old, device="box/package-0", source="rapl", model="tiny", joules=7.0)
+    UsageDay.objects.create(day=old, tenant="local", model="tiny", prompt_tokens=3)
+    for second in (0, 5, 70):
+        clock.now = NOON + timedelta(seconds=second)
+        energy(monkeypatch, float(second), {}, "w-0")
+        writer.turn()
+    assert UsageDay.objects.get().joules == 7.0
+    assert energy_rows() == {(24, "tiny"): 7.0, (2, ""): 5.0}
+
+
+def test_without_counters_nothing_is_written_or_read(monkeypatch, clock: Clock, django_assert_num_queries) -> None:
+    writer = SpanWriter(owner="w-0")
+    report(monkeypatch)
+    writer._sample(NOON)
+    with django_assert_num_queries(0):
+        writer._write_energy(NOON)
