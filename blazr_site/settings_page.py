@@ -10,8 +10,12 @@ from django.urls import reverse
 from blazr_site.settings import read, sources
 from blazr_site.settings.in_force import settings_in_force
 from inference.errors import InvalidRequest, shown
+from inference.records.energy_price import MAX_CURRENCY_CHARS, energy_price, energy_price_choose
+from models_registry import live
 from models_registry.server_choices import passports_choose, server_choices
 from models_registry.views import StaffAction, StaffPage
+
+SOURCES = {"rapl": "RAPL", "nvml": "NVML"}
 
 
 class SettingsPage(StaffPage):
@@ -33,6 +37,9 @@ class SettingsPage(StaffPage):
             "settings": rows,
             "file": sources.config_file().path,
             "choices": server_choices(),
+            "price": energy_price(),
+            "max_currency": MAX_CURRENCY_CHARS,
+            "counters": energy_counters_in_words(live.look()),
             "warnings": [" ".join(words) for words in read.warnings()],
             "sees_accounts": sees_accounts,
             "accounts": [
@@ -46,6 +53,36 @@ class SettingsPage(StaffPage):
                 for user in accounts
             ],
         }
+
+
+def energy_counters_in_words(seen: live.Live) -> list[str]:
+    """Return for each worker which energy counters it reads, or why none."""
+    if seen.notice:
+        return [seen.notice]
+    lines = []
+    for worker in sorted(seen.workers, key=lambda worker: worker.worker_id):
+        names = ", ".join(
+            f"{reading.device} ({SOURCES.get(reading.source, reading.source)})" for reading in worker.energy
+        )
+        words = f"reads {names}" if names else worker.energy_notice or "reads no energy counter"
+        lines.append(f"{worker.worker_id}, {worker.device or 'device unknown'}: {words}")
+    return lines or ["No worker is alive, so no energy is counted."]
+
+
+class EnergyPriceChoice(StaffAction):
+    """What a kilowatt-hour costs: ``per_kwh`` and ``currency`` of the form; an empty price takes it away."""
+
+    permission_required = "inference.scope_admin"
+
+    def act(self, **kwargs: Any) -> str:
+        """Keep the price, and lead back to the page."""
+        form = self.request.POST
+        energy_price_choose(
+            per_kwh=form.get("per_kwh", ""),
+            currency=form.get("currency", ""),
+            author_name=self.request.user.get_username(),
+        )
+        return reverse("settings")
 
 
 class PassportsChoice(StaffAction):

@@ -6,7 +6,7 @@ from django.contrib import admin
 from django.urls import include, path, re_path
 
 from blazr_site.api_docs import DocsView, SchemaView
-from blazr_site.settings_page import PassportsChoice, SettingsPage
+from blazr_site.settings_page import EnergyPriceChoice, PassportsChoice, SettingsPage
 from blazr_site.static_files import favicon, static_file
 
 urlpatterns = [
@@ -18,6 +18,7 @@ urlpatterns = [
     path("docs", DocsView.as_view(), name="docs"),
     path("settings/", SettingsPage.as_view(), name="settings"),
     path("settings/passports/", PassportsChoice.as_view(), name="settings-passports"),
+    path("settings/energy-price/", EnergyPriceChoice.as_view(), name="settings-energy-price"),
     path("", include("inference.api.urls")),
     path("", include("models_registry.urls")),
     path("", include("inference.pages.urls")),

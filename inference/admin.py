@@ -196,6 +196,7 @@ class UsageDayAdmin(ReadOnlyRows, _UsageDayAdmin):
         "completion_tokens",
         "engine_s",
         "queue_s",
+        "joules",
     )
     list_filter = ("model",)
     search_fields = ("=tenant", "=model")

@@ -58,6 +58,16 @@ class Live:
                 "num_active": worker.num_active,
                 "max_active": worker.max_active,
                 "draining": worker.draining,
+                "energy": [
+                    {
+                        "device": reading.device.rpartition("/")[2],
+                        "counter": reading.source,
+                        "watts": round(reading.watts, 1),
+                        "hour_watts": round(reading.hour_watts, 1),
+                    }
+                    for reading in worker.energy
+                ],
+                "energy_notice": worker.energy_notice,
                 "models": [names.get(model.checkpoint_id, model.checkpoint_id) for model in worker.models],
             }
             for worker in self.workers

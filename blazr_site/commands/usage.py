@@ -19,6 +19,8 @@ _HEADINGS = {
     "engine_seconds": "engine s",
     "queue_seconds": "queue s",
     "total_tokens": "total",
+    "energy_wh": "energy Wh",
+    "energy_cost": "cost",
 }
 """Columns without a unit count tokens."""
 
@@ -40,7 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not rows:
         console.print(f"Nothing was used from {question.first} to {question.last}.")
         return 0
-    headings = {name: _HEADINGS.get(name, name) for name in csv_header(question)}
+    known = [name for name in csv_header(question) if any(row[name] is not None for row in rows)]
+    headings = {name: _HEADINGS.get(name, name) for name in known}
     numbers = [text for name, text in headings.items() if not isinstance(rows[0][name], str)]
     sums = table(*headings.values(), right=numbers, whole=("day",))
     for row in rows:
@@ -50,4 +53,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
     return value if isinstance(value, str) else f"{value:,}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
+from django.db.models import Sum
 from django.http import HttpRequest, HttpResponse, QueryDict, StreamingHttpResponse
 from django.shortcuts import render
 from django.urls import reverse
@@ -17,6 +18,8 @@ from inference.models import ApiKey, UsageDay
 from inference.models.readable_rows import readable_rows
 from inference.pages.charts import sparkline
 from inference.pages.first_steps import curl_line
+from inference.records.energy_days import GENERATED_WEIGHT, JOULES_PER_WH, MeasuredEnergy, energy_measured
+from inference.records.energy_price import cost, energy_price
 from inference.records.usage_report import csv_chunks, key_names, usage_objects, usage_query
 from inference.values.limits import KeyLimits
 from inference.values.principal import DEFAULT_SCOPES, SCOPES
@@ -27,6 +30,8 @@ VIEW_USAGE = "inference.view_usageday"
 NUM_KEYS = 200
 NUM_ROWS = 200
 SPARK_DAYS = 30
+UNDIVIDED_SHARE = 0.001
+"""Less of the energy than this belongs to no request by rounding, and because the last minute isn't divided yet."""
 GROUPINGS = {
     "key,model": "key and model",
     "key": "key",
@@ -64,6 +69,7 @@ class KeysPage(StaffPage):
         csv_address = self.request.GET.copy()
         csv_address["format"] = "csv"
         rows = usage_objects(query, limit=NUM_ROWS + 1)
+        measured = energy_measured(query.first, query.last)
         return {
             "keys": key_rows() if sees_keys else [],
             "sees_keys": sees_keys,
@@ -76,6 +82,8 @@ class KeysPage(StaffPage):
             "first": query.first,
             "last": query.last,
             "csv_address": f"?{csv_address.urlencode()}",
+            "energy": None if measured is None else _energy_words(measured),
+            "price": energy_price(),
         }
 
 
@@ -123,11 +131,11 @@ class KeyRevoke(StaffAction):
 def key_rows() -> list[dict[str, Any]]:
     """Return the newest keys with their state, what they may do in words, and their usage of each of the last days."""
     now = timezone.now()
-    used = usage_by_day()
+    used, energy, price = usage_by_day(), energy_by_tenant(), energy_price()
     rows = []
     for row in readable_rows(ApiKey.objects.order_by("-pk"), NUM_KEYS):
         state = "revoked" if row.revoked_at else "expired" if row.expires_at and row.expires_at <= now else "valid"
-        days = used.get(f"key:{row.pk}", [])
+        days, joules = used.get(f"key:{row.pk}", []), energy.get(f"key:{row.pk}")
         rows.append(
             {
                 "row": row,
@@ -138,6 +146,8 @@ def key_rows() -> list[dict[str, Any]]:
                 "tokens": sum(days),
                 "most": max(days, default=0),
                 "last_day": _last_day(days),
+                "energy_wh": None if joules is None else joules / JOULES_PER_WH,
+                "energy_cost": cost(joules, price),
             }
         )
     return rows
@@ -168,6 +178,24 @@ def usage_by_day() -> dict[str, list[int]]:
         if isinstance(day, date) and first <= day <= last:
             days[(day - first).days] += prompt + completion
     return found
+
+
+def energy_by_tenant() -> dict[str, float]:
+    """Return the joules of each tenant over the last ``SPARK_DAYS`` days; one of whom nothing was measured has none."""
+    last = timezone.now().date()
+    rows = UsageDay.objects.filter(day__gt=last - timedelta(days=SPARK_DAYS), day__lte=last, joules__gte=0)
+    return dict(rows.order_by().values_list("tenant").annotate(joules=Sum("joules")))
+
+
+def _energy_words(measured: MeasuredEnergy) -> dict[str, Any]:
+    """Return what was measured, and by which rule it is divided."""
+    return {
+        "total_wh": measured.joules / JOULES_PER_WH,
+        "work_wh": measured.work_joules / JOULES_PER_WH,
+        "undivided_wh": max(0.0, measured.work_joules - measured.divided_joules) / JOULES_PER_WH,
+        "has_rest": measured.work_joules - measured.divided_joules > UNDIVIDED_SHARE * measured.work_joules,
+        "weight": GENERATED_WEIGHT,
+    }
 
 
 def _last_day(days: list[int]) -> date | None:

@@ -13,7 +13,9 @@ from django.db.models import QuerySet, Sum, Value
 from django.utils import timezone
 
 from inference.errors import InvalidRequest
-from inference.models import ApiKey, UsageDay
+from inference.models import ApiKey, EnergyPrice, UsageDay
+from inference.records.energy_days import JOULES_PER_WH
+from inference.records.energy_price import cost, energy_price
 
 GROUPS = {"key": "tenant", "model": "model", "day": "day"}
 """Names to group usage by, with their columns."""
@@ -29,6 +31,7 @@ _SUMS = {
     "engine_seconds": "engine_s",
     "queue_seconds": "queue_s",
 }
+_ENERGY = ("energy_wh", "energy_cost", "currency")
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -100,7 +103,7 @@ def usage_rows(query: UsageQuery) -> QuerySet[Any, Any]:
         rows = rows.filter(model=query.model)
     columns = [GROUPS[name] for name in query.group_by]
     # A sum named like its column would make Django aggregate the sum instead of the column.
-    sums = {f"sum_{name}": Sum(column) for name, column in _SUMS.items()}
+    sums = {f"sum_{name}": Sum(column) for name, column in {**_SUMS, "joules": "joules"}.items()}
     if not columns:
         rows = rows.annotate(everything=Value(1)).values("everything").annotate(**sums).order_by()
         return rows
@@ -111,11 +114,14 @@ def usage_rows(query: UsageQuery) -> QuerySet[Any, Any]:
 def usage_objects(query: UsageQuery, *, offset: int = 0, limit: int | None = None) -> list[dict[str, Any]]:
     rows = list(usage_rows(query)[offset : None if limit is None else offset + limit])
     names = key_names(row["tenant"] for row in rows if "tenant" in row)
-    return [usage_object(query, row, names) for row in rows]
+    price = energy_price() if rows else EnergyPrice()
+    return [usage_object(query, row, names, price) for row in rows]
 
 
-def usage_object(query: UsageQuery, row: Mapping[str, Any], names: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
-    """Return one row in the API's form: its groups, then its sums."""
+def usage_object(
+    query: UsageQuery, row: Mapping[str, Any], names: Mapping[str, tuple[str, str]], price: EnergyPrice
+) -> dict[str, Any]:
+    """Return one row in the API's form: its groups, then its sums; energy and cost are None where nothing is known."""
     shown: dict[str, Any] = {}
     for name in query.group_by:
         value = row[GROUPS[name]]
@@ -127,6 +133,11 @@ def usage_object(query: UsageQuery, row: Mapping[str, Any], names: Mapping[str, 
         value = row[f"sum_{name}"] or 0
         shown[name] = round(value, 3) if name.endswith("_seconds") else value
     shown["total_tokens"] = shown["prompt_tokens"] + shown["completion_tokens"]
+    joules = row["sum_joules"]
+    amount = cost(joules, price)
+    shown["energy_wh"] = None if joules is None else round(joules / JOULES_PER_WH, 6)
+    shown["energy_cost"] = None if amount is None else round(amount, 9)
+    shown["currency"] = None if amount is None else price.currency
     return shown
 
 
@@ -148,7 +159,7 @@ def csv_header(query: UsageQuery) -> list[str]:
     groups: list[str] = []
     for name in query.group_by:
         groups += ["key", "key_name"] if name == "key" else [name]
-    return [*groups, *_SUMS, "total_tokens"]
+    return [*groups, *_SUMS, "total_tokens", *_ENERGY]
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:

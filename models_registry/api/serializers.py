@@ -336,6 +336,15 @@ class TensorPageSerializer(serializers.Serializer[Any]):
     tensors = TensorSerializer(many=True)
 
 
+class DevicePowerSerializer(serializers.Serializer[Any]):
+    """The power of a device that has an energy counter, with everything that runs on it."""
+
+    device = serializers.CharField()
+    counter = serializers.CharField(help_text="rapl (a processor) or nvml (an NVIDIA device).")
+    watts = serializers.FloatField(help_text="Mean over the last seconds.")
+    hour_watts = serializers.FloatField(help_text="Mean over the last hour, or since the worker's start.")
+
+
 class WorkerSerializer(serializers.Serializer[Any]):
     """A worker's last heartbeat."""
 
@@ -353,6 +362,8 @@ class WorkerSerializer(serializers.Serializer[Any]):
     num_active = serializers.IntegerField()
     max_active = serializers.IntegerField()
     draining = serializers.BooleanField()
+    energy = DevicePowerSerializer(many=True)
+    energy_notice = serializers.CharField(allow_blank=True, help_text="Why there is no energy counter.")
     models = serializers.ListField(child=serializers.CharField(), help_text="Served names.")
 
 

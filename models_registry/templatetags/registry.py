@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from datetime import UTC, datetime
 from typing import Any
 
@@ -83,6 +84,26 @@ def seconds(value: float) -> str:
 def number(value: float) -> str:
     """Return a rate or a mean in three digits: 0.25 -> "0.25", 12345.0 -> "12.3k"."""
     return f"{value:.3g}" if value < 999.5 else format_count(value)
+
+
+@register.filter
+def watt_hours(value: float | None) -> str:
+    """Return an energy in watt-hours in three digits: 0.0123 -> "12.3 mWh", 4500 -> "4.5 kWh", None -> "–"."""
+    if value is None:
+        return "–"
+    if 0 < value < 0.9995:
+        return f"{value * 1000:.3g} mWh"
+    power = 0 if value < 999.5 else 1 if value < 999_500 else 2
+    return f"{number(value / 1000**power)} {('Wh', 'kWh', 'MWh')[power]}"
+
+
+@register.filter
+def money(value: float | None) -> str:
+    """Return an amount with two places, more if it is small: 1234.5 -> "1,234.50", 0.00123 -> "0.0012", None -> "–"."""
+    if value is None:
+        return "–"
+    places = 2 if value >= 0.1 or value <= 0 else min(9, 1 - math.floor(math.log10(value)))
+    return f"{value:,.{places}f}"
 
 
 @register.filter

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from inference.errors import ModelLoadFailed, Unavailable
-from inference.values.states import Departure, ModelState, ResidentModel, WorkerState
+from inference.values.states import Departure, EnergyReading, ModelState, ResidentModel, WorkerState
 from models_registry import live
 from models_registry.live import Live
 from tests.inference.rows import make_checkpoint
@@ -49,6 +49,14 @@ def test_workers_that_could_not_be_asked_leave_the_status_unknown(checkpoint):
     assert found["status"] == "unknown"
 
 
+def test_the_power_of_devices_is_shown_without_the_names_of_hosts():
+    reading = EnergyReading("boot/0", "box/package-0", "rapl", watts=41.26, hour_watts=38.04)
+    workers = WorkerState("w1", energy=(reading,)), WorkerState("w2", energy_notice="no counter")
+    row, other = Live({}, workers).worker_rows([])
+    assert row["energy"] == [{"device": "package-0", "counter": "rapl", "watts": 41.3, "hour_watts": 38.0}]
+    assert (other["energy"], other["energy_notice"]) == ([], "no counter")
+
+
 def test_workers_are_shown_with_the_served_names_of_their_models(checkpoint):
     seen = Live({}, (worker("w1", str(checkpoint.pk), "deleted"),))
     (row,) = seen.worker_rows([checkpoint])
@@ -62,6 +70,7 @@ def test_workers_are_shown_with_the_served_names_of_their_models(checkpoint):
         0,
         0,
     )
+    assert (row["energy"], row["energy_notice"]) == ([], "")
     late = WorkerState("w3", is_late=True)
     assert Live({}, (late,)).worker_rows([])[0]["is_late"] is True
     future = WorkerState("w2", heartbeat_at=time.time() + 60)

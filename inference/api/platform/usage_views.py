@@ -36,6 +36,16 @@ class UsageRowSerializer(serializers.Serializer[Any]):
     engine_seconds = serializers.FloatField(min_value=0, help_text="Time in the engine, beside other requests.")
     queue_seconds = serializers.FloatField(min_value=0, help_text="Time before that, loads of the model included.")
     total_tokens = serializers.IntegerField(min_value=0)
+    energy_wh = serializers.FloatField(
+        min_value=0,
+        allow_null=True,
+        help_text="An estimate: the group's part, by computed tokens, of what the models' devices used while they "
+        "computed. null: nothing was measured.",
+    )
+    energy_cost = serializers.FloatField(
+        min_value=0, allow_null=True, help_text="The same by the price of today; null: nobody has set one."
+    )
+    currency = serializers.CharField(allow_null=True, help_text="Of the cost.")
 
 
 class UsageListSerializer(serializers.Serializer[Any]):
@@ -53,7 +63,7 @@ class UsageView(ApiView):
 
     @documented(
         operation_id="usage_list",
-        summary="Requests, tokens and seconds per key, model and day",
+        summary="Requests, tokens, seconds and energy per key, model and day",
         description="Days are UTC. A request shows within a few seconds after its end.",
         parameters=[
             OpenApiParameter("from", OpenApiTypes.DATE, description="First day; default: 29 days before the last."),

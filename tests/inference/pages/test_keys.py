@@ -10,8 +10,10 @@ from django.test import Client
 from django.utils import timezone
 
 from inference.access.api_keys import api_key_create
-from inference.models import ApiKey, UsageDay
+from inference.models import ApiKey, EnergyDay, UsageDay
 from inference.pages.keys import key_rows, key_words, usage_by_day
+from inference.records.energy_days import energy_divide
+from inference.records.energy_price import energy_price_choose
 from inference.values.limits import KeyLimits
 from tests.accounts import account
 
@@ -106,3 +108,48 @@ def test_words() -> None:
         "models": "a, b",
         "limits": "1,000 requests a minute",
     }
+
+
+def test_without_counters_nothing_is_said_of_energy(owner: Client) -> None:
+    row, _ = api_key_create(name="busy")
+    UsageDay.objects.create(day=timezone.now().date(), tenant=f"key:{row.pk}", model="m", prompt_tokens=70)
+    energy_price_choose(per_kwh="0.3", currency="EUR", author_name="edwin")
+    text = owner.get("/keys/").content.decode()
+    assert "Energy" not in text and "EUR" not in text and "Cost" not in text
+
+
+def measured() -> None:
+    """Two keys of one model, whose device has used 7.2 kJ with work, 1.8 kJ without, and 3.6 kJ for another model."""
+    today = timezone.now().date()
+    for name, tokens in (("small", 250), ("large", 750)):
+        row, _ = api_key_create(name=name)
+        UsageDay.objects.create(day=today, tenant=f"key:{row.pk}", model="m", requests=1, prompt_tokens=tokens)
+    for model, joules in (("m", 7200.0), ("", 1800.0), ("other", 3600.0)):
+        EnergyDay.objects.create(day=today, device="box/package-0", source="rapl", model=model, joules=joules)
+    energy_divide(today)
+
+
+def test_energy_is_called_an_estimate_and_its_rule_is_on_the_page(owner: Client) -> None:
+    measured()
+    text = owner.get("/keys/").content.decode()
+    for piece in ("Energy, estimated", "500 mWh", "1.5 Wh", "about 1.5 Wh", "is divided among that day",
+                  "counts 1, a generated one 4",
+                  "Measured in this time: 3.5 Wh, 3 Wh of it", "1 Wh of that belongs to no request"):  # fmt: skip
+        assert piece in text, piece
+    assert "Cost" not in text
+    energy_price_choose(per_kwh="40", currency="ct", author_name="edwin")
+    text = owner.get("/keys/").content.decode()
+    for piece in ("0.060 ct", "0.020 ct", "price of 40.00 ct per kWh", "about 1.5 Wh, 0.060 ct"):
+        assert piece in text, piece
+    exported = b"".join(owner.get("/keys/?format=csv").streaming_content).decode().splitlines()
+    assert exported[0].endswith("total_tokens,energy_wh,energy_cost,currency")
+    assert sorted(line.split(",")[-4:] for line in exported[1:]) == [
+        ["250", "0.5", "0.02", "ct"], ["750", "1.5", "0.06", "ct"],
+    ]  # fmt: skip
+    assert "Energy, estimated" not in owner.get("/keys/?from=2020-01-01&to=2020-01-02").content.decode()
+
+
+def test_who_sees_usage_sees_its_energy(client: Client) -> None:
+    measured()
+    client.force_login(account("edwin", "operator"))
+    assert "Energy, estimated" in client.get("/keys/").content.decode()

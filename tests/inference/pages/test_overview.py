@@ -12,7 +12,7 @@ from inference.access.api_keys import api_key_create
 from inference.models import UsageDay, UsageRecord, UsageSpan
 from inference.pages.overview import memory_bar
 from inference.records.usage_spans import HOUR, MINUTE, last_begin
-from inference.values.states import ResidentModel, WorkerState, merge_models
+from inference.values.states import EnergyReading, ResidentModel, WorkerState, merge_models
 from models_registry import live, services
 from tests.accounts import account
 from tests.inference.pages.test_jobs import make_job
@@ -28,8 +28,9 @@ def test_models_workers_and_jobs_are_summed_up(client: Client, tmp_path: Path, m
         str(row.pk), "ready", memory_bytes=300 * MIB, states_bytes=200 * MIB, num_running=2, tokens_per_s=12.5
     )
     worker = WorkerState(
-        "w-0", heartbeat_at=1e12, memory_used_bytes=300 * MIB, memory_budget_bytes=1000 * MIB, models=(resident,)
-    )
+        "w-0", heartbeat_at=1e12, memory_used_bytes=300 * MIB, memory_budget_bytes=1000 * MIB, models=(resident,),
+        energy=(EnergyReading("boot/0", "box/package-0", "rapl", watts=41.2, hour_watts=38.0),),
+    )  # fmt: skip
     late = WorkerState("w-1", heartbeat_at=1e12, is_late=True, step_age_s=70)
     monkeypatch.setattr(live, "worker_states_sync", lambda: {"w-0": worker, "w-1": late})
     monkeypatch.setattr(live, "model_states_sync", lambda: merge_models([worker, late]))
@@ -37,7 +38,8 @@ def test_models_workers_and_jobs_are_summed_up(client: Client, tmp_path: Path, m
     client.force_login(account("owner", "superuser"))
     text = client.get("/").content.decode()
     for piece in ("of 1 registered", "12.5", "100.0 MiB weights + 200.0 MiB reserved states", "no step for 70 s",
-                  "alive", "nightly", "1 jobs queued"):  # fmt: skip
+                  "alive", "nightly", "1 jobs queued",
+                  "package-0: 41.2 W now, 38 W over the hour"):  # fmt: skip
         assert piece in text, piece
 
 

@@ -9,6 +9,8 @@ import pytest
 from blazr_site.cli import main
 from inference.access.api_keys import api_key_create
 from inference.errors import InvalidRequest
+from inference.models import UsageDay
+from inference.records.energy_price import energy_price_choose
 from inference.records.usage_report import csv_chunks, csv_text, usage_objects, usage_query
 from tests.inference.records.test_usage import NOON, record, store
 
@@ -88,3 +90,26 @@ def test_the_command_prints_a_table_and_a_file(db, writer, monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines()[1].startswith("2026-11-20,local,,tiny,1,10,4,1234")
     assert main(["usage", "--by", "colour"]) == 2
     assert "colour" in capsys.readouterr().err
+
+
+def test_energy_and_its_cost_are_summed_where_they_are_known(db, writer, monkeypatch, capsys):
+    store(writer, record("a", tenant="local"), record("b", tenant="local", model="other"), record("c", tenant="user:1"))
+    UsageDay.objects.filter(tenant="local").update(joules=1800.0)
+    names = ("energy_wh", "energy_cost", "currency")
+
+    def known(**parts) -> list[tuple]:
+        return [tuple(row[name] for name in names) for row in usage_objects(ask(**parts))]
+
+    assert known(group_by="key") == [(1.0, None, None), (None, None, None)]
+    energy_price_choose(per_kwh="0.30", currency="EUR", author_name="edwin")
+    assert known(group_by="key") == [(1.0, 0.0003, "EUR"), (None, None, None)]
+    assert known(group_by="") == [(1.0, 0.0003, "EUR")]
+    assert known(group_by="model", tenant="local") == [(0.5, 0.00015, "EUR")] * 2
+    lines = "".join(csv_chunks(ask(group_by="key"))).splitlines()
+    assert [line.split(",")[-3:] for line in lines] == [list(names), ["1.0", "0.0003", "EUR"], ["", "", ""]]
+    monkeypatch.setattr("blazr_site.cli.set_up", lambda arguments, needs: None)
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["usage", "--from", "2026-11-01", "--to", "2026-11-30", "--by", "key"]) == 0
+    heading, first, second = capsys.readouterr().out.splitlines()
+    assert heading.split()[-4:] == ["energy", "Wh", "cost", "currency"]
+    assert first.split()[-3:] == ["1.0", "0.0003", "EUR"] and second.split()[-3:] == ["–", "–", "–"]

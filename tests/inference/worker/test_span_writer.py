@@ -135,7 +135,7 @@ def test_without_redis_the_last_known_writer_goes_on(monkeypatch, clock: Clock) 
 
 
 def energy(monkeypatch: pytest.MonkeyPatch, joules: float, work: dict[str, float], *workers: str) -> None:
-    """Let these workers report that they have read so much from one counter, and the first one that its models worked."""
+    """Let these workers report so much of one counter, and the first of them that its models had work."""
     readings = (
         EnergyReading("boot/0", "box/package-0", "rapl", joules, work if name == workers[0] else {}) for name in workers
     )

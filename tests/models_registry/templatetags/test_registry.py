@@ -35,3 +35,21 @@ def test_other_filters() -> None:
     assert registry.words("a b") == ["a", "b"]
     assert (registry.json_text("a"), registry.json_text([1])) == ("a", "[1]")
     assert registry.scientific(0.0123) == "1.23e-02"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "–"), (0, "0 Wh"), (0.0123, "12.3 mWh"), (0.9994, "999 mWh"), (1, "1 Wh"), (12.34, "12.3 Wh"),
+     (999.4, "999 Wh"), (4500, "4.5 kWh"), (5e6, "5 MWh")],
+)  # fmt: skip
+def test_energy(value: float | None, text: str) -> None:
+    assert registry.watt_hours(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "–"), (0, "0.00"), (0.3, "0.30"), (1234.5, "1,234.50"), (0.06, "0.060"), (0.00123, "0.0012"),
+     (1e-12, "0.000000000")],
+)  # fmt: skip
+def test_amounts_have_two_digits_that_say_something(value: float | None, text: str) -> None:
+    assert registry.money(value) == text

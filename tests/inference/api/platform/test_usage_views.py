@@ -94,7 +94,7 @@ def test_the_admin_shows_log_and_sums_and_exports_them(http, admin_client):
     assert "tiny" in admin_client.get(page).content.decode()
     chosen = {"action": "export", "_selected_action": [UsageDay.objects.get().pk]}
     lines = b"".join(admin_client.post(page, chosen).streaming_content).decode().splitlines()
-    assert lines[0] == "day,tenant,model,requests,prompt_tokens,cached_tokens,completion_tokens,engine_s,queue_s"
+    assert lines[0] == "day,tenant,model,requests,prompt_tokens,cached_tokens,completion_tokens,engine_s,queue_s,joules"
     assert lines[1].split(",")[1:4] == ["local", "tiny", "1"]
 
 
