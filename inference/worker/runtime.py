@@ -99,8 +99,7 @@ class WorkerRuntime:
         self._background: Background | None = None
         self._client = connect(config.redis_url)
         self._started_at = time.time()
-        self._draining = False
-        self._stopped = False
+        self._draining = self._stopped = False
         self.cancelled = CancelledRequests()
         self.intake = Intake(
             connect(config.redis_url), config.worker_id, max_held=config.max_active,
