@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from inference.errors import CorruptCheckpoint, TensorShapeMismatch, UnsupportedArchitecture, UnsupportedFormat
-from inference.modelling.gguf import configs, dense_configs, early_configs, expert_configs, gemma_configs, names
+from inference.modelling.gguf import (
+    configs,
+    dense_configs,
+    early_configs,
+    early_names,
+    expert_configs,
+    expert_names,
+    gemma_configs,
+    names,
+)
 from inference.modelling.gguf.config_parts import draft_layers
 from inference.modelling.gguf.container import GgufArray
 from inference.modelling.gguf.metadata import Metadata
@@ -65,7 +74,9 @@ def _backbone(config: Callable[[Metadata], dict[str, Any]], layers: tuple[Rename
 
 _MIXTRAL = Architecture(configs.llama, names.MIXTRAL, names.OUTER)
 _QWEN3_NEXT_AS_IT_WAS = Architecture(configs.qwen3_next, names.QWEN3_NEXT_AS_IT_WAS, names.GEMMA_OUTER)
-_FALCON_TWO_NORMS = Architecture(early_configs.falcon, names.FALCON_TWO_NORMS, names.FALCON_OUTER, "transformer.h.")
+_FALCON_TWO_NORMS = Architecture(
+    early_configs.falcon, early_names.FALCON_TWO_NORMS, early_names.FALCON_OUTER, "transformer.h."
+)
 _NEMOTRON = _backbone(configs.nemotron_h, names.NEMOTRON_H)
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -130,12 +141,15 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         names.OUTER,
         arrays={"xielu.alpha_p": "mlp.act_fn.alpha_p", "xielu.alpha_n": "mlp.act_fn.alpha_n"},
     ),
-    "bloom": Architecture(early_configs.bloom, names.BLOOM, names.BLOOM_OUTER, "transformer.h."),
-    "falcon": Architecture(early_configs.falcon, names.FALCON, names.FALCON_OUTER, "transformer.h."),
-    "gpt2": Architecture(early_configs.gpt2, names.GPT2, names.GPT2_OUTER, "transformer.h."),
-    "gptneox": Architecture(early_configs.gpt_neox, names.GPT_NEOX, names.GPT_NEOX_OUTER, "gpt_neox.layers."),
-    "mpt": Architecture(early_configs.mpt, names.MPT, names.MPT_OUTER, "transformer.blocks."),
-    "starcoder": Architecture(early_configs.starcoder, names.GPT2, names.GPT2_OUTER, "transformer.h."),
+    "bloom": Architecture(early_configs.bloom, early_names.BLOOM, early_names.BLOOM_OUTER, "transformer.h."),
+    "falcon": Architecture(early_configs.falcon, early_names.FALCON, early_names.FALCON_OUTER, "transformer.h."),
+    "gpt2": Architecture(early_configs.gpt2, early_names.GPT2, early_names.GPT2_OUTER, "transformer.h."),
+    "gptneox": Architecture(
+        early_configs.gpt_neox, early_names.GPT_NEOX, early_names.GPT_NEOX_OUTER, "gpt_neox.layers."
+    ),
+    "mpt": Architecture(early_configs.mpt, early_names.MPT, early_names.MPT_OUTER, "transformer.blocks."),
+    "starcoder": Architecture(early_configs.starcoder, early_names.GPT2, early_names.GPT2_OUTER, "transformer.h."),
+    "gpt-oss": Architecture(expert_configs.gpt_oss, expert_names.GPT_OSS, names.OUTER),
     "mistral3": Architecture(dense_configs.mistral3, names.LLAMA, names.OUTER),
 }
 """``general.architecture`` to how it is read."""

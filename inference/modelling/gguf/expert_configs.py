@@ -161,6 +161,20 @@ def afmoe(meta: Metadata) -> Config:
     )
 
 
+def gpt_oss(meta: Metadata) -> Config:
+    """gpt-oss: every other layer has a window, and both ends of YaRN's ramp are as they are computed, not rounded."""
+    found = plain(
+        meta,
+        "gpt_oss",
+        intermediate_size=meta.integer("expert_feed_forward_length"),
+        num_local_experts=meta.integer("expert_count"),
+        num_experts_per_tok=meta.integer("expert_used_count"),
+    )
+    if "rope_scaling" in found:
+        found["rope_scaling"] |= {"truncate": False}
+    return found | window_types(meta, meta.integer("attention.sliding_window"), every=2)
+
+
 def llama4(meta: Metadata) -> Config:
     """Llama 4; its chunks and what its queries grow by are fixed, and only the model of 128 experts has no norms.
 

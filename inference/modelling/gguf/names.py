@@ -9,37 +9,37 @@ from __future__ import annotations
 from inference.modelling.gguf.tensors import How, Order, Rename
 
 
-def _both(stored: str, target: str, how: How = "") -> tuple[Rename, ...]:
+def both(stored: str, target: str, how: How = "") -> tuple[Rename, ...]:
     """A layer's weight and its bias."""
     return tuple(Rename(f"{stored}.{leaf}", f"{target}.{leaf}", how) for leaf in ("weight", "bias"))
 
 
-def _attention(
+def attention(
     base: str = "self_attn.", *, rotary: bool = False, output: str = "o_proj", norms: str | None = "{}_norm"
 ) -> tuple[Rename, ...]:
     """Projections, and norms of queries and keys, ``norms`` with their letter; None: there are none."""
     return (
-        *_both("attn_q", f"{base}q_proj", "rotary" if rotary else ""),
-        *_both("attn_k", f"{base}k_proj", "rotary_kv" if rotary else ""),
-        *_both("attn_v", f"{base}v_proj"),
-        *_both("attn_output", base + output),
+        *both("attn_q", f"{base}q_proj", "rotary" if rotary else ""),
+        *both("attn_k", f"{base}k_proj", "rotary_kv" if rotary else ""),
+        *both("attn_v", f"{base}v_proj"),
+        *both("attn_output", base + output),
         *(Rename(f"attn_{i}_norm.weight", f"{base}{norms.format(i)}.weight") for i in "qk" if norms is not None),
     )
 
 
-def _mlp(base: str = "mlp.") -> tuple[Rename, ...]:
+def mlp(base: str = "mlp.") -> tuple[Rename, ...]:
     return (
-        *_both("ffn_gate", f"{base}gate_proj"),
-        *_both("ffn_up", f"{base}up_proj"),
-        *_both("ffn_down", f"{base}down_proj"),
+        *both("ffn_gate", f"{base}gate_proj"),
+        *both("ffn_up", f"{base}up_proj"),
+        *both("ffn_down", f"{base}down_proj"),
     )
 
 
-def _norms(second: str = "post_attention_layernorm") -> tuple[Rename, ...]:
+def layer_norms(second: str = "post_attention_layernorm") -> tuple[Rename, ...]:
     return (Rename("attn_norm.weight", "input_layernorm.weight"), Rename("ffn_norm.weight", f"{second}.weight"))
 
 
-def _experts(
+def experts(
     base: str, router: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
 ) -> tuple[Rename, ...]:
     return (
@@ -50,7 +50,7 @@ def _experts(
     )
 
 
-def _shared_expert(base: str) -> tuple[Rename, ...]:
+def shared_expert(base: str) -> tuple[Rename, ...]:
     return (
         Rename("ffn_gate_shexp.weight", f"{base}gate_proj.weight"),
         Rename("ffn_up_shexp.weight", f"{base}up_proj.weight"),
@@ -61,8 +61,8 @@ def _shared_expert(base: str) -> tuple[Rename, ...]:
 def _mamba(base: str) -> tuple[Rename, ...]:
     """What Mamba-1 and Mamba-2 share."""
     return (
-        *_both("ssm_in", f"{base}in_proj"),
-        *_both("ssm_out", f"{base}out_proj"),
+        *both("ssm_in", f"{base}in_proj"),
+        *both("ssm_out", f"{base}out_proj"),
         Rename("ssm_conv1d.weight", f"{base}conv1d.weight", "conv"),
         Rename("ssm_conv1d.bias", f"{base}conv1d.bias"),
     )
@@ -71,7 +71,7 @@ def _mamba(base: str) -> tuple[Rename, ...]:
 def _mamba1(base: str) -> tuple[Rename, ...]:
     return (
         *_mamba(base),
-        *_both("ssm_dt", f"{base}dt_proj"),
+        *both("ssm_dt", f"{base}dt_proj"),
         Rename("ssm_x.weight", f"{base}x_proj.weight"),
         Rename("ssm_a", f"{base}A_log", "a_log"),
         Rename("ssm_d", f"{base}D"),
@@ -114,27 +114,27 @@ PHI2_OUTER: dict[str, tuple[str, How]] = {
 }
 NEMOTRON_OUTER: dict[str, tuple[str, How]] = {**BIASED_OUTER, "output_norm.weight": ("model.norm.weight", "norm")}
 
-LLAMA = (*_attention(rotary=True), *_mlp(), *_norms())
+LLAMA = (*attention(rotary=True), *mlp(), *layer_norms())
 MIXTRAL_EXPERT = {"gate": "w1", "up": "w3", "down": "w2"}
-MIXTRAL = (*_attention(rotary=True), *_norms(), *_experts("block_sparse_moe.", "gate", **MIXTRAL_EXPERT))
-QWEN = (*_attention(), *_mlp(), *_norms())
+MIXTRAL = (*attention(rotary=True), *layer_norms(), *experts("block_sparse_moe.", "gate", **MIXTRAL_EXPERT))
+QWEN = (*attention(), *mlp(), *layer_norms())
 QWEN_EXPERTS = (
-    *_experts("mlp.", "gate"),
+    *experts("mlp.", "gate"),
     Rename("ffn_gate_up_exps.weight", "mlp.experts.{e}.gate_proj.weight", "expert_halves"),
-    *_shared_expert("mlp.shared_expert."),
+    *shared_expert("mlp.shared_expert."),
     Rename("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight", "row"),
 )
 QWEN_MOE = (*QWEN, *QWEN_EXPERTS)
 PHI3 = (
-    *_attention(),
-    *_norms(),
-    *_both("attn_qkv", "self_attn.qkv_proj"),
-    *_both("ffn_up", "mlp.gate_up_proj"),
-    *_both("ffn_down", "mlp.down_proj"),
+    *attention(),
+    *layer_norms(),
+    *both("attn_qkv", "self_attn.qkv_proj"),
+    *both("ffn_up", "mlp.gate_up_proj"),
+    *both("ffn_down", "mlp.down_proj"),
 )
 GEMMA = (
-    *_attention(norms=None),
-    *_mlp(),
+    *attention(norms=None),
+    *mlp(),
     Rename("attn_q_norm.weight", "self_attn.q_norm.weight", "norm"),
     Rename("attn_k_norm.weight", "self_attn.k_norm.weight", "norm"),
     Rename("attn_norm.weight", "input_layernorm.weight", "norm"),
@@ -151,8 +151,8 @@ GEMMA3N_OUTER: dict[str, tuple[str, How]] = {
     "altup_unembd_proj.weight": ("model.altup_unembed_projections.{e}.weight", "experts"),
 }
 GEMMA3N = (
-    *_attention(),
-    *_mlp(),
+    *attention(),
+    *mlp(),
     Rename("attn_norm.weight", "input_layernorm.weight"),
     Rename("post_attention_norm.weight", "post_attention_layernorm.weight"),
     Rename("ffn_norm.weight", "pre_feedforward_layernorm.weight"),
@@ -170,28 +170,28 @@ GEMMA3N = (
     Rename("laurel_post_norm.weight", "laurel.post_laurel_norm.weight"),
 )
 LLAMA4 = (
-    *_attention(norms=None),
-    *_norms(),
-    *_mlp("feed_forward."),
-    *_experts("feed_forward.", "router"),
-    *_shared_expert("feed_forward.shared_expert."),
+    *attention(norms=None),
+    *layer_norms(),
+    *mlp("feed_forward."),
+    *experts("feed_forward.", "router"),
+    *shared_expert("feed_forward.shared_expert."),
 )
 MAMBA = (*_mamba1("mixer."), Rename("attn_norm.weight", "norm.weight"))
 MAMBA2 = (*_mamba2("mixer."), Rename("attn_norm.weight", "norm.weight"))
 JAMBA = (
-    *_attention(),
+    *attention(),
     *_mamba1("mamba."),
     Rename("ssm_dt_norm.weight", "mamba.dt_layernorm.weight"),
     Rename("ssm_b_norm.weight", "mamba.b_layernorm.weight"),
     Rename("ssm_c_norm.weight", "mamba.c_layernorm.weight"),
-    *_mlp("feed_forward."),
-    *_experts("feed_forward.", "router"),
-    *_norms("pre_ff_layernorm"),
+    *mlp("feed_forward."),
+    *experts("feed_forward.", "router"),
+    *layer_norms("pre_ff_layernorm"),
 )
 GRANITE = (
-    *_attention(rotary=True),
+    *attention(rotary=True),
     *_mamba2("mamba."),
-    *_norms(),
+    *layer_norms(),
     Rename(("ffn_gate.weight", "ffn_up.weight"), "shared_mlp.input_linear.weight", "join"),
     Rename("ffn_down.weight", "shared_mlp.output_linear.weight"),
     Rename(("ffn_gate_shexp.weight", "ffn_up_shexp.weight"), "shared_mlp.input_linear.weight", "join"),
@@ -201,18 +201,18 @@ GRANITE = (
     Rename("ffn_down_exps.weight", "block_sparse_moe.output_linear.weight"),
 )
 FALCON_H1 = (
-    *_attention(norms=None),
+    *attention(norms=None),
     *_mamba2("mamba."),
-    *_mlp("feed_forward."),
+    *mlp("feed_forward."),
     Rename("attn_norm.weight", "input_layernorm.weight"),
     Rename("ffn_norm", "pre_ff_layernorm.weight"),
 )
 NEMOTRON_H = (
-    *_attention("mixer."),
+    *attention("mixer."),
     *_mamba2("mixer."),
     Rename("attn_norm.weight", "norm.weight"),
-    *_both("ffn_up", "mixer.up_proj"),
-    *_both("ffn_down", "mixer.down_proj"),
+    *both("ffn_up", "mixer.up_proj"),
+    *both("ffn_down", "mixer.down_proj"),
     Rename("ffn_gate_inp.weight", "mixer.gate.weight"),
     Rename("exp_probs_b.bias", "mixer.gate.e_score_correction_bias"),
     Rename("ffn_up_exps.weight", "mixer.experts.{e}.up_proj.weight", "experts"),
@@ -221,20 +221,20 @@ NEMOTRON_H = (
     Rename("ffn_down_shexp.weight", "mixer.shared_experts.down_proj.weight"),
 )
 LFM2 = (
-    *_attention(output="out_proj", norms="{}_layernorm"),
+    *attention(output="out_proj", norms="{}_layernorm"),
     Rename("attn_norm.weight", "operator_norm.weight"),
     Rename("ffn_norm.weight", "ffn_norm.weight"),
     Rename("shortconv.conv.weight", "conv.conv.weight", "conv"),
     Rename("shortconv.conv.bias", "conv.conv.bias"),
-    *_both("shortconv.in_proj", "conv.in_proj"),
-    *_both("shortconv.out_proj", "conv.out_proj"),
+    *both("shortconv.in_proj", "conv.in_proj"),
+    *both("shortconv.out_proj", "conv.out_proj"),
     Rename("ffn_gate.weight", "feed_forward.w1.weight"),
     Rename("ffn_up.weight", "feed_forward.w3.weight"),
     Rename("ffn_down.weight", "feed_forward.w2.weight"),
 )
 LFM2_MOE = (
     *LFM2,
-    *_experts("feed_forward.", "gate", gate="w1", up="w3", down="w2"),
+    *experts("feed_forward.", "gate", gate="w1", up="w3", down="w2"),
     Rename("exp_probs_b.bias", "feed_forward.expert_bias"),
 )
 
@@ -250,7 +250,7 @@ def _delta_layers(*, is_reordered: bool) -> tuple[Rename, ...]:
         ("attn_q_norm", "self_attn.q_norm"), ("attn_k_norm", "self_attn.k_norm"),
     ]  # fmt: skip
     return (
-        *_attention(norms=None),
+        *attention(norms=None),
         *(Rename(f"{stored}.weight", f"{target}.weight", "norm") for stored, target in norms),
         row("attn_qkv.weight", "linear_attn.in_proj_qkv.weight", order="last_rows"),
         row("attn_gate.weight", "linear_attn.in_proj_z.weight", order="rows"),
@@ -279,7 +279,7 @@ _QWEN35 = (
     Rename("ssm_beta.weight", "linear_attn.in_proj_b.weight", order="rows"),
     Rename("ssm_alpha.weight", "linear_attn.in_proj_a.weight", order="rows"),
 )
-QWEN35 = (*_QWEN35, *_mlp())
+QWEN35 = (*_QWEN35, *mlp())
 QWEN35_MOE = (*_QWEN35, *QWEN_EXPERTS)
 QWEN35_DRAFTS = (
     Rename("nextn.eh_proj.weight", "fc.weight"),
@@ -290,7 +290,7 @@ QWEN35_DRAFTS = (
     Rename("nextn.shared_head_head.weight", "lm_head.weight"),
 )
 """Outside of the layer that Qwen 3.5 drafts tokens with."""
-_DRAFTS = (
+DRAFTS = (
     Rename("nextn.eh_proj.weight", "eh_proj.weight"),
     Rename("nextn.enorm.weight", "enorm.weight"),
     Rename("nextn.hnorm.weight", "hnorm.weight"),
@@ -300,194 +300,143 @@ _DRAFTS = (
 )
 """Of a layer that drafts tokens."""
 DEEPSEEK2 = (
-    *_both("attn_q", "self_attn.q_proj"),
-    *_both("attn_q_a", "self_attn.q_a_proj"),
+    *both("attn_q", "self_attn.q_proj"),
+    *both("attn_q_a", "self_attn.q_a_proj"),
     Rename("attn_q_a_norm.weight", "self_attn.q_a_layernorm.weight"),
-    *_both("attn_q_b", "self_attn.q_b_proj"),
-    *_both("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
+    *both("attn_q_b", "self_attn.q_b_proj"),
+    *both("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
     Rename("attn_kv_a_norm.weight", "self_attn.kv_a_layernorm.weight"),
     Rename("attn_kv_b.weight", "self_attn.kv_b_proj.weight"),
     Rename(("attn_k_b.weight", "attn_v_b.weight"), "self_attn.kv_b_proj.weight", "latent"),
-    *_both("attn_output", "self_attn.o_proj"),
-    *_mlp(),
-    *_norms(),
-    *_experts("mlp.", "gate"),
-    *_shared_expert("mlp.shared_experts."),
+    *both("attn_output", "self_attn.o_proj"),
+    *mlp(),
+    *layer_norms(),
+    *experts("mlp.", "gate"),
+    *shared_expert("mlp.shared_experts."),
     Rename("exp_probs_b.bias", "mlp.gate.e_score_correction_bias"),
-    *_DRAFTS,
+    *DRAFTS,
 )
-_BIASED_NORMS = (*_both("attn_norm", "input_layernorm"), *_both("ffn_norm", "post_attention_layernorm"))
+_BIASED_NORMS = (*both("attn_norm", "input_layernorm"), *both("ffn_norm", "post_attention_layernorm"))
 _POST_NORMS = (
     Rename("post_attention_norm.weight", "post_attention_layernorm.weight"),
     Rename("post_ffw_norm.weight", "post_feedforward_layernorm.weight"),
 )
-_FUSED_QKV = _both("attn_qkv", "self_attn.{e}_proj", "fused_qkv")
-_FUSED_MLP = (*_both("ffn_up", "mlp.gate_up_proj"), *_both("ffn_down", "mlp.down_proj"))
-_PLAIN_MLP = (*_both("ffn_up", "mlp.up_proj"), *_both("ffn_down", "mlp.down_proj"))
+_FUSED_QKV = both("attn_qkv", "self_attn.{e}_proj", "fused_qkv")
+_FUSED_MLP = (*both("ffn_up", "mlp.gate_up_proj"), *both("ffn_down", "mlp.down_proj"))
+_PLAIN_MLP = (*both("ffn_up", "mlp.up_proj"), *both("ffn_down", "mlp.down_proj"))
 """Without a gate."""
 
 GEMMA1 = (
-    *_attention(norms=None),
-    *_mlp(),
+    *attention(norms=None),
+    *mlp(),
     Rename("attn_norm.weight", "input_layernorm.weight", "norm"),
     Rename("ffn_norm.weight", "post_attention_layernorm.weight", "norm"),
 )
 PHI2 = (
-    *_attention(output="dense", norms=None),
+    *attention(output="dense", norms=None),
     *_FUSED_QKV,
-    *_both("attn_norm", "input_layernorm"),
-    *_both("ffn_up", "mlp.fc1"),
-    *_both("ffn_down", "mlp.fc2"),
+    *both("attn_norm", "input_layernorm"),
+    *both("ffn_up", "mlp.fc1"),
+    *both("ffn_down", "mlp.fc2"),
 )
 STARCODER2 = (
-    *_attention(norms=None),
+    *attention(norms=None),
     *_BIASED_NORMS,
-    *_both("ffn_up", "mlp.c_fc"),
-    *_both("ffn_down", "mlp.c_proj"),
+    *both("ffn_up", "mlp.c_fc"),
+    *both("ffn_down", "mlp.c_proj"),
 )
 STABLELM = (
-    *_attention(norms=None),
-    *_mlp(),
+    *attention(norms=None),
+    *mlp(),
     *_BIASED_NORMS,
     Rename("attn_q_norm.weight", "self_attn.q_layernorm.norms.{e}.weight", "head_norms"),
     Rename("attn_k_norm.weight", "self_attn.k_layernorm.norms.{e}.weight", "head_norms"),
 )
-COHERE = (*_attention(), *_mlp(), Rename("attn_norm.weight", "input_layernorm.weight"))
-OLMO = (*_attention(rotary=True, norms=None), *_mlp())
-OLMO2 = (*_attention(), *_mlp(), *_POST_NORMS)
-OLMOE = (*_attention(), *_norms(), *_experts("mlp.", "gate"))
-CHATGLM = (*_attention(norms=None), *_FUSED_QKV, *_norms(), *_FUSED_MLP)
+COHERE = (*attention(), *mlp(), Rename("attn_norm.weight", "input_layernorm.weight"))
+OLMO = (*attention(rotary=True, norms=None), *mlp())
+OLMO2 = (*attention(), *mlp(), *_POST_NORMS)
+OLMOE = (*attention(), *layer_norms(), *experts("mlp.", "gate"))
+CHATGLM = (*attention(norms=None), *_FUSED_QKV, *layer_norms(), *_FUSED_MLP)
 GLM4 = (
-    *_attention(norms=None),
+    *attention(norms=None),
     *_FUSED_QKV,
-    *_norms(),
+    *layer_norms(),
     *_FUSED_MLP,
     Rename("post_attention_norm.weight", "post_self_attn_layernorm.weight"),
     Rename("post_ffw_norm.weight", "post_mlp_layernorm.weight"),
 )
-_SIGMOID_EXPERTS = (
-    *_experts("mlp.", "gate"),
-    *_shared_expert("mlp.shared_experts."),
+SIGMOID_EXPERTS = (
+    *experts("mlp.", "gate"),
+    *shared_expert("mlp.shared_experts."),
     Rename("exp_probs_b.bias", "mlp.gate.e_score_correction_bias"),
 )
 GLM4_MOE = (
-    *_attention(),
-    *_mlp(),
+    *attention(),
+    *mlp(),
     Rename("attn_norm.weight", "input_layernorm.weight"),
     Rename("post_attention_norm.weight", "post_attention_layernorm.weight"),
-    *_SIGMOID_EXPERTS,
-    *_DRAFTS,
+    *SIGMOID_EXPERTS,
+    *DRAFTS,
 )
-DOTS1 = (*QWEN, *_SIGMOID_EXPERTS)
-EXAONE_MOE = (*QWEN, *_SIGMOID_EXPERTS, *_DRAFTS)
+DOTS1 = (*QWEN, *SIGMOID_EXPERTS)
+EXAONE_MOE = (*QWEN, *SIGMOID_EXPERTS, *DRAFTS)
 ERNIE4_5_MOE = (
     *QWEN,
-    *_experts("mlp.", "gate"),
-    *_shared_expert("mlp.shared_experts."),
+    *experts("mlp.", "gate"),
+    *shared_expert("mlp.shared_experts."),
     Rename("exp_probs_b.bias", "mlp.moe_statics.e_score_correction_bias", "row"),
 )
 _HUNYUAN_ATTENTION = (
-    *_attention(norms=None),
+    *attention(norms=None),
     Rename("attn_q_norm.weight", "self_attn.query_layernorm.weight"),
     Rename("attn_k_norm.weight", "self_attn.key_layernorm.weight"),
 )
-HUNYUAN = (*_HUNYUAN_ATTENTION, *_mlp(), *_norms())
-HUNYUAN_MOE = (*_HUNYUAN_ATTENTION, *_norms(), *_experts("mlp.", "gate.wg"), *_shared_expert("mlp.shared_mlp."))
+HUNYUAN = (*_HUNYUAN_ATTENTION, *mlp(), *layer_norms())
+HUNYUAN_MOE = (*_HUNYUAN_ATTENTION, *layer_norms(), *experts("mlp.", "gate.wg"), *shared_expert("mlp.shared_mlp."))
 SEED_OSS = (
-    *_attention(norms=None),
-    *_mlp(),
+    *attention(norms=None),
+    *mlp(),
     Rename("attn_norm.weight", "input_layernorm.weight"),
     Rename("post_attention_norm.weight", "post_attention_layernorm.weight"),
 )
 NEMOTRON = (
-    *_attention(norms=None),
+    *attention(norms=None),
     *_PLAIN_MLP,
     Rename("attn_norm.weight", "input_layernorm.weight", "norm"),
     Rename("attn_norm.bias", "input_layernorm.bias"),
     Rename("ffn_norm.weight", "post_attention_layernorm.weight", "norm"),
     Rename("ffn_norm.bias", "post_attention_layernorm.bias"),
 )
-JAIS2 = (*_attention(norms=None), *_PLAIN_MLP, *_BIASED_NORMS)
-ARCEE = (*_attention(rotary=True, norms=None), *_PLAIN_MLP, *_norms())
+JAIS2 = (*attention(norms=None), *_PLAIN_MLP, *_BIASED_NORMS)
+ARCEE = (*attention(rotary=True, norms=None), *_PLAIN_MLP, *layer_norms())
 MINIMAX_M2 = (
-    *_attention(),
-    *_norms(),
-    *_experts("block_sparse_moe.", "gate", **MIXTRAL_EXPERT),
+    *attention(),
+    *layer_norms(),
+    *experts("block_sparse_moe.", "gate", **MIXTRAL_EXPERT),
     Rename("exp_probs_b.bias", "block_sparse_moe.e_score_correction_bias"),
 )
 PHIMOE = (
-    *_attention(norms=None),
+    *attention(norms=None),
     *_FUSED_QKV,
     *_BIASED_NORMS,
-    *_experts("block_sparse_moe.", "gate", **MIXTRAL_EXPERT),
+    *experts("block_sparse_moe.", "gate", **MIXTRAL_EXPERT),
 )
 PHIMOE_OUTER: dict[str, tuple[str, How]] = {**BIASED_OUTER, "output.bias": ("lm_head.bias", "")}
 APERTUS = (
-    *_attention(),
+    *attention(),
     *_PLAIN_MLP,
     Rename("attn_norm.weight", "attention_layernorm.weight"),
     Rename("ffn_norm.weight", "feedforward_layernorm.weight"),
 )
 AFMOE = (
-    *_attention(),
-    *_mlp(),
+    *attention(),
+    *mlp(),
     Rename("attn_gate.weight", "self_attn.gate_proj.weight"),
     Rename("attn_norm.weight", "input_layernorm.weight"),
     Rename("post_attention_norm.weight", "post_attention_layernorm.weight"),
     Rename("ffn_norm.weight", "pre_mlp_layernorm.weight"),
     Rename("post_ffw_norm.weight", "post_mlp_layernorm.weight"),
-    *_experts("mlp.", "router.gate"),
-    *_shared_expert("mlp.shared_experts."),
+    *experts("mlp.", "router.gate"),
+    *shared_expert("mlp.shared_experts."),
     Rename("exp_probs_b.bias", "mlp.expert_bias"),
 )
-
-
-def _early(
-    attention: str, output: str, up: str, down: str, *, norms: tuple[str, str] = ("ln_1", "ln_2"), mlp: str = "mlp."
-) -> tuple[Rename, ...]:
-    """Layers from before Llama, whose queries, keys and values are one tensor."""
-    return (
-        *_both("attn_norm", norms[0]),
-        *_both("ffn_norm", norms[1]),
-        *_both("attn_qkv", f"{attention}{{e}}_proj", "fused_qkv"),
-        *_both("attn_output", attention + output),
-        *_both("ffn_up", mlp + up),
-        *_both("ffn_down", mlp + down),
-    )
-
-
-def _early_outer(
-    prefix: str = "transformer.", embedding: str = "wte", norm: str = "ln_f", head: str = "lm_head"
-) -> dict[str, tuple[str, How]]:
-    return {
-        "token_embd.weight": (f"{prefix}{embedding}.weight", ""),
-        "output_norm.weight": (f"{prefix}{norm}.weight", ""),
-        "output_norm.bias": (f"{prefix}{norm}.bias", ""),
-        "output.weight": (f"{head}.weight", ""),
-    }
-
-
-_MEGATRON = ("dense", "dense_h_to_4h", "dense_4h_to_h")
-_MEGATRON_NORMS = ("input_layernorm", "post_attention_layernorm")
-BLOOM = _early("self_attention.", *_MEGATRON, norms=_MEGATRON_NORMS)
-BLOOM_OUTER: dict[str, tuple[str, How]] = {
-    **_early_outer(embedding="word_embeddings"),
-    "token_embd_norm.weight": ("transformer.word_embeddings_layernorm.weight", ""),
-    "token_embd_norm.bias": ("transformer.word_embeddings_layernorm.bias", ""),
-}
-FALCON_OUTER = _early_outer(embedding="word_embeddings")
-FALCON = BLOOM
-FALCON_TWO_NORMS = (
-    *_early("self_attention.", *_MEGATRON, norms=("ln_mlp", "post_attention_layernorm")),
-    *_both("attn_norm_2", "ln_attn"),
-)
-"""Of 40B and 180B, in whose files the first norm is the MLP's."""
-GPT_NEOX = _early("attention.", *_MEGATRON, norms=_MEGATRON_NORMS)
-GPT_NEOX_OUTER = _early_outer("gpt_neox.", "embed_in", "final_layer_norm", "embed_out")
-GPT2 = _early("attn.", "c_proj", "c_fc", "c_proj")
-GPT2_OUTER: dict[str, tuple[str, How]] = {
-    **_early_outer(),
-    "position_embd.weight": ("transformer.wpe.weight", ""),
-}
-MPT = _early("attn.", "out_proj", "up_proj", "down_proj", norms=("norm_1", "norm_2"), mlp="ffn.")
-MPT_OUTER = _early_outer(norm="norm_f")

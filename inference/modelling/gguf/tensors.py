@@ -20,7 +20,7 @@ Folded = Literal["", "plus_one", "negative_exp"]
 
 How = Literal[
     "", "rotary", "rotary_kv", "norm", "a_log", "a_log_vector", "vector", "conv", "row", "experts", "expert_halves",
-    "join", "join_experts", "latent", "beta_alpha", "fused_qkv", "head_norms",
+    "join", "join_experts", "take_turns", "latent", "beta_alpha", "fused_qkv", "head_norms",
 ]  # fmt: skip
 
 Order = Literal["", "rows", "last_rows", "columns"]
@@ -71,6 +71,8 @@ class CheckpointTensor:
         head_rows: Rows of a head whose rotary pairs became neighbours: (2, rows / 2) was transposed; 0: none did.
         folded: What is undone in the values.
         column_heads: (r, k): the columns are r times k heads, and should be k times r; (1, 1): they stay.
+        takes_turns: Each two segments are one piece, whose rows are theirs in turns: one of the first, one of the
+            second.
     """
 
     shape: tuple[int, ...]
@@ -78,6 +80,7 @@ class CheckpointTensor:
     head_rows: int = 0
     folded: Folded = ""
     column_heads: tuple[int, int] = (1, 1)
+    takes_turns: bool = False
 
     @property
     def type_name(self) -> str:
@@ -246,7 +249,7 @@ def _with_factor(
 
 def _more_pieces(pieces: int, name: str, parts: GgufParts, row: Rename, delta: DeltaHeads | None) -> int:
     """So many pieces and those of one more tensor."""
-    if row.how in ("experts", "expert_halves", "join_experts", "latent", "head_norms"):
+    if row.how in ("experts", "expert_halves", "join_experts", "take_turns", "latent", "head_norms"):
         pieces += parts.tensors[name][1].shape[0]
     elif delta is not None and (row.order or row.how == "beta_alpha"):
         pieces += delta.values
@@ -281,6 +284,8 @@ def _undone(
         return {target: CheckpointTensor(shape, segments)}
     if how == "join_experts":
         return {target: _joined_experts(names, stored)}
+    if how == "take_turns":
+        return {target: _gates_and_ups(names, stored)}
     if how == "latent":
         return {target: _latent(names, stored)}
     if how in ("rotary", "rotary_kv"):
@@ -421,6 +426,26 @@ def _joined_experts(names: tuple[str, ...], stored: list[tuple[int, GgufTensor]]
     segments = tuple(stack[str(expert)].segments[0] for expert in range(count) for stack in stacks)
     rows = sum(item.shape[1] for _, item in stored)
     return CheckpointTensor((count, rows, stored[0][1].shape[2]), segments)
+
+
+def _gates_and_ups(names: tuple[str, ...], stored: list[tuple[int, GgufTensor]]) -> CheckpointTensor:
+    """Two stacks (E, rows, columns), or biases (E, rows), as one whose rows are theirs in turns."""
+    (first, gates), (second, ups) = stored
+    if gates.shape != ups.shape or not 2 <= len(gates.shape) <= 3:
+        raise TensorShapeMismatch(
+            f"{' and '.join(names)} have shapes {list(gates.shape)} and {list(ups.shape)}; equal ones of two or three "
+            "axes are needed.",
+            param=names[0],
+        )
+    count, rows, *columns = gates.shape
+    if not columns and {gates.block_type.values, ups.block_type.values} != {1}:
+        raise TensorShapeMismatch(f"{' and '.join(names)} are biases in codes; floats are needed.", param=names[0])
+    segments = tuple(
+        Segment(number, place.type, place.begin + expert * ((place.end - place.begin) // count), rows, *columns or (1,))
+        for expert in range(count)
+        for number, place in ((first, gates), (second, ups))
+    )
+    return CheckpointTensor((count, 2 * rows, *columns), segments, takes_turns=True)
 
 
 def _latent(names: tuple[str, ...], stored: list[tuple[int, GgufTensor]]) -> CheckpointTensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -83,14 +83,20 @@ class GgufPlace:
             done += len(values)
 
     def _rows(self, first: int, count: int) -> torch.Tensor:
-        """(n, columns) from row ``first`` on: at least one row, at most ``count``, of one segment."""
+        """(n, columns) from row ``first`` on: at least one row, at most ``count``, of one run of rows."""
         start = 0
-        for segment in self.tensor.segments:
-            rows = segment.columns if segment.transposed else segment.rows
+        for run in self._runs():
+            rows = len(run) * (run[0].columns if run[0].transposed else run[0].rows)
             if first < start + rows:
-                return self._undone(self._segment_rows(segment, first - start, min(count, start + rows - first)))
+                local = first - start
+                return self._undone(_in_turns(self._segment_rows, run, local, min(count, rows - local)))
             start += rows
         raise AssertionError("rows behind the tensor's end")
+
+    def _runs(self) -> list[tuple[Segment, ...]]:
+        """The segments one by one, or those in pairs whose rows take turns."""
+        each = 2 if self.tensor.takes_turns else 1
+        return [self.tensor.segments[number : number + each] for number in range(0, len(self.tensor.segments), each)]
 
     def codes(self, first: int, count: int) -> Codes:
         """Rows in codes, for a tensor that ``CheckpointTensor.code_type`` names a type of.
@@ -101,12 +107,13 @@ class GgufPlace:
         found: list[torch.Tensor] = []
         factors: list[torch.Tensor] = []
         start = 0
-        for segment in self.tensor.segments:
-            begin, end = max(first, start), min(first + count, start + segment.rows)
+        for run in self._runs():
+            rows = len(run) * run[0].rows
+            begin, end = max(first, start), min(first + count, start + rows)
             if begin < end:
-                found.append(self._stored_rows(segment, begin - start, end - begin))
-                factors.append(torch.full((end - begin, 1), self._factor(segment)))
-            start += segment.rows
+                found.append(_in_turns(self._stored_rows, run, begin - start, end - begin))
+                factors.append(_in_turns(self._factors, run, begin - start, end - begin))
+            start += rows
         kind = BLOCK_TYPES[self.tensor.segments[0].type]
         codes = block_codes(torch.cat(found).view(-1, kind.num_bytes), kind, count)
         factor = torch.cat(factors)
@@ -128,6 +135,10 @@ class GgufPlace:
         else:
             values = _values(self._stored_rows(segment, first, count), segment)
         return values if segment.factor is None else values.float() * self._factor(segment)
+
+    def _factors(self, segment: Segment, first: int, count: int) -> torch.Tensor:
+        """(count, 1): by what the values of rows are multiplied."""
+        return torch.full((count, 1), self._factor(segment))
 
     def _factor(self, segment: Segment) -> float:
         """By what the stored values are multiplied."""
@@ -194,6 +205,17 @@ def open_gguf(paths: Sequence[Path], closing: ExitStack, dequantised: torch.dtyp
         name: GgufPlace(paths[tensor.segments[0].part].name, tensor, descriptors, _stored(tensor, dequantised))
         for name, tensor in checkpoint.tensors.items()
     }
+
+
+def _in_turns(
+    read: Callable[[Segment, int, int], torch.Tensor], run: tuple[Segment, ...], first: int, count: int
+) -> torch.Tensor:
+    """(count, …): rows of a run of segments, which take turns; ``read`` gives rows of one segment."""
+    if len(run) == 1:
+        return read(run[0], first, count)
+    begin, end = first // len(run), -(-(first + count) // len(run))
+    rows = torch.stack([read(segment, begin, end - begin) for segment in run], 1).flatten(0, 1)
+    return rows[first - begin * len(run) :][:count]
 
 
 def _values(raw: torch.Tensor, segment: Segment) -> torch.Tensor:

@@ -29,8 +29,12 @@ CONFIG = GptOssConfig(
 
 @pytest.fixture
 def published(tmp_path: Path) -> tuple[Path, GptOssForCausalLM]:
+    return published_checkpoint(CONFIG, tmp_path / "gpt-oss")
+
+
+def published_checkpoint(model_config: GptOssConfig, directory: Path) -> tuple[Path, GptOssForCausalLM]:
     """A checkpoint with its experts in MXFP4, and transformers' model of the decoded values."""
-    directory, _ = make_checkpoint(CONFIG, tmp_path / "gpt-oss")
+    make_checkpoint(model_config, directory)
     path = directory / "model.safetensors"
     tensors, rng = load_file(path), np.random.default_rng(0)
     decoded = dict(tensors)
@@ -43,7 +47,7 @@ def published(tmp_path: Path) -> tuple[Path, GptOssForCausalLM]:
     config = json.loads((directory / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
     (directory / "config.json").write_text(json.dumps(config))
-    model = GptOssForCausalLM._from_config(CONFIG, attn_implementation="eager").float().eval()
+    model = GptOssForCausalLM._from_config(model_config, attn_implementation="eager").float().eval()
     model.load_state_dict(decoded)
     return directory, model
 

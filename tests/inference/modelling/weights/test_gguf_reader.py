@@ -73,6 +73,20 @@ def test_columns_of_heads_are_put_in_order(stored):
     assert torch.equal(place.codes(1, 3).dense(torch.float32), expected[1:4])
 
 
+@pytest.mark.parametrize("chunk", [1, 100, 1 << 16])
+def test_rows_take_turns(stored, monkeypatch, chunk):
+    monkeypatch.setattr(gguf_reader, "CHUNK_VALUES", chunk)
+    values, make = stored
+    number, row = TYPES["Q8_0"][0], COLUMNS // 32 * 34
+    pieces = tuple(Segment(0, number, 4 + 6 * piece * row, 6, COLUMNS) for piece in range(4))
+    place = make(segments=pieces, takes_turns=True)
+    expected = values.view(2, 2, 6, COLUMNS).transpose(1, 2).flatten(0, 2)
+    assert torch.equal(read(place), expected.flatten())
+    assert torch.equal(read(place, 100, 1000), expected.flatten()[100:1000])
+    for first, count in ((0, 24), (1, 3), (11, 2), (13, 8)):
+        assert torch.equal(place.codes(first, count).dense(torch.float32), expected[first : first + count])
+
+
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
 def test_heads_narrower_than_a_block_are_put_in_order(tmp_path, kind):
     """Qwen 3.5's heads have 128 columns, blocks 256: codes and scales are moved, not blocks."""

@@ -1,0 +1,168 @@
+"""Newer decoders with experts as GGUF: the logits of HuggingFace's files, by llama.cpp's steps and names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, RopeScalingType, get_tensor_name_map, quants
+from safetensors.torch import load_file
+from transformers import GptOssConfig
+
+from inference.errors import TensorShapeMismatch
+from inference.modelling.layers.moe import Experts
+from inference.modelling.quantisation import coded_parameters
+from inference.modelling.weights.loader import load_network
+from models_registry.detection.inspection import inspect_checkpoint
+from tests.inference.modelling.families.test_gpt_oss import CONFIG, published_checkpoint
+from tests.inference.modelling.gguf.test_architectures import load_gguf
+from tests.inference.modelling.gguf.test_dense_configs import read
+from tests.inference.modelling.gguf.writer import TYPES, Tensor
+from tests.inference.modelling.harness import SequenceRunner, assert_matches_oracle
+from tests.inference.modelling.huggingface import make_checkpoint
+
+YARN = {
+    "rope_type": "yarn", "rope_theta": 150000.0, "factor": 4.0, "original_max_position_embeddings": 16,
+    "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+}  # fmt: skip
+GPT_OSS = GptOssConfig(**CONFIG.to_dict() | {"rope_parameters": YARN, "num_hidden_layers": 3, "layer_types": None})
+
+
+def _begin(directory: Path, path: Path, arch: str) -> tuple[dict[str, Any], GGUFWriter]:
+    config = json.loads((directory / "config.json").read_text())
+    writer = GGUFWriter(path, arch)
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([f"t{number}" for number in range(config["vocab_size"])])
+    return config, writer
+
+
+def _end(writer: GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def convert_gpt_oss(directory: Path, path: Path, kind: str = "F32") -> Path:
+    """Write a gpt-oss; ``kind`` is the type of attention, embedding and head, where their rows are whole blocks."""
+    config, writer = _begin(directory, path, "gpt-oss")
+    rope = config["rope_parameters"]
+    writer.add_rope_scaling_type(RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(rope["factor"])
+    writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+    writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_expert_feed_forward_length(config["intermediate_size"])
+    writer.add_expert_count(config["num_local_experts"])
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    names = get_tensor_name_map(MODEL_ARCH.GPT_OSS, config["num_hidden_layers"])
+    tensors = load_file(directory / "model.safetensors")
+    for name, value in tensors.items():
+        if name.endswith("_scales"):
+            continue
+        for full, part in _gpt_oss_parts(name, value, tensors):
+            renamed = names.get_name(full, try_suffixes=(".weight", ".bias"))
+            assert renamed is not None, full
+            if part.dtype == torch.uint8:
+                writer.add_tensor(renamed, part.contiguous().numpy(), raw_dtype=GGMLQuantizationType.MXFP4)
+                continue
+            number = GGMLQuantizationType[
+                kind if part.dim() == 2 and "bias" not in full and "router" not in full else "F32"
+            ]
+            writer.add_tensor(renamed, quants.quantize(part.float().contiguous().numpy(), number), raw_dtype=number)
+    _end(writer)
+    return path
+
+
+def _gpt_oss_parts(name: str, value: torch.Tensor, tensors: dict[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
+    """What the converter writes of a tensor, under names that the package's table knows."""
+    if name.endswith("sinks"):
+        return [(f"{name}.weight", value)]
+    if ".experts." not in name:
+        return [(name, value)]
+    if name.endswith("_blocks"):
+        value = _blocks(value, tensors[name.replace("_blocks", "_scales")])
+        name = name.removesuffix("_blocks")
+    elif not name.endswith("_bias"):
+        value = value.transpose(1, 2)
+    leaf = "bias" if name.endswith("_bias") else "weight"
+    name = name.removesuffix("_bias")
+    if name.endswith("gate_up_proj"):
+        stem = name.removesuffix("gate_up_proj")
+        return [(f"{stem}gate_proj.{leaf}", value[:, ::2]), (f"{stem}up_proj.{leaf}", value[:, 1::2])]
+    return [(f"{name}.{leaf}", value)]
+
+
+def _blocks(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """(E, rows, bytes): blocks of GGUF, whose byte k has the values k and k + 16, of those with 2k and 2k + 1."""
+    codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)
+    packed = codes[..., :16] | codes[..., 16:] << 4
+    return torch.cat((scales.unsqueeze(-1), packed), -1).flatten(2)
+
+
+def test_gpt_oss_gives_the_same_logits(tmp_path):
+    directory, oracle = make_checkpoint(GPT_OSS, tmp_path)
+    assert_matches_oracle(load_gguf(convert_gpt_oss(directory, tmp_path / "model.gguf")), oracle)
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_experts_of_gpt_oss_stay_in_their_codes(kind, tmp_path):
+    directory, _ = published_checkpoint(GPT_OSS, tmp_path / "gpt-oss")
+    path = convert_gpt_oss(directory, tmp_path / "model.gguf", kind)
+    runs = []
+    for given in (directory, path):
+        found = inspect_checkpoint(given)
+        coded = coded_parameters(found.spec, "auto")
+        assert sum(".experts." in name for name in coded) == 2 * GPT_OSS.num_hidden_layers
+        assert any("token_mixer" in name for name in coded) == (kind == "Q8_0" and given == path)
+        network = load_network(found.spec, found.weight_paths, dtype=torch.float32, quant="auto", pack=True)
+        packed = [module.packed for module in network.modules() if isinstance(module, Experts)]
+        assert all(stack.keys() == {"gate_up_proj", "down_proj"} for stack in packed)
+        assert all(part.is_quantised for stack in packed for part in stack.values())
+        runs.append(SequenceRunner(network).step([("a", list(range(40)))])["a"])
+    if kind == "F32":
+        torch.testing.assert_close(runs[1], runs[0], atol=1e-5, rtol=1e-5)
+
+
+def test_expanded_experts_of_gpt_oss_have_the_published_values(tmp_path):
+    directory, model = published_checkpoint(GPT_OSS, tmp_path / "gpt-oss")
+    path = convert_gpt_oss(directory, tmp_path / "model.gguf")
+
+    def oracle(given: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            return model(given.unsqueeze(0), use_cache=False).logits[0].float()
+
+    assert_matches_oracle(load_network(inspect_checkpoint(path).spec, [path], dtype=torch.float32), oracle)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (((2, 4, 32), (2, 6, 32)), r"shapes \[2, 4, 32\] and \[2, 6, 32\]"),
+        (((4, 32), (4, 32)), "biases in codes"),
+    ],
+)
+def test_gates_and_ups_that_do_not_fit_are_refused(shapes, message, tmp_path):
+    number, _, size = TYPES["Q8_0"]
+    leaf = "weight" if len(shapes[0]) == 3 else "bias"
+    tensors = [
+        Tensor(f"blk.0.ffn_{part}_exps.{leaf}", shape, bytes(int(np.prod(shape)) // 32 * size), number)
+        for part, shape in zip(("gate", "up"), shapes, strict=True)
+    ]
+    with pytest.raises(TensorShapeMismatch, match=message):
+        read(tmp_path, "gpt-oss", {"block_count": 1, "embedding_length": 32, "attention.head_count": 4}, *tensors)
