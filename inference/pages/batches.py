@@ -40,8 +40,8 @@ from inference.pages.batch_lines import (
     prompt_preview,
     prompts_of_body,
 )
+from inference.pages.callers import caller_of
 from inference.pages.jobs import BATCHES, batch_words
-from inference.pages.keys import tenant_name
 from inference.schedules.services import schedules_of
 from inference.values.request_key import RequestKey
 from models_registry.page_numbers import number_of
@@ -96,7 +96,7 @@ class BatchPage(StaffPage):
         running = num_running(batch) if batch.in_progress_at is not None and not batch.is_finished else 0
         return {
             "shown": shown,
-            "owner": tenant_name(batch.tenant),
+            "owner": caller_of(batch.tenant),
             "models": sorted({str(name) for name in batch.checkpoint_names.values()}),
             "sentence": _sentence(batch, running),
             "files": [{"name": name, "id": key, "row": stored.get(key)} for name, key in ids.items() if key],

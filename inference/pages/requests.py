@@ -12,12 +12,12 @@ from inference.batches.replays import replay_list, why_not_replayable
 from inference.errors import BlazrError, UnknownRequest
 from inference.models import UsageRecord
 from inference.models.readable_rows import readable_rows
-from inference.pages.keys import tenant_name
+from inference.pages.callers import caller_of, callers_of
 from inference.pages.replay_targets import REPLAY, VIEW, replay_targets
 from inference.pages.request_phases import slow_words, waterfall
-from inference.records.usage_report import key_names
 from inference.records.usage_spans import UNFAILED
 from inference.serving.running_requests import RunningRequest, request_cancel, unended_requests
+from inference.values.principal import LOCAL
 from inference.values.queue_place import QueuePlace
 from models_registry.page_numbers import number_of
 from models_registry.selectors import checkpoint_list
@@ -70,7 +70,7 @@ class RequestsPage(StaffPage):
             rows = rows.filter(pk__lt=before)
         found = readable_rows(rows, NUM_ROWS + 1)
         shown = found[:NUM_ROWS]
-        names = key_names({row.tenant for row in shown})
+        callers = callers_of(row.tenant for row in shown)
         older = query.copy()
         if len(found) > NUM_ROWS:
             older["before"] = str(shown[-1].pk)
@@ -78,10 +78,7 @@ class RequestsPage(StaffPage):
             "q": text,
             "outcome": outcome,
             "before": before,
-            "requests": [
-                {"row": row, "caller": names.get(row.tenant, ("", row.tenant))[1], "mark": mark_of(row)}
-                for row in shown
-            ],
+            "requests": [{"row": row, "caller": callers[row.tenant], "mark": mark_of(row)} for row in shown],
             "older": f"?{older.urlencode()}" if len(found) > NUM_ROWS else "",
         }
 
@@ -112,7 +109,7 @@ class RequestPage(StaffPage):
         refusal = why_not_replayable(row) if can_replay else ""
         return {
             "row": row,
-            "caller": tenant_name(row.tenant),
+            "caller": caller_of(row.tenant),
             "mark": mark_of(row),
             "phases": waterfall(row),
             "slow": slow_words(row),
@@ -148,13 +145,13 @@ def running_context() -> dict[str, Any]:
         checkpoint_list().filter(pk__in={item.checkpoint_id for item in shown}).values_list("pk", "served_model_name")
     )
     models = {str(key): name for key, name in names.items()}
-    callers = key_names({item.owner for item in shown})
+    callers = callers_of(item.owner or LOCAL.tenant for item in shown)
     return {
         "running": [
             {
                 "request": item,
                 "model": models.get(item.checkpoint_id, item.checkpoint_id),
-                "caller": callers.get(item.owner, ("", item.owner))[1] or "local",
+                "caller": callers[item.owner or LOCAL.tenant],
                 "mark": "running" if item.state == "running" else "queued",
                 "words": state_words(item),
             }

@@ -13,8 +13,8 @@ from inference.access.accounts import principal_of_staff
 from inference.errors import BlazrError, NotFound
 from inference.files.services import files_of
 from inference.models import Batch, RunOutcome, Schedule, ScheduleAction, ScheduleRun
+from inference.pages.callers import Caller, caller_of, callers_of
 from inference.pages.jobs import BATCHES
-from inference.pages.keys import tenant_name
 from inference.pages.schedule_form import (
     form_context,
     form_of_query,
@@ -193,9 +193,14 @@ def list_context(principal: Principal) -> dict[str, Any]:
     rows = schedule_list(principal=principal)
     last = {key: runs[:1] for key, runs in last_runs(rows).items()}
     batches = _batches_of([run for runs in last.values() for run in runs])
+    owners = callers_of(row.tenant for row in rows)
     return {
         "schedules": [
-            {**_row_words(row), "run": next(iter(_run_words(last[row.pk], row, batches)), None)} for row in rows
+            {
+                **_row_words(row, owners[row.tenant]),
+                "run": next(iter(_run_words(last[row.pk], row, batches)), None),
+            }
+            for row in rows
         ],
         "sees_all": principal.sees_everything,
     }
@@ -206,15 +211,14 @@ def schedule_context(row: Schedule, principal: Principal) -> dict[str, Any]:
     runs = schedule_runs(row)
     file = files_of(principal).filter(file_id=row.input_file_id).first() if row.input_file_id else None
     return {
-        "schedule": _row_words(row),
+        "schedule": _row_words(row, caller_of(row.tenant)),
         "runs": _run_words(runs, row, _batches_of(runs)),
-        "owner": tenant_name(row.tenant),
         "file": file,
         "saved": form_of_row(row),
     }
 
 
-def _row_words(row: Schedule) -> dict[str, Any]:
+def _row_words(row: Schedule, owner: Caller) -> dict[str, Any]:
     is_batch = row.action == ScheduleAction.BATCH
     what = f"{row.get_action_display()}" if is_batch else f"{row.get_action_display().split(' ')[0]} {row.model}"
     return {
@@ -223,7 +227,7 @@ def _row_words(row: Schedule) -> dict[str, Any]:
         "what": what,
         "words": words_of(row) or f"{row.cron} {row.time_zone}",
         "next": clock_words(row.next_run_at, row) if row.is_enabled else "",
-        "owner": row.tenant,
+        "owner": owner,
     }
 
 

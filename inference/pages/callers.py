@@ -1,0 +1,71 @@
+"""Say who a stored tenant is, and whether it can still call: keys by their names, accounts by theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.utils import timezone
+
+from inference.models import ApiKey
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A tenant, for people.
+
+    Attributes:
+        tenant: As it is stored: ``local``, ``key:N`` or ``user:N``.
+        name: A key's name, or its public part; an account's name; otherwise the tenant.
+        problem: Why nothing runs for it any more, such as ``its key was revoked``; empty: nothing is known.
+    """
+
+    tenant: str
+    name: str
+    problem: str = ""
+
+
+def callers_of(tenants: Iterable[str]) -> dict[str, Caller]:
+    """Return the callers of stored tenants, with two queries at most."""
+    wanted = set(tenants)
+    numbers: dict[str, dict[int, str]] = {"key": {}, "user": {}}
+    for tenant in wanted:
+        kind, _, number = tenant.partition(":")
+        if kind in numbers and number.isdigit() and len(number) < 18:
+            numbers[kind][int(number)] = tenant
+    found = {tenant: Caller(tenant, tenant) for tenant in wanted}
+    for kind, read, missing in (("key", _keys, "its key was deleted"), ("user", _accounts, "its account was deleted")):
+        by_number = numbers[kind]
+        found |= {tenant: Caller(tenant, tenant, missing) for tenant in by_number.values()}
+        if by_number:
+            found |= {by_number[pk]: Caller(by_number[pk], name, problem) for pk, name, problem in read(by_number)}
+    return found
+
+
+def caller_of(tenant: str) -> Caller:
+    """Return the caller of one stored tenant."""
+    return callers_of([tenant])[tenant]
+
+
+def _keys(numbers: Iterable[int]) -> list[tuple[int, str, str]]:
+    """Return number, name and problem of API keys."""
+    now = timezone.now()
+    rows: Any = ApiKey.objects.filter(pk__in=list(numbers))
+    return [
+        (
+            pk,
+            name or prefix,
+            "its key was revoked" if revoked else "its key has expired" if expires and expires <= now else "",
+        )
+        for pk, prefix, name, revoked, expires in rows.values_list("pk", "prefix", "name", "revoked_at", "expires_at")
+    ]
+
+
+def _accounts(numbers: Iterable[int]) -> list[tuple[int, str, str]]:
+    """Return number, name and problem of accounts."""
+    return [
+        (user.pk, user.get_username(), "" if user.is_active and user.is_staff else "its account is inactive")
+        for user in get_user_model().objects.filter(pk__in=list(numbers))
+    ]
