@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any, cast
 
@@ -34,8 +35,10 @@ from blazr_site.body_limit import BodyLimit
 from blazr_site.origin import SameOrigin
 from blazr_site.routes import is_bare, route_or_none
 from inference.consumers import StreamConsumer
+from inference.host.loop_watch import watch_loop
 from inference.host.machine import freeze_objects
 from inference.pages.live import ConsoleConsumer
+from inference.records.metrics import LOOP_BLOCKED
 from inference.records.tracing import RequestSpan, is_tracing, tracing_start, tracing_stop
 from inference.transport.hub import get_hub
 from models_registry.pull_jobs import pulls_resume
@@ -89,6 +92,7 @@ class Lifespan:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve ASGI's lifespan protocol."""
+        watch = asyncio.create_task(watch_loop(LOOP_BLOCKED.observe))
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
@@ -98,6 +102,7 @@ class Lifespan:
                 await database_sync_to_async(resume_pulls)()
                 await send({"type": "lifespan.startup.complete"})
             elif message["type"] == "lifespan.shutdown":
+                watch.cancel()
                 await get_hub().close()
                 tracing_stop()
                 await send({"type": "lifespan.shutdown.complete"})

@@ -74,6 +74,12 @@ RATE_LIMITED = Counter(
     ["key_class", "limit"],
     registry=REGISTRY,
 )
+LOOP_BLOCKED = Histogram(
+    "blazr_event_loop_blocked_seconds",
+    "Times for which something blocked this process's event loop.",
+    buckets=(0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0),
+    registry=REGISTRY,
+)
 USAGE_DROPPED = Counter(
     "blazr_usage_records_dropped", "Usage records dropped while the database could not be reached.", registry=REGISTRY
 )

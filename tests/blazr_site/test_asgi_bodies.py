@@ -6,7 +6,6 @@ import asyncio
 import gc
 import gzip
 import json
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,6 +16,7 @@ from django.urls import URLPattern, URLResolver, get_resolver
 
 from blazr_site.asgi import application
 from blazr_site.routes import LARGE_ROUTES
+from inference.host.loop_watch import watch_loop
 from tests.inference.api.scripted_worker import ScriptedWorker, say
 from tests.inference.rows import make_checkpoint
 
@@ -28,22 +28,20 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 class LagProbe:
-    """Measures how late the event loop wakes a task that sleeps for 5 ms.
+    """Measures how long the event loop is blocked.
 
     Attributes:
-        worst_s: Greatest lateness; processor time that this process didn't use meanwhile went to other processes, and
-            doesn't count.
+        worst_s: The longest block.
     """
 
     worst_s = 0.0
 
     async def run(self) -> None:
         """Measure until cancelled."""
-        while True:
-            wall, cpu = time.perf_counter(), time.process_time()
-            await asyncio.sleep(0.005)
-            late = time.perf_counter() - wall - 0.005
-            self.worst_s = max(self.worst_s, min(late, time.process_time() - cpu))
+        await watch_loop(self._record, tick_s=0.005)
+
+    def _record(self, blocked_s: float) -> None:
+        self.worst_s = max(self.worst_s, blocked_s)
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ an object belongs to the role that made it, and is gone once it was deleted.
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from typing import Any
 import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from prometheus_client.parser import text_string_to_metric_families
 from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import (
@@ -45,6 +47,8 @@ LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predic
 REMOTE = {"X-Forwarded-For": "192.0.2.7"}
 """A request that a proxy has forwarded needs a key, on this machine too."""
 TIMEOUT_S = 60
+MAX_BLOCK_S = 0.05
+"""Of the event loop."""
 ROUNDS_OF_SEED = 1000
 """Each round of a seed has a number of its own."""
 
@@ -114,6 +118,17 @@ class Campaign:
     def num_requests(self) -> int:
         """How many requests were sent."""
         return sum(self.statuses.values())
+
+    def blocks(self) -> dict[float, int]:
+        """How often the web process's event loop was blocked for longer than a time, by that time in seconds."""
+        text = requests.get(f"{self.server.url}/metrics", timeout=TIMEOUT_S).text
+        families = {family.name: family for family in text_string_to_metric_families(text)}
+        buckets = {
+            float(sample.labels["le"]): int(sample.value)
+            for sample in families["blazr_event_loop_blocked_seconds"].samples
+            if sample.name.endswith("_bucket")
+        }
+        return {bound: buckets[math.inf] - number for bound, number in buckets.items() if bound < math.inf}
 
     def run_round(self, examples: int, *, until: float = float("inf")) -> None:
         """Send requests of both kinds to each operation, by any of the roles.
@@ -224,8 +239,12 @@ def main() -> int:
         campaign = Campaign(server, given_arguments.seed * ROUNDS_OF_SEED)
         while campaign.num_requests < given_arguments.requests and time.monotonic() < until:
             campaign.run_round(20, until=until)
-            sys.stdout.write(f"{campaign.num_requests} requests, {len(campaign.problems)} problems\n")
+            blocks = campaign.blocks()
+            long = {bound: number for bound, number in blocks.items() if number and bound >= MAX_BLOCK_S}
+            sys.stdout.write(f"{campaign.num_requests} requests, {len(campaign.problems)} problems, blocks {long}\n")
             sys.stdout.flush()
+        if long:
+            campaign.problems.append(f"the event loop was blocked for longer than some seconds so often: {long}")
         is_alive = server.process.poll() is None
     finally:
         if server.process.poll() is None:
