@@ -6,6 +6,7 @@ import math
 
 from inference.errors import InvalidRequest, shown
 from inference.models import EnergyPrice
+from inference.models.readable_rows import readable_rows
 
 ONLY_ROW = 1
 MAX_PRICE = 1_000_000.0
@@ -14,8 +15,8 @@ JOULES_PER_KWH = 3.6e6
 
 
 def energy_price() -> EnergyPrice:
-    """Return the price in force; one without an amount where nobody has set it."""
-    row = EnergyPrice.objects.filter(pk=ONLY_ROW).first() or EnergyPrice(pk=ONLY_ROW)
+    """Return the price in force; one without an amount where nobody has set it, or where its row is damaged."""
+    row = next(iter(readable_rows(EnergyPrice.objects.filter(pk=ONLY_ROW))), EnergyPrice(pk=ONLY_ROW))
     if not isinstance(row.per_kwh, float) or not 0 <= row.per_kwh <= MAX_PRICE:
         row.per_kwh = None
     return row

@@ -7,6 +7,7 @@ import pytest
 from inference.errors import InvalidRequest
 from inference.models import EnergyPrice
 from inference.records.energy_price import cost, energy_price, energy_price_choose
+from tests.inference.rows import damage
 
 pytestmark = pytest.mark.django_db
 
@@ -42,4 +43,7 @@ def test_other_prices_are_refused(per_kwh: str, currency: str, param: str) -> No
 def test_a_damaged_price_is_none() -> None:
     energy_price_choose(per_kwh="0.3", currency="EUR", author_name="edwin")
     EnergyPrice.objects.update(per_kwh=-4.0)
+    assert energy_price().per_kwh is None
+    EnergyPrice.objects.update(per_kwh=4.0)
+    damage(EnergyPrice.objects.get(), "updated_at")
     assert energy_price().per_kwh is None
