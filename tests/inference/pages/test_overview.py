@@ -39,7 +39,7 @@ def test_models_workers_and_jobs_are_summed_up(client: Client, tmp_path: Path, m
     text = client.get("/").content.decode()
     for piece in ("of 1 registered", "12.5", "100.0 MiB weights + 200.0 MiB reserved states", "no step for 70 s",
                   "alive", "nightly", "1 jobs queued",
-                  "package-0: 41.2 W now, 38 W over the hour"):  # fmt: skip
+                  "package-0: 41.2 W now, mean 38 W (up to an hour)"):  # fmt: skip
         assert piece in text, piece
 
 
