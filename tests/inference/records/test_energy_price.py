@@ -44,6 +44,8 @@ def test_a_damaged_price_is_none() -> None:
     energy_price_choose(per_kwh="0.3", currency="EUR", author_name="edwin")
     EnergyPrice.objects.update(per_kwh=-4.0)
     assert energy_price().per_kwh is None
+    damage(EnergyPrice.objects.get(), "per_kwh")
+    assert energy_price().per_kwh is None
     EnergyPrice.objects.update(per_kwh=4.0)
-    damage(EnergyPrice.objects.get(), "updated_at")
+    damage(EnergyPrice.objects.get(), "updated_at", "2026-13-45 00:00:00")
     assert energy_price().per_kwh is None
