@@ -150,6 +150,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "mpt": Architecture(early_configs.mpt, early_names.MPT, early_names.MPT_OUTER, "transformer.blocks."),
     "starcoder": Architecture(early_configs.starcoder, early_names.GPT2, early_names.GPT2_OUTER, "transformer.h."),
     "gpt-oss": Architecture(expert_configs.gpt_oss, expert_names.GPT_OSS, names.OUTER),
+    "kimi-linear": Architecture(expert_configs.kimi_linear, expert_names.KIMI_LINEAR, names.OUTER),
     "mistral3": Architecture(dense_configs.mistral3, names.LLAMA, names.OUTER),
 }
 """``general.architecture`` to how it is read."""

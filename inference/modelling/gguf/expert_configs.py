@@ -10,6 +10,7 @@ from inference.modelling.gguf.config_parts import (
     GATING_SIGMOID,
     GATING_SOFTMAX,
     Config,
+    decoder,
     draft_layers,
     expect_gating,
     given,
@@ -173,6 +174,37 @@ def gpt_oss(meta: Metadata) -> Config:
     if "rope_scaling" in found:
         found["rope_scaling"] |= {"truncate": False}
     return found | window_types(meta, meta.integer("attention.sliding_window"), every=2)
+
+
+def kimi_linear(meta: Metadata) -> Config:
+    """Kimi Linear: layers without heads of keys have the delta rule; scores are divided by their sum."""
+    expect_gating(meta, GATING_SIGMOID)
+    found = decoder(meta)
+    for key in ("head_dim", "num_key_value_heads"):
+        found.pop(key, None)  # of the absorbed form
+    kinds = list(enumerate(meta.per_layer("attention.head_count_kv"), 1))
+    return found | given(
+        model_type="kimi_linear",
+        linear_attn_config=given(
+            full_attn_layers=[number for number, heads in kinds if heads],
+            kda_layers=[number for number, heads in kinds if not heads],
+            head_dim=meta.integer("kda.head_dim"),
+            short_conv_kernel_size=meta.integer("ssm.conv_kernel"),
+        ),
+        q_lora_rank=meta.integer("attention.q_lora_rank") or None,
+        kv_lora_rank=meta.integer("attention.kv_lora_rank"),
+        qk_rope_head_dim=meta.integer("rope.dimension_count"),
+        mla_use_nope=True,
+        num_experts=meta.integer("expert_count"),
+        num_experts_per_token=meta.integer("expert_used_count"),
+        num_shared_experts=meta.integer("expert_shared_count"),
+        moe_intermediate_size=meta.integer("expert_feed_forward_length"),
+        first_k_dense_replace=meta.integer("leading_dense_block_count"),
+        num_expert_group=meta.integer("expert_group_count") or 1,
+        topk_group=meta.integer("expert_group_used_count") or 1,
+        routed_scaling_factor=meta.number("expert_weights_scale") or 1.0,
+        moe_renormalize=True,
+    )
 
 
 def llama4(meta: Metadata) -> Config:

@@ -5,7 +5,16 @@ As ``names.py``. Standard library only.
 
 from __future__ import annotations
 
-from inference.modelling.gguf.names import attention, both
+from inference.modelling.gguf.names import (
+    LATENT_ATTENTION,
+    MIXTRAL_EXPERT,
+    attention,
+    both,
+    experts,
+    layer_norms,
+    mlp,
+    shared_expert,
+)
 from inference.modelling.gguf.tensors import Rename
 
 GPT_OSS = (
@@ -18,4 +27,19 @@ GPT_OSS = (
     Rename(("ffn_gate_exps.bias", "ffn_up_exps.bias"), "mlp.experts.gate_up_proj_bias", "take_turns"),
     Rename("ffn_down_exps.weight", "mlp.experts.down_proj.weight"),
     Rename("ffn_down_exps.bias", "mlp.experts.down_proj_bias"),
+)
+KIMI_LINEAR = (
+    *LATENT_ATTENTION,
+    *(Rename(f"attn_{letter}.weight", f"self_attn.{letter}_proj.weight") for letter in "kv"),
+    *(Rename(f"ssm_conv1d_{letter}.weight", f"self_attn.{letter}_conv1d.weight", "conv") for letter in "qkv"),
+    *(Rename(f"ssm_{part}.weight", f"self_attn.{part}_proj.weight") for part in ("f_a", "f_b", "g_a", "g_b")),
+    Rename("ssm_beta.weight", "self_attn.b_proj.weight"),
+    Rename("ssm_a", "self_attn.A_log", "a_log_vector"),
+    Rename("ssm_dt.bias", "self_attn.dt_bias"),
+    Rename("ssm_norm.weight", "self_attn.o_norm.weight"),
+    *mlp(),
+    *layer_norms(),
+    *experts("block_sparse_moe.", "gate", **MIXTRAL_EXPERT),
+    *shared_expert("block_sparse_moe.shared_experts."),
+    Rename("exp_probs_b.bias", "block_sparse_moe.gate.e_score_correction_bias"),
 )

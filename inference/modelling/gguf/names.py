@@ -299,7 +299,7 @@ DRAFTS = (
     Rename("nextn.shared_head_norm.weight", "shared_head.norm.weight"),
 )
 """Of a layer that drafts tokens."""
-DEEPSEEK2 = (
+LATENT_ATTENTION = (
     *both("attn_q", "self_attn.q_proj"),
     *both("attn_q_a", "self_attn.q_a_proj"),
     Rename("attn_q_a_norm.weight", "self_attn.q_a_layernorm.weight"),
@@ -309,6 +309,9 @@ DEEPSEEK2 = (
     Rename("attn_kv_b.weight", "self_attn.kv_b_proj.weight"),
     Rename(("attn_k_b.weight", "attn_v_b.weight"), "self_attn.kv_b_proj.weight", "latent"),
     *both("attn_output", "self_attn.o_proj"),
+)
+DEEPSEEK2 = (
+    *LATENT_ATTENTION,
     *mlp(),
     *layer_norms(),
     *experts("mlp.", "gate"),

@@ -298,7 +298,7 @@ def _undone(
         return {target: CheckpointTensor(place.shape, (whole,), head_rows=place.shape[0] // count)}
     shape = place.shape
     if how == "conv":
-        shape = (place.shape[0], 1, *place.shape[1:])
+        shape = (math.prod(place.shape[:-1]), 1, place.shape[-1])
     elif how in ("vector", "a_log_vector"):
         shape = (math.prod(place.shape),)
     elif how == "row":

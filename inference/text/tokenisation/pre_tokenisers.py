@@ -27,13 +27,22 @@ def _marked_words() -> str:
     return rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
 
 
-def _cased_words(endings: str, digits: str) -> str:
+def _cased_words(
+    endings: str, digits: str, *, upper: str = _UPPER, lower: str = _LOWER, behind: str = r"[\r\n/]"
+) -> str:
     """As ``_words``, with a cut before a capital letter behind a small one."""
     before = r"[^\r\n\p{L}\p{N}]?"
     return (
-        rf"{before}{_UPPER}*{_LOWER}+{endings}|{before}{_UPPER}+{_LOWER}*{endings}"
-        rf"|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+        rf"{before}{upper}*{lower}+{endings}|{before}{upper}+{lower}*{endings}"
+        rf"|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+{behind}*|{_SPACES}"
     )
+
+
+def _kimi() -> str:
+    """As ``_cased_words``, with Chinese characters apart."""
+    upper, lower = (f"{letters[:-1]}&&[^\\p{{Han}}]]" for letters in (_UPPER, _LOWER))
+    words = _cased_words(f"{_ENDINGS}?", "{1,3}", upper=upper, lower=lower, behind=r"[\r\n]")
+    return rf"\p{{Han}}+|{words}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +101,7 @@ PRE_TOKENISERS: Mapping[str, PreTokeniser] = {
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK3),
     "tekken": PreTokeniser((_cased_words("", ""),), whole_words_first=True, adds_bos=True),
     **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), _GPT4O),
+    "kimi-k2": PreTokeniser((_kimi(),)),
     "exaone-moe": PreTokeniser((_WORDS_IN_ROWS,)),
     "seed-coder": PreTokeniser((_SEED,)),
     "jais-2": PreTokeniser((_JAIS2,)),

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, RopeScalingType, get_tensor_name_map, quants
+from gguf import (
+    MODEL_ARCH,
+    ExpertGatingFuncType,
+    GGMLQuantizationType,
+    GGUFWriter,
+    RopeScalingType,
+    get_tensor_name_map,
+    quants,
+)
 from safetensors.torch import load_file
 from transformers import GptOssConfig
 
@@ -24,6 +33,8 @@ from tests.inference.modelling.gguf.test_dense_configs import read
 from tests.inference.modelling.gguf.writer import TYPES, Tensor
 from tests.inference.modelling.harness import SequenceRunner, assert_matches_oracle
 from tests.inference.modelling.huggingface import make_checkpoint
+from tests.inference.modelling.test_network_kimi import KIMI_LINEAR
+from tests.inference.modelling.test_network_recurrent import make_model, oracle_of
 
 YARN = {
     "rope_type": "yarn", "rope_theta": 150000.0, "factor": 4.0, "original_max_position_embeddings": 16,
@@ -32,22 +43,25 @@ YARN = {
 GPT_OSS = GptOssConfig(**CONFIG.to_dict() | {"rope_parameters": YARN, "num_hidden_layers": 3, "layer_types": None})
 
 
-def _begin(directory: Path, path: Path, arch: str) -> tuple[dict[str, Any], GGUFWriter]:
+def begin(directory: Path, path: Path, arch: str) -> tuple[dict[str, Any], GGUFWriter]:
+    """The checkpoint's config, and a file with what all architectures state."""
     config = json.loads((directory / "config.json").read_text())
     writer = GGUFWriter(path, arch)
     writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_context_length(config.get("max_position_embeddings") or config["model_max_length"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if config.get("rms_norm_eps") is not None:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list([f"t{number}" for number in range(config["vocab_size"])])
     return config, writer
 
 
-def _end(writer: GGUFWriter) -> None:
+def end(writer: GGUFWriter) -> None:
+    """Write what was added."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -56,7 +70,7 @@ def _end(writer: GGUFWriter) -> None:
 
 def convert_gpt_oss(directory: Path, path: Path, kind: str = "F32") -> Path:
     """Write a gpt-oss; ``kind`` is the type of attention, embedding and head, where their rows are whole blocks."""
-    config, writer = _begin(directory, path, "gpt-oss")
+    config, writer = begin(directory, path, "gpt-oss")
     rope = config["rope_parameters"]
     writer.add_rope_scaling_type(RopeScalingType.YARN)
     writer.add_rope_scaling_factor(rope["factor"])
@@ -85,7 +99,7 @@ def convert_gpt_oss(directory: Path, path: Path, kind: str = "F32") -> Path:
                 kind if part.dim() == 2 and "bias" not in full and "router" not in full else "F32"
             ]
             writer.add_tensor(renamed, quants.quantize(part.float().contiguous().numpy(), number), raw_dtype=number)
-    _end(writer)
+    end(writer)
     return path
 
 
@@ -148,6 +162,70 @@ def test_expanded_experts_of_gpt_oss_have_the_published_values(tmp_path):
             return model(given.unsqueeze(0), use_cache=False).logits[0].float()
 
     assert_matches_oracle(load_network(inspect_checkpoint(path).spec, [path], dtype=torch.float32), oracle)
+
+
+def convert_kimi(directory: Path, path: Path, *, is_legacy: bool = False) -> Path:
+    """Write a Kimi Linear; ``is_legacy``: with kv_b whole."""
+    config, writer = begin(directory, path, "kimi-linear")
+    layers = config["num_hidden_layers"]
+    del writer.kv_data[0]["kimi-linear.attention.head_count_kv"]
+    writer.add_head_count_kv([int(kind == "full_attention") for kind in config["layer_types"]])
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_kda_head_dim(config["linear_head_dim"])
+    nope, rotated, wide = (config[f"{name}_dim"] for name in ("qk_nope_head", "qk_rope_head", "v_head"))
+    if config["q_lora_rank"]:
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_kv_lora_rank(config["kv_lora_rank"])
+    writer.add_rope_dimension_count(rotated)
+    writer.add_key_length(config["kv_lora_rank"] + rotated)
+    writer.add_key_length_mla(nope + rotated)
+    writer.add_value_length_mla(wide)
+    writer.add_expert_count(config["num_experts"])
+    writer.add_expert_used_count(config["num_experts_per_token"])
+    writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    writer.add_expert_shared_count(config["num_shared_experts"])
+    writer.add_leading_dense_block_count(1)
+    writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+    names = get_tensor_name_map(MODEL_ARCH.KIMI_LINEAR, layers)
+    tensors = load_file(directory / "model.safetensors")
+    stacks: dict[str, list[torch.Tensor]] = {}
+    for name in sorted(tensors, key=lambda name: [int(part) if part.isdigit() else -1 for part in name.split(".")]):
+        value = tensors[name]
+        if match := re.fullmatch(r"(.*\.experts)\.\d+\.(.*)", name):
+            stacks.setdefault(f"{match[1]}.{match[2]}", []).append(value)
+        elif name.endswith("kv_b_proj.weight") and not is_legacy:
+            whole = value.view(config["num_attention_heads"], nope + wide, -1)
+            stacks[name.replace("kv_b", "k_b")] = list(whole[:, :nope].transpose(1, 2))
+            stacks[name.replace("kv_b", "v_b")] = list(whole[:, nope:])
+        elif "conv1d" in name:
+            tensors[name] = value.reshape(1, value.shape[0], 1, value.shape[-1])
+        elif name.endswith("A_log"):
+            tensors[name] = -value.exp().view(1, 1, -1, 1)
+    tensors |= {name: torch.stack(parts) for name, parts in stacks.items()}
+    for name, value in tensors.items():
+        if re.search(r"\.experts\.\d", name) or (name.endswith("kv_b_proj.weight") and not is_legacy):
+            continue
+        full = name.replace("layers.0.block_sparse_moe", "layers.0.mlp").replace(".dt_bias", ".dt_proj.bias")
+        renamed = names.get_name(full, try_suffixes=(".weight", ".bias"))
+        if full.endswith("e_score_correction_bias"):
+            renamed = f"blk.{full.split('.')[2]}.exp_probs_b.bias"
+        assert renamed is not None, full
+        writer.add_tensor(renamed, value.float().contiguous().numpy())
+    end(writer)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_legacy"),
+    [({}, False), ({"q_lora_rank": 14, "num_shared_experts": 2, "linear_conv_kernel_dim": 3}, False), ({}, True)],
+    ids=["published", "low-rank-queries", "first-files"],
+)
+def test_kimi_linear_gives_the_same_logits(changes, is_legacy, tmp_path):
+    model = make_model("KimiLinear", {**KIMI_LINEAR, "linear_num_heads": 4, **changes})
+    model.save_pretrained(tmp_path)
+    path = convert_kimi(tmp_path, tmp_path / "model.gguf", is_legacy=is_legacy)
+    assert_matches_oracle(load_gguf(path), oracle_of(model))
 
 
 @pytest.mark.parametrize(

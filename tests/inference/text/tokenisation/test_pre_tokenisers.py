@@ -55,6 +55,12 @@ def test_words_and_lines_go_by_the_name():
     assert cut("youtu", "日本語 12あ") == ["日本語", " ", "1", "2", "あ"]
 
 
+def test_kimis_chinese_characters_are_apart():
+    assert cut("kimi-k2", "Hello世界 it's 日本語xY 12345!/\n") == [
+        "Hello", "世界", " it's", " ", "日本語", "x", "Y", " ", "123", "45", "!/\n",
+    ]  # fmt: skip
+
+
 def test_jais_2_cuts_spaces_by_powers_of_2():
     assert [len(part) for part in cut("jais-2", "a" + " " * 24 + "b")] == [1, 16, 4, 2, 1, 2]
 
