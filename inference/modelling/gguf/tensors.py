@@ -6,7 +6,7 @@ Only places and steps are here; ``weights/gguf_reader.py`` carries them out. Sta
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -170,6 +170,7 @@ def checkpoint_tensors(
         CorruptCheckpoint: There are more than ``MAX_PIECES`` pieces.
     """
     rows = tuple(layers)
+    scales = frozenset(row.stored for row in rows if isinstance(row.stored, str) and row.stored.endswith(".scale"))
     left = set(parts.tensors) - set(unused)
     found: dict[str, CheckpointTensor] = {}
     pieces = 0
@@ -183,12 +184,13 @@ def checkpoint_tensors(
                 f"blk.{number}.{name}" for name in ((row.stored,) if isinstance(row.stored, str) else row.stored)
             )
             if all(name in parts.tensors for name in names):
-                left.difference_update(_with_scales(names))
+                kept = {f"blk.{number}.{name}" for name in scales}
+                left.difference_update(set(_with_scales(names)) - kept | set(names))
                 pieces = _more_pieces(pieces, names[0], parts, row, delta)
                 undone = _undone(names, parts, f"{prefix}{number}.{row.target}", row.how, heads.get(number), delta)
                 if row.order and delta is not None:
                     undone = {name: _reordered(names[0], item, row.order, delta) for name, item in undone.items()}
-                found |= _scaled(names, parts, undone)
+                found |= _scaled(names, parts, undone, kept)
     if left:
         shown = ", ".join(sorted(left)[:5]) + (", …" if len(left) > 5 else "")
         raise UnsupportedArchitecture(
@@ -209,11 +211,15 @@ def _with_scales(names: Iterable[str]) -> Iterator[str]:
 
 
 def _scaled(
-    names: tuple[str, ...], parts: GgufParts, undone: dict[str, CheckpointTensor]
+    names: tuple[str, ...],
+    parts: GgufParts,
+    undone: dict[str, CheckpointTensor],
+    kept: Collection[str] = (),
 ) -> dict[str, CheckpointTensor]:
-    """With the factors of NVFP4: one for each weight, or for each expert of a stack."""
+    """With the factors of NVFP4: one for each weight, or for each expert of a stack; those ``kept`` are tensors."""
     for name in names:
-        found = parts.tensors.get(f"{name.removesuffix('weight')}scale") if name.endswith(".weight") else None
+        beside = f"{name.removesuffix('weight')}scale"
+        found = parts.tensors.get(beside) if name.endswith(".weight") and beside not in kept else None
         if found is None:
             continue
         stored, scale = parts.tensors[name], found[1]

@@ -15,11 +15,12 @@ from inference.modelling.gguf.container import GgufFile, read_gguf
 from inference.text.tokenisation.pre_tokenisers import pre_tokeniser
 from inference.text.tokenisation.vocabulary import TokenType, Vocabulary, control_types
 
-MODELS = {"gpt2": "byte_bpe", "llama": "scored_bpe", "t5": "unigram"}
+MODELS = {"gpt2": "byte_bpe", "gemma4": "char_bpe", "llama": "scored_bpe", "t5": "unigram"}
 """``tokenizer.ggml.model`` and the algorithm it means."""
 _NAMED = ("bos", "eos", "eot", "eom", "unknown", "padding", "seperator", "mask")  # "seperator" is how the key is spelt
 _ENDS = ("eos", "eot", "eom")
-_END_TEXTS = ("<|endoftext|>", "<|end_of_text|>")
+_END_TEXTS = ("<|endoftext|>", "<|end_of_text|>", "<|call|>", "<turn|>")
+"""Ends that files don't name: of texts, of a call of gpt-oss's, of Gemma 4's turns."""
 _PREFIX = "tokenizer.ggml."
 
 
@@ -90,6 +91,16 @@ def read_gguf_vocabulary(path: Path) -> GgufVocabulary:
             whole_words_first=cut.whole_words_first,
         )
         default_bos = cut.adds_bos
+    elif MODELS[model] == "char_bpe":
+        vocabulary = Vocabulary(
+            path.name,
+            "char_bpe",
+            tokens,
+            types,
+            merges=tuple(_merge(merge, path) for merge in file.strings(_PREFIX + "merges")),
+            unknown_id=_unknown(ids, types),
+        )
+        default_bos = True
     else:
         vocabulary = Vocabulary(
             path.name,
@@ -100,7 +111,7 @@ def read_gguf_vocabulary(path: Path) -> GgufVocabulary:
             space_prefix=_flag(file, "add_space_prefix", True),
             collapse_spaces=_flag(file, "remove_extra_whitespaces", False),
             normaliser=bytes(int(byte) & 0xFF for byte in file.numbers(_PREFIX + "precompiled_charsmap")),
-            unknown_id=ids.get("unknown", types.index(TokenType.UNKNOWN) if TokenType.UNKNOWN in types else None),
+            unknown_id=_unknown(ids, types),
         )
         default_bos = model == "llama"
     template = file.keys.get("tokenizer.chat_template")
@@ -124,6 +135,10 @@ def _text(token: bytes, path: Path) -> str:
             f"{path.name} has the token {token[:40]!r}, which isn't UTF-8; convert the model again.",
             param="tokenizer.ggml.tokens",
         ) from None
+
+
+def _unknown(ids: Mapping[str, int], types: tuple[int, ...]) -> int | None:
+    return ids.get("unknown", types.index(TokenType.UNKNOWN) if TokenType.UNKNOWN in types else None)
 
 
 def _merge(merge: bytes, path: Path) -> tuple[str, str]:

@@ -23,6 +23,7 @@ _ALPHABET = byte_alphabet()
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 _CONTROL_TEXT = re.compile(
     r"<\|[^|<>]{1,64}\|>|<｜[^｜<>]{1,64}｜>|</?s>|\[/?[A-Z_]{2,64}\]"
+    r"|<\|[a-z_]{1,64}>|<[a-z_]{1,64}\|>"
     r"|<(?:bos|eos|pad|unk|mask|eot|eom|start_of_turn|end_of_turn)>"
 )
 
@@ -44,13 +45,14 @@ class Vocabulary:
 
     Attributes:
         name: Of the file, for errors.
-        algorithm: ``byte_bpe``: merges of bytes, written in GPT-2's alphabet; ``scored_bpe``: SentencePiece's BPE,
-            which merges the pair whose token has the highest score; ``unigram``: SentencePiece's other model, the best
-            sum of scores; ``ranks``: merges of bytes by the ranks of the results, as tiktoken has them.
+        algorithm: ``byte_bpe``: merges of bytes, written in GPT-2's alphabet; ``char_bpe``: merges of characters, of
+            tokens in SentencePiece's spelling (Gemma 4); ``scored_bpe``: SentencePiece's BPE, which merges the pair
+            whose token has the highest score; ``unigram``: SentencePiece's other model, the best sum of scores;
+            ``ranks``: merges of bytes by the ranks of the results, as tiktoken has them.
         tokens: As the file writes them; of ``ranks``, in the alphabet of ``byte_bpe``.
         types: ``TokenType`` of each.
         scores: Of each, for ``scored_bpe`` and ``unigram``.
-        merges: Of ``byte_bpe``, the first comes first.
+        merges: Of ``byte_bpe`` and ``char_bpe``, the first comes first.
         splits: Regular expressions that cut a text before ``byte_bpe`` and ``ranks``, one after the other.
         whole_words_first: A cut part that is a token is that token, whatever the merges say.
         space_prefix: A text gets a space in front, also behind a control token.
@@ -60,7 +62,7 @@ class Vocabulary:
     """
 
     name: str
-    algorithm: Literal["byte_bpe", "scored_bpe", "unigram", "ranks"]
+    algorithm: Literal["byte_bpe", "char_bpe", "scored_bpe", "unigram", "ranks"]
     tokens: tuple[str, ...]
     types: tuple[int, ...]
     scores: tuple[float, ...] = ()
@@ -78,7 +80,7 @@ class Vocabulary:
             self._fail(f"has {count} tokens; 1 to {MAX_TOKENS} are read")
         if len(self.types) != count:
             self._fail(f"has {count} tokens and {len(self.types)} types of tokens; convert the model again")
-        if self.is_sentencepiece and len(self.scores) != count:
+        if self.algorithm in ("scored_bpe", "unigram") and len(self.scores) != count:
             self._fail(f"has {count} tokens and {len(self.scores)} scores; convert the model again")
         if self.unknown_id is not None and not 0 <= self.unknown_id < count:
             self._fail(f"has the id {self.unknown_id} for unknown text, and {count} tokens")
@@ -88,8 +90,8 @@ class Vocabulary:
 
     @property
     def is_sentencepiece(self) -> bool:
-        """Whether tokens have scores, and ``▁`` for spaces."""
-        return self.algorithm in ("scored_bpe", "unigram")
+        """Whether tokens have ``▁`` for spaces, and tokens of bytes are apart."""
+        return self.algorithm in ("char_bpe", "scored_bpe", "unigram")
 
     def byte_ids(self) -> dict[int, int]:
         """Ids of the tokens that stand for one byte, by byte; of SentencePiece, those that are there for it alone."""

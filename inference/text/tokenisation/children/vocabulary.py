@@ -182,7 +182,7 @@ def _library(vocabulary: Vocabulary) -> Any:
     ids: dict[str, int] = {}
     for token_id, token in enumerate(ordinary):
         ids.setdefault(token, token_id)
-    merges = vocabulary.merges if vocabulary.algorithm == "byte_bpe" else _merges_by_score(vocabulary, ids)
+    merges = _merges_by_score(vocabulary, ids) if vocabulary.algorithm == "scored_bpe" else vocabulary.merges
     known = [(left, right) for left, right in merges if left in ids and right in ids and left + right in ids]
     tokenizer = Tokenizer(
         models.BPE(

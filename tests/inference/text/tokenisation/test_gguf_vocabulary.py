@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import sentencepiece
 import splintr
+import tokenizers
 from hypothesis import HealthCheck, given, settings
+from tokenizers import models, normalizers, trainers
 
 from inference.errors import BlazrError, CorruptCheckpoint, UnsupportedFormat
 from inference.text.tokenisation.gguf_vocabulary import read_gguf_vocabulary
@@ -20,7 +24,7 @@ from tests.inference.text.tokenisation.file_vocabularies import (
     write_gguf,
     write_pieces_as_gguf,
 )
-from tests.inference.text.tokenisation.vocabularies import SAMPLES
+from tests.inference.text.tokenisation.vocabularies import CORPUS, SAMPLES
 
 PUBLISHED = {
     "gpt-2": splintr.GPT2_PATTERN,
@@ -172,3 +176,33 @@ def test_what_contradicts_itself_or_is_unknown_is_refused(tmp_path, model, token
         read_gguf_vocabulary(path)
     with pytest.raises(CorruptCheckpoint, match="can't be used"):
         load(path)
+
+
+def test_gemma4s_merges_are_of_characters(tmp_path):
+    """As the library has them with a normaliser for spaces and tokens for bytes, which its tokenizer.json has."""
+    bytes_of = [f"<0x{byte:02X}>" for byte in range(256)]
+    library = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    library.normalizer = normalizers.Replace(" ", "▁")
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", "<turn|>", "<|channel>", *bytes_of]
+    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=special, limit_alphabet=60, show_progress=False)
+    library.train_from_iterator(["\n\n\n\n", *(text[:400] for text in CORPUS)], trainer)
+    state = json.loads(library.to_str())
+    tokens = sorted(state["model"]["vocab"], key=state["model"]["vocab"].get)
+    types = [
+        6 if token in bytes_of else 3 if token in special[:6] else 4 if token == "<|channel>" else 1 for token in tokens
+    ]
+    types[3] = 2
+    merges = [" ".join(merge) for merge in state["model"]["merges"]]
+    keys = {"token_type": types, "merges": merges, "add_space_prefix": False, "bos_token_id": 2, "eos_token_id": 1}
+    path = write_gguf(tmp_path / "a.gguf", "gemma4", tokens, {**keys, "unknown_token_id": 3})
+    plain = tokenizers.Tokenizer.from_str(json.dumps(state | {"added_tokens": []}))
+    found = read_gguf_vocabulary(path)
+    assert (found.adds_bos, found.end_ids, found.pre) == (True, (1, 5), None)
+    ours = load(path)
+    for text in (*SAMPLES, " two  spaces\n\n\nlines 世界\t", "ÿ😀"):
+        expected = plain.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text) == expected, text
+        assert ours.decode(expected) == text
+    assert ours.encode("<|turn>a<|channel>", parse_special=True)[::2] == [4, 6]
+    assert 6 not in ours.encode("<|channel>")
+    ours.close()
