@@ -11,11 +11,11 @@ from dataclasses import replace
 from inference.errors import TensorShapeMismatch
 from inference.modelling.families.attention_config import attention_sources, attention_spec
 from inference.modelling.families.checks import ROTARY_BUFFERS
-from inference.modelling.families.config import CheckpointView
+from inference.modelling.families.config import MAX_LAYERS, CheckpointView
 from inference.modelling.families.config_key_tables import COMMON, HEADS, QKV_BIAS, ROPE_MEMBERS, Table, used
 from inference.modelling.families.config_keys import Members
 from inference.modelling.families.config_values import activation, check_size, number_with_evidence, rms_norm
-from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_parts, read_layers
+from inference.modelling.families.decoder import decoder_spec, drafting_layers, llama_layer, llama_parts, read_layers
 from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
 from inference.modelling.families.grouped_moe import GROUPED_MOE, grouped_moe
 from inference.modelling.families.head_sizes import HeadSizes
@@ -34,7 +34,7 @@ CONFIG_KEYS: Mapping[str, Table] = {
         **{key: rule for key, rule in GROUPED_MOE.items() if key not in ("n_shared_experts", "first_k_dense_replace")},
         **used(
             "intermediate_size", "hidden_act", "rms_norm_eps", "v_head_dim", "sliding_window", "sliding_window_size",
-            "layer_types", "mlp_layer_types", "attention_value_scale",
+            "layer_types", "mlp_layer_types", "attention_value_scale", "num_nextn_predict_layers",
         ),
         "rope_parameters": Members(ROPE_MEMBERS),
         "attention_bias": QKV_BIAS,
@@ -54,7 +54,8 @@ ROPES = {
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
-    layout = read_layout(view, default_max_position_embeddings=CONTEXT)
+    prediction = view.config.integer("num_nextn_predict_layers", default=0, low=0, high=MAX_LAYERS)
+    layout = read_layout(view, default_max_position_embeddings=CONTEXT, prediction_layers=prediction)
     norm, act = rms_norm(view, default=1e-5), activation(view)
     types = layer_types(view, layout.num_layers, TYPES) or tuple(
         TYPES[number == 0 or not (number + 1) % PATTERN] for number in range(layout.num_layers)
@@ -76,7 +77,9 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         )
 
     layers, sources = read_layers(layout.num_layers, read_layer)
-    return decoder_spec(view, layout, "mimo_v2_flash", layers, sources, norm, ignored=(ROTARY_BUFFERS,))
+    return decoder_spec(
+        view, layout, "mimo_v2_flash", layers, sources, norm, ignored=(ROTARY_BUFFERS, *drafting_layers(layout))
+    )
 
 
 def _attention(view: CheckpointView, layer: str, kind: str, context: int) -> AttentionSpec:

@@ -152,6 +152,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "starcoder": Architecture(early_configs.starcoder, early_names.GPT2, early_names.GPT2_OUTER, "transformer.h."),
     "gpt-oss": Architecture(expert_configs.gpt_oss, expert_names.GPT_OSS, names.OUTER),
     "kimi-linear": Architecture(expert_configs.kimi_linear, expert_names.KIMI_LINEAR, names.OUTER),
+    "mimo2": Architecture(expert_configs.mimo2, expert_names.MIMO2, names.OUTER, drafts="layers"),
     "mistral3": Architecture(dense_configs.mistral3, names.LLAMA, names.OUTER),
 }
 """``general.architecture`` to how it is read."""

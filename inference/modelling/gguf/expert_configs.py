@@ -207,6 +207,54 @@ def kimi_linear(meta: Metadata) -> Config:
     )
 
 
+def mimo2(meta: Metadata) -> Config:
+    """MiMo-V2-Flash: windowed layers have twice the heads of keys.
+
+    The first files don't state by what values are multiplied, and had the published model's; later ones, which have
+    layers that draft, leave it out where nothing is multiplied.
+    """
+    expect_gating(meta, GATING_SIGMOID)
+    found, drafts, width = decoder(meta), draft_layers(meta), meta.integer("attention.key_length")
+    window = window_types(meta, meta.integer("attention.sliding_window"))
+    count = (meta.integer("block_count") or 0) - drafts
+    types = window.get("layer_types") or ["full_attention"] * count
+    rotated = meta.integer("rope.dimension_count")
+    share = {"partial_rotary_factor": rotated / width} if rotated and width else {}
+    base = meta.number("rope.freq_base") or 10000.0
+    factor = meta.number("attention.value_scale")
+    if factor is not None or drafts:
+        found["attention_value_scale"] = factor
+    heads = zip(types, meta.per_layer("attention.head_count_kv"), strict=False)
+    counts = [number if kind == "full_attention" else number // 2 for kind, number in heads]
+    return (
+        found
+        | window
+        | given(
+            model_type="mimo_v2_flash",
+            num_hidden_layers=count,
+            num_key_value_heads=counts[0] if counts else None,
+            v_head_dim=meta.integer("attention.value_length"),
+            n_routed_experts=meta.integer("expert_count"),
+            num_experts_per_tok=meta.integer("expert_used_count"),
+            moe_intermediate_size=meta.integer("expert_feed_forward_length"),
+            n_group=meta.integer("expert_group_count") or 1,
+            topk_group=meta.integer("expert_group_used_count") or 1,
+            routed_scaling_factor=meta.number("expert_weights_scale") or 1.0,
+            norm_topk_prob=True,
+            num_nextn_predict_layers=drafts,
+            mlp_layer_types=[
+                "sparse" if meta.has_tensor(f"blk.{number}.ffn_gate_inp.weight") else "dense" for number in range(count)
+            ],
+            rope_parameters={
+                "full_attention": {"rope_type": "default", "rope_theta": base, **share},
+                "sliding_attention": {
+                    "rope_type": "default", "rope_theta": meta.number("rope.freq_base_swa") or base, **share,
+                },
+            },
+        )
+    )  # fmt: skip
+
+
 def llama4(meta: Metadata) -> Config:
     """Llama 4; its chunks and what its queries grow by are fixed, and only the model of 128 experts has no norms.
 

@@ -6,9 +6,11 @@ As ``names.py``. Standard library only.
 from __future__ import annotations
 
 from inference.modelling.gguf.names import (
+    DRAFTS,
     LATENT_ATTENTION,
     MIXTRAL_EXPERT,
     OUTER,
+    SIGMOID_EXPERTS,
     attention,
     both,
     experts,
@@ -72,3 +74,11 @@ GEMMA4 = (
     Rename("layer_output_scale.weight", "layer_scalar"),
 )
 """Scales beside the router and the last projection are tensors of their own, not factors of NVFP4."""
+MIMO2 = (
+    *attention(norms=None),
+    Rename("attn_sinks.weight", "self_attn.sinks"),
+    *mlp(),
+    *layer_norms(),
+    *SIGMOID_EXPERTS,
+    *DRAFTS,
+)

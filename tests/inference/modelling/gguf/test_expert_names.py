@@ -33,7 +33,9 @@ from tests.inference.modelling.gguf.test_dense_configs import read
 from tests.inference.modelling.gguf.writer import TYPES, Tensor
 from tests.inference.modelling.harness import SequenceRunner, assert_matches_oracle
 from tests.inference.modelling.huggingface import make_checkpoint
+from tests.inference.modelling.test_network_dense import tiny_config
 from tests.inference.modelling.test_network_kimi import KIMI_LINEAR
+from tests.inference.modelling.test_network_large import MIMO, MIMO_ROPES
 from tests.inference.modelling.test_network_recurrent import make_model, oracle_of
 
 YARN = {
@@ -226,6 +228,80 @@ def test_kimi_linear_gives_the_same_logits(changes, is_legacy, tmp_path):
     model.save_pretrained(tmp_path)
     path = convert_kimi(tmp_path, tmp_path / "model.gguf", is_legacy=is_legacy)
     assert_matches_oracle(load_gguf(path), oracle_of(model))
+
+
+def convert_mimo(directory: Path, path: Path, *, drafts: int = 0) -> Path:
+    """Write a MiMo-V2-Flash; ``drafts``: how many layers that draft are behind the others, copies of the last one."""
+    config, writer = begin(directory, path, "mimo2")
+    count = config["num_hidden_layers"]
+    has_window = [kind == "sliding_attention" for kind in config["layer_types"]] + [True] * drafts
+    heads, rope = config["num_key_value_heads"], config["rope_parameters"]
+    for key, add, value in (
+        ("block_count", writer.add_block_count, count + drafts),
+        ("attention.head_count_kv", writer.add_head_count_kv, [heads * (1 + flag) for flag in has_window]),
+    ):
+        del writer.kv_data[0][f"mimo2.{key}"]
+        add(value)
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["v_head_dim"])
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_sliding_window_pattern(has_window)
+    writer.add_rope_freq_base(rope["full_attention"]["rope_theta"])
+    writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+    writer.add_rope_dimension_count(int(config["head_dim"] * rope["full_attention"]["partial_rotary_factor"]))
+    writer.add_expert_count(config["n_routed_experts"])
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+    if drafts:
+        writer.add_nextn_predict_layers(drafts)
+        if config["attention_value_scale"] is not None:
+            writer.add_float32("mimo2.attention.value_scale", config["attention_value_scale"])
+    names = get_tensor_name_map(MODEL_ARCH.MIMO2, count)
+    for name, value in stacked(load_file(directory / "model.safetensors")).items():
+        full = f"{name}.weight" if "sink" in name else name
+        renamed = names.get_name(full, try_suffixes=(".weight", ".bias"))
+        if full.endswith("e_score_correction_bias"):
+            renamed = f"blk.{full.split('.')[2]}.exp_probs_b.bias"
+        assert renamed is not None, full
+        content = value.float().contiguous().numpy()
+        writer.add_tensor(renamed, content)
+        if f"blk.{count - 1}." in renamed:
+            for number in range(count, count + drafts):
+                writer.add_tensor(renamed.replace(f"blk.{count - 1}.", f"blk.{number}."), content)
+    for number in range(count, count + drafts):
+        writer.add_tensor(f"blk.{number}.nextn.enorm.weight", np.ones(config["hidden_size"], dtype=np.float32))
+    end(writer)
+    return path
+
+
+def stacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """With the matrices of all experts as one tensor each."""
+    found: dict[str, torch.Tensor] = {}
+    stacks: dict[str, dict[int, torch.Tensor]] = {}
+    for name, value in tensors.items():
+        match = re.fullmatch(r"(.*\.experts)\.(\d+)\.(.*)", name)
+        if match:
+            stacks.setdefault(f"{match[1]}.{match[3]}", {})[int(match[2])] = value
+        else:
+            found[name] = value
+    return found | {
+        name: torch.stack([parts[number] for number in range(len(parts))]) for name, parts in stacks.items()
+    }
+
+
+SAME_SHARES = {kind: {**rope, "partial_rotary_factor": 0.5} for kind, rope in MIMO_ROPES.items()}
+
+
+@pytest.mark.parametrize("factor", [0.707, 1.0])
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_mimo_gives_the_same_logits(drafts, factor, tmp_path):
+    if not drafts and factor != 0.707:
+        pytest.skip("the first files don't state it")
+    scale = {} if factor == 0.707 else {"attention_value_scale": None}
+    config = tiny_config("mimo_v2_flash", {**MIMO, "rope_parameters": SAME_SHARES, **scale})
+    directory, oracle = make_checkpoint(config, tmp_path)
+    assert_matches_oracle(load_gguf(convert_mimo(directory, tmp_path / "model.gguf", drafts=drafts)), oracle)
 
 
 @pytest.mark.parametrize(
