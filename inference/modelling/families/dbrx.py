@@ -14,7 +14,7 @@ from inference.modelling.families.config_key_tables import COMMON, ROPE, Table, 
 from inference.modelling.families.config_keys import Harmless, Members, Only
 from inference.modelling.families.config_values import check_size, integer_with_evidence
 from inference.modelling.families.headers import matrix_shape
-from inference.modelling.families.moe_config import check_experts, check_routing
+from inference.modelling.families.moe_config import check_experts, check_routing, count_experts, expert_sources
 from inference.modelling.spec import ModelSpec, Piece, Source, tensor
 from inference.modelling.specs.layers import MoESpec
 from inference.modelling.specs.parts import NormSpec
@@ -80,17 +80,23 @@ def build_spec(view: CheckpointView) -> ModelSpec:
 def _experts(view: CheckpointView, base: str) -> ChannelMixer:
     """The experts, each of which has as many rows of three matrices; the last one is stored inputs first."""
     count = matrix_shape(view.tensors, f"{base}router.layer.weight")[0]
-    matrices = f"{base}experts.mlp."
-    width = matrix_shape(view.tensors, f"{matrices}w1")[0] // count
+    matrices, is_stacked = f"{base}experts.mlp.", f"{base}experts.down_proj" in view.tensors
+    width = (
+        count_experts(view, f"{base}experts.")[1]
+        if is_stacked
+        else matrix_shape(view.tensors, f"{matrices}w1")[0] // count
+    )
     check_experts(view, matrices, count, width, ("ffn_config.moe_num_experts",), "ffn_config.ffn_hidden_size")
     # null means that the chosen scores stay as they are.
     stated = view.config.get("ffn_config")
     normalises = not isinstance(stated, Mapping) or stated.get("moe_normalize_expert_weights", 1) is not None
     top_k = integer_with_evidence(view, "moe.top_k", ("ffn_config.moe_top_k",), 1)
     spec = check_routing(MoESpec(count, top_k, width, normalise_top_k=normalises))
+    router = {"router.weight": tensor(f"{base}router.layer.weight")}
+    if is_stacked:  # converted to GGUF and back
+        return spec, router | expert_sources(view, f"{base}experts.", count)
     rows = tuple(Piece(matrices + name, parts=count, index=-1) for name in ("w1", "v1"))
-    return spec, {
-        "router.weight": tensor(f"{base}router.layer.weight"),
+    return spec, router | {
         "experts.gate_up_proj": Source(rows, count),
         "experts.down_proj": Source((Piece(f"{matrices}w2", parts=count, index=-1, transpose=True),), count),
     }

@@ -153,6 +153,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gpt-oss": Architecture(expert_configs.gpt_oss, expert_names.GPT_OSS, names.OUTER),
     "kimi-linear": Architecture(expert_configs.kimi_linear, expert_names.KIMI_LINEAR, names.OUTER),
     "mimo2": Architecture(expert_configs.mimo2, expert_names.MIMO2, names.OUTER, drafts="layers"),
+    "dbrx": Architecture(expert_configs.dbrx, expert_names.DBRX, expert_names.DBRX_OUTER, "transformer.blocks."),
     "mistral3": Architecture(dense_configs.mistral3, names.LLAMA, names.OUTER),
 }
 """``general.architecture`` to how it is read."""

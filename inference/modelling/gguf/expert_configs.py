@@ -15,6 +15,7 @@ from inference.modelling.gguf.config_parts import (
     expect_gating,
     given,
     granite_multipliers,
+    outer,
     window_types,
 )
 from inference.modelling.gguf.dense_configs import plain
@@ -253,6 +254,28 @@ def mimo2(meta: Metadata) -> Config:
             },
         )
     )  # fmt: skip
+
+
+def dbrx(meta: Metadata) -> Config:
+    """DBRX, whose chosen scores llama.cpp divides by their sum."""
+    found = outer(meta)
+    return given(
+        model_type="dbrx",
+        d_model=found.pop("hidden_size", None),
+        n_layers=found.pop("num_hidden_layers", None),
+        n_heads=max(meta.per_layer("attention.head_count"), default=None),
+        attn_config=given(
+            clip_qkv=meta.number("attention.clamp_kqv"),
+            kv_n_heads=max(meta.per_layer("attention.head_count_kv"), default=None),
+            rope_theta=meta.number("rope.freq_base"),
+        ),
+        ffn_config=given(
+            ffn_hidden_size=max(meta.per_layer("feed_forward_length"), default=None),
+            moe_num_experts=meta.integer("expert_count"),
+            moe_top_k=meta.integer("expert_used_count"),
+        ),
+        **found,
+    )
 
 
 def llama4(meta: Metadata) -> Config:

@@ -82,3 +82,18 @@ MIMO2 = (
     *SIGMOID_EXPERTS,
     *DRAFTS,
 )
+DBRX_OUTER: dict[str, tuple[str, How]] = {
+    "token_embd.weight": ("transformer.wte.weight", ""),
+    "output_norm.weight": ("transformer.norm_f.weight", ""),
+    "output.weight": ("lm_head.weight", ""),
+}
+DBRX = (
+    Rename("attn_norm.weight", "norm_attn_norm.norm_1.weight"),
+    Rename("attn_output_norm.weight", "norm_attn_norm.norm_2.weight"),
+    Rename("attn_qkv.weight", "norm_attn_norm.attn.Wqkv.weight"),
+    Rename("attn_output.weight", "norm_attn_norm.attn.out_proj.weight"),
+    Rename("ffn_gate_inp.weight", "ffn.router.layer.weight"),
+    Rename(("ffn_gate_exps.weight", "ffn_up_exps.weight"), "ffn.experts.gate_up_proj", "join_experts"),
+    Rename("ffn_down_exps.weight", "ffn.experts.down_proj"),
+)
+"""The experts as the usual stacks, whose codes can be kept; the checkpoint has theirs below each other."""

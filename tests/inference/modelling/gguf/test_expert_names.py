@@ -33,6 +33,7 @@ from tests.inference.modelling.gguf.test_dense_configs import read
 from tests.inference.modelling.gguf.writer import TYPES, Tensor
 from tests.inference.modelling.harness import SequenceRunner, assert_matches_oracle
 from tests.inference.modelling.huggingface import make_checkpoint
+from tests.inference.modelling.test_network_dense import CASES as DENSE
 from tests.inference.modelling.test_network_dense import tiny_config
 from tests.inference.modelling.test_network_kimi import KIMI_LINEAR
 from tests.inference.modelling.test_network_large import MIMO, MIMO_ROPES
@@ -302,6 +303,51 @@ def test_mimo_gives_the_same_logits(drafts, factor, tmp_path):
     config = tiny_config("mimo_v2_flash", {**MIMO, "rope_parameters": SAME_SHARES, **scale})
     directory, oracle = make_checkpoint(config, tmp_path)
     assert_matches_oracle(load_gguf(convert_mimo(directory, tmp_path / "model.gguf", drafts=drafts)), oracle)
+
+
+def convert_dbrx(directory: Path, path: Path, kind: str = "F32") -> Path:
+    """Write a DBRX, whose experts are stacks of outputs by inputs."""
+    config = json.loads((directory / "config.json").read_text())
+    attention, experts = config["attn_config"], config["ffn_config"]
+    writer = GGUFWriter(path, "dbrx")
+    writer.add_block_count(config["n_layers"])
+    writer.add_context_length(config["max_seq_len"])
+    writer.add_embedding_length(config["d_model"])
+    writer.add_feed_forward_length(experts["ffn_hidden_size"])
+    writer.add_head_count(config["n_heads"])
+    writer.add_head_count_kv(attention["kv_n_heads"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_clamp_kqv(attention["clip_qkv"])
+    writer.add_expert_count(experts["moe_num_experts"])
+    writer.add_expert_used_count(experts["moe_top_k"])
+    writer.add_layer_norm_eps(1e-5)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([f"t{number}" for number in range(config["vocab_size"])])
+    names = get_tensor_name_map(MODEL_ARCH.DBRX, config["n_layers"])
+    for name, value in load_file(directory / "model.safetensors").items():
+        part = value.float()
+        if ".experts." in name:
+            part = part.view(experts["moe_num_experts"], experts["ffn_hidden_size"], config["d_model"])
+            part = part.transpose(1, 2) if name.endswith("w2") else part
+        renamed = names.get_name(f"{name}.weight" if ".experts." in name else name, try_suffixes=(".weight",))
+        assert renamed is not None, name
+        number = GGMLQuantizationType[kind if ".experts." in name else "F32"]
+        writer.add_tensor(renamed, quants.quantize(part.contiguous().numpy(), number), raw_dtype=number)
+    end(writer)
+    return path
+
+
+def test_dbrx_gives_the_same_logits(tmp_path):
+    directory, oracle = make_checkpoint(tiny_config(*DENSE["dbrx"]), tmp_path)
+    assert_matches_oracle(load_gguf(convert_dbrx(directory, tmp_path / "model.gguf")), oracle)
+
+
+def test_experts_of_dbrx_stay_in_their_codes(tmp_path):
+    model_type, values = DENSE["dbrx"]
+    values = values | {"ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2}}
+    directory, _ = make_checkpoint(tiny_config(model_type, values), tmp_path)
+    spec = inspect_checkpoint(convert_dbrx(directory, tmp_path / "model.gguf", "Q8_0")).spec
+    assert sum(".experts." in name for name in coded_parameters(spec, "auto")) == 2 * values["n_layers"]
 
 
 @pytest.mark.parametrize(
