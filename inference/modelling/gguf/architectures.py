@@ -154,6 +154,18 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "kimi-linear": Architecture(expert_configs.kimi_linear, expert_names.KIMI_LINEAR, names.OUTER),
     "mimo2": Architecture(expert_configs.mimo2, expert_names.MIMO2, names.OUTER, drafts="layers"),
     "dbrx": Architecture(expert_configs.dbrx, expert_names.DBRX, expert_names.DBRX_OUTER, "transformer.blocks."),
+    "deepseek32": Architecture(
+        partial(expert_configs.sparse_deepseek, model_type="deepseek_v32"),
+        expert_names.DEEPSEEK32,
+        names.OUTER,
+        drafts="layers",
+    ),
+    "glm-dsa": Architecture(
+        partial(expert_configs.sparse_deepseek, model_type="glm_moe_dsa"),
+        expert_names.DEEPSEEK32,
+        names.OUTER,
+        drafts="layers",
+    ),
     "mistral3": Architecture(dense_configs.mistral3, names.LLAMA, names.OUTER),
 }
 """``general.architecture`` to how it is read."""

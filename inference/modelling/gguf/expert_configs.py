@@ -18,6 +18,7 @@ from inference.modelling.gguf.config_parts import (
     outer,
     window_types,
 )
+from inference.modelling.gguf.configs import deepseek2
 from inference.modelling.gguf.dense_configs import plain
 from inference.modelling.gguf.metadata import Metadata
 
@@ -276,6 +277,23 @@ def dbrx(meta: Metadata) -> Config:
         ),
         **found,
     )
+
+
+def sparse_deepseek(meta: Metadata, model_type: str) -> Config:
+    """DeepSeek-V3.2 and GLM-5: a layer without an indexer sees what an earlier one chose."""
+    expect_gating(meta, GATING_SIGMOID)
+    found = deepseek2(meta) | given(
+        model_type=model_type,
+        index_n_heads=meta.integer("attention.indexer.head_count"),
+        index_head_dim=meta.integer("attention.indexer.key_length"),
+        index_topk=meta.integer("attention.indexer.top_k"),
+    )
+    if model_type == "glm_moe_dsa":
+        has_own = [
+            meta.has_tensor(f"blk.{number}.indexer.attn_k.weight") for number in range(found["num_hidden_layers"])
+        ]
+        found["indexer_types"] = ["full" if own else "shared" for own in has_own]
+    return found
 
 
 def llama4(meta: Metadata) -> Config:

@@ -6,6 +6,7 @@ As ``names.py``. Standard library only.
 from __future__ import annotations
 
 from inference.modelling.gguf.names import (
+    DEEPSEEK2,
     DRAFTS,
     LATENT_ATTENTION,
     MIXTRAL_EXPERT,
@@ -97,3 +98,10 @@ DBRX = (
     Rename("ffn_down_exps.weight", "ffn.experts.down_proj"),
 )
 """The experts as the usual stacks, whose codes can be kept; the checkpoint has theirs below each other."""
+DEEPSEEK32 = (
+    *DEEPSEEK2,
+    Rename("indexer.attn_q_b.weight", "self_attn.indexer.wq_b.weight"),
+    Rename("indexer.attn_k.weight", "self_attn.indexer.wk.weight"),
+    Rename("indexer.proj.weight", "self_attn.indexer.weights_proj.weight"),
+    *both("indexer.k_norm", "self_attn.indexer.k_norm"),
+)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from gguf import ExpertGatingFuncType, GGMLQuantizationType, GGUFWriter, RopeScalingType, get_tensor_name_map, quants
-from gguf.constants import MODEL_ARCH, MODEL_ARCH_NAMES
+from gguf.constants import MODEL_ARCH_NAMES
 from safetensors.torch import load_file
 
 ARCHITECTURES = {
@@ -34,7 +34,13 @@ ARCHITECTURES = {
     "falcon": "falcon", "bloom": "bloom", "gpt_neox": "gptneox", "gpt2": "gpt2", "gpt_bigcode": "starcoder",
     "mpt": "mpt", "apertus": "apertus", "phimoe": "phimoe", "afmoe": "afmoe",
     "youtu": "deepseek2", "glm4_moe_lite": "deepseek2", "falcon_h1": "falcon-h1",
+    "glm_moe_dsa": "glm-dsa", "deepseek_v32": "deepseek32",
 }  # fmt: skip
+NAMED_AS = {
+    "deepseek32": "glm-dsa", "mellum": "qwen3moe", "cohere2moe": "cohere2", "minimax-m3": "minimax-m2",
+}  # fmt: skip
+"""Architectures that are newer than the package, to those whose names of tensors they have."""
+LATENT = ("deepseek2", "deepseek32", "glm-dsa")
 PERMUTED = (
     "llama", "mistral", "mixtral", "granite", "granitemoe", "granitemoeshared", "granitemoehybrid", "bamba", "olmo",
     "smollm3", "arcee", "internlm3", "mistral3", "ministral3",
@@ -67,7 +73,7 @@ class Converter:
         ]
         self.num_layers = 1 + max(numbers) + num_drafts
         self.names = get_tensor_name_map(
-            next(key for key, name in MODEL_ARCH_NAMES.items() if name == arch and isinstance(key, MODEL_ARCH)),
+            next(key for key, name in MODEL_ARCH_NAMES.items() if name == NAMED_AS.get(arch, arch)),
             self.num_layers,
         )
         self.writer = GGUFWriter(path, arch)
@@ -130,7 +136,7 @@ class Converter:
         elif width:
             writer.add_feed_forward_length(width)
         head_dim = config.get("head_dim") or config["hidden_size"] // self.heads
-        is_latent = ARCHITECTURES[self.type] == "deepseek2"
+        is_latent = ARCHITECTURES[self.type] in LATENT
         if config.get("head_dim") and not is_latent:
             writer.add_key_length(head_dim)
             writer.add_value_length(head_dim)
@@ -208,7 +214,11 @@ class Converter:
             writer.add_expert_group_count(config["n_group"])
             writer.add_expert_group_used_count(config["topk_group"])
             return  # no config.json of it states the function of the scores
-        is_third = self.type == "deepseek_v3"
+        if "index_topk" in config:
+            writer.add_indexer_head_count(config["index_n_heads"])
+            writer.add_indexer_key_length(config["index_head_dim"])
+            writer.add_indexer_top_k(config["index_topk"])
+        is_third = self.type != "deepseek_v2"
         writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID if is_third else ExpertGatingFuncType.SOFTMAX)
         writer.add_expert_weights_norm(bool(is_third and config["norm_topk_prob"]))
         if is_third or config.get("topk_method") == "group_limited_greedy":

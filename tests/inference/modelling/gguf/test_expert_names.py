@@ -28,14 +28,17 @@ from inference.modelling.quantisation import coded_parameters
 from inference.modelling.weights.loader import load_network
 from models_registry.detection.inspection import inspect_checkpoint
 from tests.inference.modelling.families.test_gpt_oss import CONFIG, published_checkpoint
+from tests.inference.modelling.gguf.converter import convert
 from tests.inference.modelling.gguf.test_architectures import load_gguf
 from tests.inference.modelling.gguf.test_dense_configs import read
 from tests.inference.modelling.gguf.writer import TYPES, Tensor
 from tests.inference.modelling.harness import SequenceRunner, assert_matches_oracle
 from tests.inference.modelling.huggingface import make_checkpoint
+from tests.inference.modelling.test_network_attention import YARN as YARN64
 from tests.inference.modelling.test_network_dense import CASES as DENSE
 from tests.inference.modelling.test_network_dense import tiny_config
 from tests.inference.modelling.test_network_kimi import KIMI_LINEAR
+from tests.inference.modelling.test_network_large import CASES as LARGE
 from tests.inference.modelling.test_network_large import MIMO, MIMO_ROPES
 from tests.inference.modelling.test_network_recurrent import make_model, oracle_of
 
@@ -348,6 +351,15 @@ def test_experts_of_dbrx_stay_in_their_codes(tmp_path):
     directory, _ = make_checkpoint(tiny_config(model_type, values), tmp_path)
     spec = inspect_checkpoint(convert_dbrx(directory, tmp_path / "model.gguf", "Q8_0")).spec
     assert sum(".experts." in name for name in coded_parameters(spec, "auto")) == 2 * values["n_layers"]
+
+
+@pytest.mark.parametrize("name", ["deepseek_v32", "glm_moe_dsa", "glm_moe_dsa-each-its-own"])
+def test_layers_that_choose_keys_give_the_same_logits(name, tmp_path):
+    model_type, values = LARGE[name]
+    equal = {"rope_parameters": {**YARN64, "mscale": 0.7, "mscale_all_dim": 0.7}} if "rope_parameters" in values else {}
+    config = tiny_config(model_type, {**values, "attention_bias": False, **equal})
+    directory, oracle = make_checkpoint(config, tmp_path)
+    assert_matches_oracle(load_gguf(convert(directory, tmp_path / "model.gguf")), oracle)
 
 
 @pytest.mark.parametrize(
