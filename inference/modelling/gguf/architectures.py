@@ -166,6 +166,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         names.OUTER,
         drafts="layers",
     ),
+    "mellum": Architecture(expert_configs.mellum, names.QWEN_MOE, names.OUTER),
+    "cohere2moe": Architecture(expert_configs.cohere2_moe, expert_names.COHERE2_MOE, names.OUTER),
+    "minimax-m3": Architecture(expert_configs.minimax_m3, expert_names.MINIMAX_M3, names.GEMMA_OUTER),
     "mistral3": Architecture(dense_configs.mistral3, names.LLAMA, names.OUTER),
 }
 """``general.architecture`` to how it is read."""

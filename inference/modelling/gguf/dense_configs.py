@@ -84,12 +84,16 @@ def olmo2(meta: Metadata) -> Config:
     window = meta.integer("attention.sliding_window")
     if not window:
         return plain(meta, "olmo2")
-    found = decoder(meta)
+    changes = {"model_type": "olmo3", "rope_parameters": ropes_by_type(meta)}
+    return decoder(meta) | window_types(meta, window) | changes
+
+
+def ropes_by_type(meta: Metadata) -> Config:
+    """The rotation of full layers as it is stated, and of windowed ones, whose positions aren't stretched."""
     full = {"rope_type": "default", **stated_rope(meta)}
     full |= full.pop("rope_scaling", {})
     local = {"rope_type": "default", "rope_theta": meta.number("rope.freq_base_swa") or full["rope_theta"]}
-    ropes = {"full_attention": full, "sliding_attention": local}
-    return found | window_types(meta, window) | {"model_type": "olmo3", "rope_parameters": ropes}
+    return {"full_attention": full, "sliding_attention": local}
 
 
 def glm4(meta: Metadata) -> Config:

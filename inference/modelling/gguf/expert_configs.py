@@ -19,7 +19,7 @@ from inference.modelling.gguf.config_parts import (
     window_types,
 )
 from inference.modelling.gguf.configs import deepseek2
-from inference.modelling.gguf.dense_configs import plain
+from inference.modelling.gguf.dense_configs import plain, ropes_by_type
 from inference.modelling.gguf.metadata import Metadata
 
 EXAONE_WINDOW = 128
@@ -294,6 +294,64 @@ def sparse_deepseek(meta: Metadata, model_type: str) -> Config:
         ]
         found["indexer_types"] = ["full" if own else "shared" for own in has_own]
     return found
+
+
+def mellum(meta: Metadata) -> Config:
+    """Mellum 2, in whose windowed layers positions aren't stretched; chosen scores are divided by their sum."""
+    found = decoder(meta)
+    found.pop("intermediate_size", None)  # of dense layers, of which there are none
+    return (
+        found
+        | window_types(meta, meta.integer("attention.sliding_window"))
+        | given(
+            model_type="mellum",
+            rope_parameters=ropes_by_type(meta),
+            num_experts=meta.integer("expert_count"),
+            num_experts_per_tok=meta.integer("expert_used_count"),
+            moe_intermediate_size=meta.integer("expert_feed_forward_length"),
+            norm_topk_prob=True,
+        )
+    )
+
+
+def cohere2_moe(meta: Metadata) -> Config:
+    """Command A+; the width that config.json states is the experts'."""
+    expect_gating(meta, GATING_SIGMOID)
+    return plain(
+        meta,
+        "cohere2_moe",
+        layer_norm_eps=meta.number("attention.layer_norm_epsilon"),
+        logit_scale=meta.number("logit_scale") or 1.0,
+        intermediate_size=meta.integer("expert_feed_forward_length"),
+        num_experts=meta.integer("expert_count"),
+        num_experts_per_tok=meta.integer("expert_used_count"),
+        num_shared_experts=meta.integer("expert_shared_count"),
+        first_k_dense_replace=meta.integer("leading_dense_block_count"),
+        expert_selection_fn="sigmoid",
+        norm_topk_prob=bool(meta.boolean("expert_weights_norm")),
+    ) | window_types(meta, meta.integer("attention.sliding_window"))
+
+
+def minimax_m3(meta: Metadata) -> Config:
+    """MiniMax-M3; the tensors say which layers choose blocks of keys, and which have experts."""
+    expect_gating(meta, GATING_SIGMOID)
+    found = plain(meta, "minimax_m3_vl_text")
+    numbers = range(meta.integer("block_count") or 0)
+    chooses = [meta.has_tensor(f"blk.{number}.indexer.q_proj.weight") for number in numbers]
+    sparse = [meta.has_tensor(f"blk.{number}.ffn_gate_inp.weight") for number in numbers]
+    return found | given(
+        intermediate_size=meta.integer("expert_feed_forward_length"),
+        num_local_experts=meta.integer("expert_count"),
+        num_experts_per_tok=meta.integer("expert_used_count"),
+        routed_scaling_factor=meta.number("expert_weights_scale") or 1.0,
+        layer_types=["minimax_m3_sparse" if flag else "full_attention" for flag in chooses],
+        mlp_layer_types=["sparse" if flag else "dense" for flag in sparse],
+        index_n_heads=meta.integer("attention.indexer.head_count"),
+        index_head_dim=meta.integer("attention.indexer.key_length"),
+        index_topk_blocks=meta.integer("attention.indexer.top_k"),
+        index_block_size=meta.integer("attention.indexer.block_size"),
+        index_local_blocks=meta.integer("attention.indexer.local_blocks"),
+    )
 
 
 def llama4(meta: Metadata) -> Config:

@@ -6,6 +6,7 @@ As ``names.py``. Standard library only.
 from __future__ import annotations
 
 from inference.modelling.gguf.names import (
+    COHERE,
     DEEPSEEK2,
     DRAFTS,
     LATENT_ATTENTION,
@@ -104,4 +105,17 @@ DEEPSEEK32 = (
     Rename("indexer.attn_k.weight", "self_attn.indexer.wk.weight"),
     Rename("indexer.proj.weight", "self_attn.indexer.weights_proj.weight"),
     *both("indexer.k_norm", "self_attn.indexer.k_norm"),
+)
+COHERE2_MOE = (*COHERE, *experts("mlp.", "gate"), *shared_expert("mlp.shared_experts."))
+MINIMAX_M3 = (
+    *attention(norms=None),
+    *(Rename(f"attn_{letter}_norm.weight", f"self_attn.{letter}_norm.weight", "norm") for letter in "qk"),
+    *(Rename(f"indexer.{letter}_proj.weight", f"self_attn.indexer.{letter}_proj.weight") for letter in "qk"),
+    *(Rename(f"indexer.{letter}_norm.weight", f"self_attn.indexer.{letter}_norm.weight", "norm") for letter in "qk"),
+    Rename("attn_norm.weight", "input_layernorm.weight", "norm"),
+    Rename("ffn_norm.weight", "post_attention_layernorm.weight", "norm"),
+    *mlp(),
+    *experts("block_sparse_moe.", "gate", **MIXTRAL_EXPERT),
+    *shared_expert("block_sparse_moe.shared_experts."),
+    Rename("exp_probs_b.bias", "block_sparse_moe.e_score_correction_bias"),
 )
