@@ -169,6 +169,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "mellum": Architecture(expert_configs.mellum, names.QWEN_MOE, names.OUTER),
     "cohere2moe": Architecture(expert_configs.cohere2_moe, expert_names.COHERE2_MOE, names.OUTER),
     "minimax-m3": Architecture(expert_configs.minimax_m3, expert_names.MINIMAX_M3, names.GEMMA_OUTER),
+    "internlm2": Architecture(partial(dense_configs.plain, model_type="llama"), names.LLAMA, names.OUTER),
+    "qwen2vl": Architecture(partial(dense_configs.plain, model_type="qwen2"), names.QWEN, names.OUTER),
+    "qwen3vl": Architecture(partial(dense_configs.plain, model_type="qwen3"), names.QWEN, names.OUTER),
+    "qwen3vlmoe": Architecture(configs.qwen_moe, names.QWEN_MOE, names.OUTER),
     "mistral3": Architecture(dense_configs.mistral3, names.LLAMA, names.OUTER),
 }
 """``general.architecture`` to how it is read."""

@@ -42,7 +42,7 @@ def qwen(meta: Metadata) -> Config:
 
 def qwen_moe(meta: Metadata) -> Config:
     """Qwen 2 and 3 with experts in all layers; Qwen 3 divides the scores of the chosen ones by their sum."""
-    is_third = meta.architecture == "qwen3moe"
+    is_third = meta.architecture.startswith("qwen3")
     found = decoder(meta) | rope(meta)
     found.pop("intermediate_size", None)  # of dense layers, of which there are none
     return found | given(

@@ -77,7 +77,7 @@ def read_gguf_vocabulary(path: Path) -> GgufVocabulary:
     ids = _ids(file, len(tokens))
     types = tuple(int(number) for number in file.numbers(_PREFIX + "token_type")) or (TokenType.NORMAL,) * len(tokens)
     types = control_types(tokens, types, frozenset(ids.values()) - {ids.get("unknown", -1)})
-    stated, pre = file.keys.get(_PREFIX + "pre"), None
+    stated, pre, default_bos = file.keys.get(_PREFIX + "pre"), None, True
     if MODELS[model] == "byte_bpe":
         pre = stated if isinstance(stated, str) else "default"
         cut = pre_tokeniser(pre, path.name)
@@ -86,21 +86,14 @@ def read_gguf_vocabulary(path: Path) -> GgufVocabulary:
             "byte_bpe",
             tokens,
             types,
-            merges=tuple(_merge(merge, path) for merge in file.strings(_PREFIX + "merges")),
+            merges=_merges(file, path),
             splits=cut.splits,
             whole_words_first=cut.whole_words_first,
         )
         default_bos = cut.adds_bos
     elif MODELS[model] == "char_bpe":
-        vocabulary = Vocabulary(
-            path.name,
-            "char_bpe",
-            tokens,
-            types,
-            merges=tuple(_merge(merge, path) for merge in file.strings(_PREFIX + "merges")),
-            unknown_id=_unknown(ids, types),
-        )
-        default_bos = True
+        merges = _merges(file, path)
+        vocabulary = Vocabulary(path.name, "char_bpe", tokens, types, merges=merges, unknown_id=_unknown(ids, types))
     else:
         vocabulary = Vocabulary(
             path.name,
@@ -139,6 +132,10 @@ def _text(token: bytes, path: Path) -> str:
 
 def _unknown(ids: Mapping[str, int], types: tuple[int, ...]) -> int | None:
     return ids.get("unknown", types.index(TokenType.UNKNOWN) if TokenType.UNKNOWN in types else None)
+
+
+def _merges(file: GgufFile, path: Path) -> tuple[tuple[str, str], ...]:
+    return tuple(_merge(merge, path) for merge in file.strings(_PREFIX + "merges"))
 
 
 def _merge(merge: bytes, path: Path) -> tuple[str, str]:

@@ -9,12 +9,13 @@ from transformers import AutoConfig
 
 from inference.errors import TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.gguf.architectures import read_checkpoint
+from tests.inference.modelling.gguf.converter import ARCHITECTURES, NAMED_AS, convert
 from tests.inference.modelling.gguf.dense_converter import convert_dense
 from tests.inference.modelling.gguf.test_architectures import load_gguf
 from tests.inference.modelling.gguf.writer import Tensor, value, write_gguf
 from tests.inference.modelling.harness import assert_matches_oracle
 from tests.inference.modelling.huggingface import make_checkpoint
-from tests.inference.modelling.test_network_attention import BASE
+from tests.inference.modelling.test_network_attention import BASE, MOE
 from tests.inference.modelling.test_network_dense import CASES, STRETCHED
 
 MINISTRAL = {**STRETCHED, "llama_4_scaling_beta": 0.2, "mscale": 1.0, "mscale_all_dim": 0.7}
@@ -88,6 +89,27 @@ def test_mistral_3_is_llama_under_another_name(stretch, tmp_path):
     (directory / "config.json").write_text(json.dumps(config | {"model_type": "mistral3"}))
     path = convert_dense(directory, tmp_path / "model.gguf")
     assert read_checkpoint([path]).architecture == "mistral3"
+    assert_matches_oracle(load_gguf(path), oracle)
+
+
+OTHERS = {
+    "internlm2": ("llama", "llama", {}),
+    "qwen2vl": ("qwen2", "qwen2", {}),
+    "qwen3vl": ("qwen3", "qwen3", {"head_dim": 16}),
+    "qwen3vlmoe": ("qwen3_moe", "qwen3moe", {**MOE, "num_experts": 8, "head_dim": 16, "norm_topk_prob": True}),
+}
+"""Architectures that compute what another one does, for text: its type, and the architecture by which it is written."""
+
+
+@pytest.mark.parametrize("arch", OTHERS)
+def test_others_are_read_as_what_they_compute(arch, tmp_path, monkeypatch):
+    model_type, like, values = OTHERS[arch]
+    directory, oracle = make_checkpoint(AutoConfig.for_model(model_type, **(BASE | values)), tmp_path)
+    monkeypatch.setitem(ARCHITECTURES, model_type, arch)
+    monkeypatch.setitem(NAMED_AS, arch, like)
+    path = convert(directory, tmp_path / "model.gguf")
+    found = read_checkpoint([path])
+    assert (found.architecture, found.config["model_type"]) == (arch, model_type)
     assert_matches_oracle(load_gguf(path), oracle)
 
 
