@@ -34,6 +34,7 @@ from inference.schedules.services import (
     schedule_get,
     schedule_list,
     schedule_runs,
+    schedule_take_over,
 )
 from models_registry.views import StaffAction, StaffPage
 
@@ -117,13 +118,15 @@ class ScheduleCreate(StaffAction):
 
 
 class ScheduleChange(StaffAction):
-    """Change a schedule; a form with a mistake is shown again."""
+    """Change a schedule, or take over one whose owner is none any more; a form with a mistake is shown again."""
 
     section = "jobs"
     permission_required = BATCHES
 
     def post(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
         """Change what differs from the schedule as it is."""
+        if "take_over" in request.POST:
+            return super().post(request, **kwargs)
         form, principal = form_sent(request.POST), principal_of_staff(request.user)
         schedule_id = kwargs["schedule_id"]
         try:
@@ -137,6 +140,12 @@ class ScheduleChange(StaffAction):
             context |= {"section": self.section, "is_open": True}
             return render(request, "registry/schedule.html", context, status=error.http_status)
         return redirect("schedule", schedule_id)
+
+    def act(self, **kwargs: Any) -> str:
+        """Take the schedule over; returns its address."""
+        schedule_id = kwargs["schedule_id"]
+        schedule_take_over(schedule_id=schedule_id, principal=principal_of_staff(self.request.user))
+        return reverse("schedule", args=[schedule_id])
 
 
 class _ScheduleStep(StaffAction):

@@ -14,7 +14,7 @@ from django.db.models import Max, Q, QuerySet
 from django.utils import timezone
 
 from inference.access.api_keys import principal_of_tenant
-from inference.errors import NotFound, QueueFull
+from inference.errors import Conflict, NotAuthenticated, NotFound, QueueFull
 from inference.files.services import file_release
 from inference.models import RunOutcome, Schedule, ScheduleRun
 from inference.models.readable_rows import readable_rows
@@ -52,16 +52,20 @@ def schedule_create(*, values: Mapping[str, Any], principal: Principal) -> Sched
     row.is_enabled = not values.get("paused", False)
     name_set(row, values)
     times_set(row, values)
-    number = Schedule.objects.filter(tenant=principal.tenant).count()
-    if number >= MAX_SCHEDULES:
-        raise QueueFull(
-            f"You have {number} schedules, at most {MAX_SCHEDULES} are allowed; delete one first.", retry_after_s=60
-        )
+    _check_number(principal)
     row.next_run_at = next_time(*times_of(row), now)
     with transaction.atomic():
         action_set(row, values, principal)
         row.save()
     return row
+
+
+def _check_number(principal: Principal) -> None:
+    number = Schedule.objects.filter(tenant=principal.tenant).count()
+    if number >= MAX_SCHEDULES:
+        raise QueueFull(
+            f"You have {number} schedules, at most {MAX_SCHEDULES} are allowed; delete one first.", retry_after_s=60
+        )
 
 
 def schedules_of(principal: Principal) -> QuerySet[Schedule]:
@@ -152,6 +156,32 @@ def schedule_change(*, schedule_id: str, values: Mapping[str, Any], principal: P
             raise _unknown(schedule_id)
         if held != row.input_file_id:
             file_release(file_id=held)
+    return row
+
+
+def schedule_take_over(*, schedule_id: str, principal: Principal) -> Schedule:
+    """Let a schedule run as the caller, whose owner is none any more; its next run is checked against the caller.
+
+    Raises:
+        NotFound: There is no such schedule, or the caller may not see those of others.
+        Conflict: Its owner can still call.
+        QueueFull: The caller has too many schedules.
+    """
+    with transaction.atomic():
+        row = schedule_get(schedule_id=schedule_id, principal=principal, for_update=True)
+        try:
+            principal_of_tenant(row.tenant)
+        except NotAuthenticated:
+            _check_number(principal)
+        else:
+            raise Conflict(
+                "The schedule's owner can still run it; only one whose key was revoked or has expired, or whose "
+                "account is inactive, can be taken over.",
+                param="schedule_id",
+            )
+        row.tenant = principal.tenant
+        if not Schedule.objects.filter(pk=row.pk).update(tenant=row.tenant):
+            raise _unknown(schedule_id)
     return row
 
 

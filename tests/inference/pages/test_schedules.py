@@ -10,14 +10,15 @@ import pytest
 from django.test import Client
 
 from inference.access.accounts import principal_of_staff
+from inference.access.api_keys import api_key_revoke
 from inference.jobs import hints
-from inference.models import Batch, Schedule
+from inference.models import ApiKey, Batch, Schedule
 from inference.schedules import runs
 from inference.schedules.runs import due_schedules_run
 from tests.accounts import account
 from tests.inference.batches.fakes import line, make_batch, store_file
 from tests.inference.rows import make_checkpoint
-from tests.inference.schedules.fakes import make_due, make_schedule
+from tests.inference.schedules.fakes import key, make_due, make_schedule
 
 pytestmark = pytest.mark.django_db
 HOSTILE = "<script>alert(1)</script>"
@@ -176,3 +177,28 @@ def test_a_removed_file_is_said(operator: Client) -> None:
     row = make_schedule()
     Schedule.objects.update(input_file_id="file-gone")
     assert "every run will be refused" in text_of(operator, f"/schedules/{row.schedule_id}/")
+
+
+def test_a_schedule_of_a_revoked_key_says_so_and_can_be_taken_over() -> None:
+    """Its runs were refused for ever, and nothing but the outcome of the last one told why."""
+    client, principal = signed_in("superuser")
+    caller = key("files", "generate")
+    make_checkpoint()
+    row = make_schedule(caller)
+    page = f"/schedules/{row.schedule_id}/"
+    for path in ("/schedules/", page):
+        assert "was revoked" not in text_of(client, path)
+    refused = client.post(f"{page}change/", {"take_over": "1"})
+    assert refused.status_code == 409 and "owner can still run it" in refused.content.decode()
+    api_key_revoke(prefix=ApiKey.objects.get(pk=caller.key_id).prefix)
+    assert "its key was revoked: its runs are refused" in text_of(client, "/schedules/")
+    text = text_of(client, page)
+    assert "Every run is refused: its key was revoked." in text and "its file doesn't expire" in text
+    assert 'id="take-over"' in text and f'action="{page}delete/"' in text
+    done = client.post(f"{page}change/", {"take_over": "1"})
+    assert done.status_code == 302 and done["Location"] == page
+    row.refresh_from_db()
+    assert row.tenant == principal.tenant and "take-over" not in text_of(client, page)
+    client.post(f"{page}run/")
+    assert Batch.objects.get().tenant == principal.tenant
+    assert signed_in("viewer")[0].post(f"{page}change/", {"take_over": "1"}).status_code == 403

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from inference.errors import Conflict, InvalidRequest, NotFound, PermissionRefused, QueueFull
 from inference.files.services import file_delete, file_expiry_renew, file_get, files_sweep
-from inference.models import Schedule, StoredFile
+from inference.models import ApiKey, Schedule, StoredFile
 from inference.schedules import services
 from inference.schedules.services import (
     schedule_change,
@@ -20,6 +20,7 @@ from inference.schedules.services import (
     schedule_delete,
     schedule_get,
     schedule_list,
+    schedule_take_over,
 )
 from inference.values.principal import LOCAL
 from tests.inference.batches.fakes import line, store_file
@@ -140,3 +141,18 @@ def test_the_file_of_somebody_else_isnt_held():
     with pytest.raises(InvalidRequest, match="belongs to somebody else"):
         schedule_create(values={"cron": "0 3 * * *", "action": "batch", "batch": batch}, principal=boss)
     assert StoredFile.objects.get().expires_at is not None
+
+
+def test_a_schedule_is_taken_over_once_its_owner_is_none(model) -> None:
+    owner, other = key("files", "generate"), key("admin", "files", "generate")
+    row = make_schedule(owner)
+    with pytest.raises(Conflict, match="owner can still run it"):
+        schedule_take_over(schedule_id=row.schedule_id, principal=other)
+    ApiKey.objects.filter(pk=owner.key_id).update(revoked_at=timezone.now())
+    with pytest.raises(NotFound):
+        schedule_take_over(schedule_id=row.schedule_id, principal=key("files", "generate"))
+    assert schedule_take_over(schedule_id=row.schedule_id, principal=other).tenant == other.tenant
+    row.refresh_from_db()
+    assert (row.tenant, bool(row.input_file_id)) == (other.tenant, True)
+    with pytest.raises(Conflict):
+        schedule_take_over(schedule_id=row.schedule_id, principal=other)
