@@ -131,7 +131,7 @@ def test_what_turns_out_usable_is_found_as_where_it_is_known_at_once(kind) -> No
             run(engine, request(f"r{number}", prompt, max_tokens=4))
         found.append([cached_tokens(engine, [*prompt, 95]) for prompt in prompts])
         check_tree(engine)
-    assert found[0] == found[1] and found[0][2] == 29
+    assert found[0] == found[1] and found[0][2] >= 29
 
 
 @pytest.mark.parametrize("ends", ["aborted", "preempted"])
