@@ -15,6 +15,7 @@ from blazr_site.listeners import BACKLOG, open_listeners
 from blazr_site.process_environment import use_settings
 from blazr_site.settings.storage import prepare_data_dir
 from inference.errors import Unavailable
+from inference.host.machine import share_one_arena
 
 EXIT_NOT_STARTED = 3
 
@@ -25,6 +26,7 @@ def main(descriptors: Sequence[str]) -> int:
     Args:
         descriptors: Numbers of bound sockets; none: the address of the settings is bound here.
     """
+    share_one_arena()
     raise_file_limit()
     use_settings()
     prepare_data_dir()

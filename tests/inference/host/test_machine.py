@@ -71,6 +71,36 @@ def test_allocator_settings_are_taken() -> None:
 
 
 @linux_only
+def test_threads_share_an_arena() -> None:
+    """In a fresh process: the number of arenas after threads have allocated at the same time."""
+    script = """
+import ctypes, sys, threading
+from inference.host.machine import share_one_arena
+assert sys.argv[1] == "own" or share_one_arena()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+together = threading.Barrier(8)
+def allocate():
+    together.wait()
+    for _ in range(1000):
+        assert libc.malloc(1000)
+    together.wait()
+threads = [threading.Thread(target=allocate) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+libc.malloc_stats()
+"""
+
+    def arenas(kind: str) -> int:
+        command = [sys.executable, "-c", script, kind]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        return done.stderr.count("Arena ")
+
+    assert arenas("own") > 1
+    assert arenas("shared") == 1
+
+
+@linux_only
 def test_freed_memory_is_given_back_when_asked() -> None:
     """In a fresh process: 256 MiB are kept after they were freed, until they are returned."""
     script = """
