@@ -29,13 +29,13 @@ class Caller:
 
 def callers_of(tenants: Iterable[str]) -> dict[str, Caller]:
     """Return the callers of stored tenants, with two queries at most."""
-    wanted = set(tenants)
+    requested = set(tenants)
     numbers: dict[str, dict[int, str]] = {"key": {}, "user": {}}
-    for tenant in wanted:
+    for tenant in requested:
         kind, _, number = tenant.partition(":")
         if kind in numbers and number.isdigit() and len(number) < 18:
             numbers[kind][int(number)] = tenant
-    found = {tenant: Caller(tenant, tenant) for tenant in wanted}
+    found = {tenant: Caller(tenant, tenant) for tenant in requested}
     for kind, read, missing in (("key", _keys, "its key was deleted"), ("user", _accounts, "its account was deleted")):
         by_number = numbers[kind]
         found |= {tenant: Caller(tenant, tenant, missing) for tenant in by_number.values()}

@@ -22,11 +22,12 @@ HOSTILE = "<b>nightly</b>"
 
 
 def test_keys_and_accounts_have_their_names_and_what_is_wrong_with_them(django_assert_num_queries) -> None:
-    names = ("good", "revoked", "expired", "gone", "")
+    names = ("good", "revoked", "expired", "gone", "old")
     keys = [api_key_create(name=name)[0] for name in names]
     api_key_revoke(prefix=keys[1].prefix)
     ApiKey.objects.filter(pk=keys[2].pk).update(expires_at=timezone.now() - timedelta(days=1))
     ApiKey.objects.filter(pk=keys[3].pk).delete()
+    ApiKey.objects.filter(pk=keys[4].pk).update(name="")
     tenants = [f"key:{key.pk}" for key in keys]
     mia, ida, max_ = account("mia", "operator"), account("ida", "operator"), account("max", "operator")
     ida.is_active = max_.is_staff = False
@@ -70,4 +71,4 @@ def test_pages_show_names_with_the_id_in_the_title(client: Client, settings, tmp
         text = client.get(path).content.decode()
         for tenant, name in names.items():
             assert f'<span title="{tenant}">{name}</span>' in text, path
-            assert f">{tenant}<" not in text and HOSTILE not in text
+            assert f">{tenant}</span>" not in text and HOSTILE not in text
