@@ -282,7 +282,7 @@ class _Meter:
         """
         item = self._item
         # Larger files come in the library's own way, which counts otherwise.
-        if 0 < item.size_bytes <= MAX_BYTES and count > item.size_bytes:
+        if item.size_bytes <= MAX_BYTES and count > item.size_bytes:
             raise CorruptCheckpoint(
                 f"{item.name} of {self._repo_id} has more than the {format_bytes(item.size_bytes)} that the hub "
                 "states; check HF_ENDPOINT.",
@@ -370,6 +370,8 @@ def _unreachable(repo_id: str, error: Exception) -> Unavailable:
 
 def offline_error(error: Exception) -> str:
     """Return what an error of the hub's library says, for a message: the hub's status, or its first line."""
+    if isinstance(error, MemoryError):
+        return "its reply needs more memory than a pull may take; check HF_ENDPOINT"
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status is not None:
         return f"it answered {status}"

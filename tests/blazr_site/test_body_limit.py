@@ -137,6 +137,15 @@ async def test_a_body_that_grows_over_the_limit_is_cut():
     assert app.bodies == []
 
 
+async def test_chunks_are_counted_however_many_they_are():
+    """CVE-2025-23310: 5,000 chunks of a byte."""
+    app = App()
+    assert (await Client(*[b"x"] * 5000).call(limited(app, 5000)))[0]["status"] == 200
+    assert app.bodies == [b"x" * 5000]
+    assert_too_large(await Client(*[b"x"] * 5001).call(limited(app, 5000)), 5000)
+    assert len(app.bodies) == 1
+
+
 async def test_the_rest_of_a_refused_body_is_dropped_for_a_moment():
     app = App()
     whole, silent = Client(b"x", b"", length=b"11"), Client(length=b"11")

@@ -143,6 +143,28 @@ def test_values_that_contradict_each_other_or_the_vocabulary_are_refused(checkpo
     assert not any(redis_client.llen(name) for name in redis_keys.model_queues(checkpoint_id))
 
 
+TEMPLATE = "{% for i in range(10**9) %}x{% endfor %}"
+
+
+def test_no_endpoint_takes_a_template_of_a_request(checkpoint_id, admin, redis_client):
+    """CVE-2026-115918: the gate stood at one endpoint, and another one forgot it."""
+    found: dict[tuple[str, str, str], tuple[int, str]] = {}
+
+    async def drive() -> None:
+        for target in TARGETS:
+            values: dict[str, Any] = {"chat_template": TEMPLATE}
+            if "chat_template_kwargs" in target.serializer().fields:
+                values["chat_template_kwargs"] = {"chat_template": TEMPLATE}
+            for name, value in values.items():
+                status, body = await post(target.path, target.text_with(name, orjson.dumps(value)), **admin)
+                found[target.path, target.within, name] = status, message_of(body)
+
+    asyncio.run(drive())
+    assert {key: value for key, value in found.items() if value[0] != 400 or "chat_template" not in value[1]} == {}
+    assert sum(name == "chat_template_kwargs" for _, _, name in found) >= 6
+    assert not any(redis_client.llen(name) for name in redis_keys.model_queues(checkpoint_id))
+
+
 HEAD = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":'
 BODY = b'{"model":"tiny","prompt":"Hi"}'
 

@@ -134,8 +134,12 @@ def test_frames_that_are_wrong(socket, frame, param):
     assert receive(socket) == {"type": "pong"}
 
 
-@pytest.mark.parametrize("raw", ["", "{", "[]", "null", '{"type": NaN}', "[" * 5000])
+A_PICKLE = b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x04true\x85R."
+
+
+@pytest.mark.parametrize("raw", ["", "{", "[]", "null", '{"type": NaN}', "[" * 5000, A_PICKLE])
 def test_frames_that_are_no_json_object(socket, raw):
+    """A pickle among them: CVE-2026-26220."""
     socket.send(raw)
     answer = receive(socket)
     assert (answer["type"], answer["id"], answer["status"]) == ("error", None, 400)

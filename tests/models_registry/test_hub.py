@@ -94,6 +94,11 @@ def test_what_the_hub_states_is_not_trusted(hub, tmp_path: Path, monkeypatch: py
     with pytest.raises(CheckpointError, match="has more than the 100 B that the hub states"):
         hub_pull("org/tiny", endpoint=endpoint, cache_dir=tmp_path / "cache")
     assert not [path for path in (tmp_path / "cache").rglob("*.blazr-part") if path.stat().st_size > 100]
+    for unstated in (0, None):  # or it would have no limit at all
+        lie(size=unstated)
+        with pytest.raises(CheckpointError, match="has more than the 0 B that the hub states"):
+            hub_pull("org/tiny", endpoint=endpoint, cache_dir=tmp_path / f"cache-{unstated}")
+        assert not any(path.stat().st_size for path in (tmp_path / f"cache-{unstated}").rglob("*.blazr-part"))
 
 
 @pytest.mark.parametrize("text", ["../x", "a/b/c", "-a/b"])

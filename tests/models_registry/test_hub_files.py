@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from huggingface_hub import hf_hub_download
 from huggingface_hub.utils.tqdm import tqdm
 
-from inference.errors import ChecksumMismatch
-from models_registry.hub_files import fetch_into_cache
+from inference.errors import ChecksumMismatch, Unavailable
+from models_registry.hub_files import RemoteFile, fetch_into_cache, read_range
 from tests.models_registry.tiny_hub import COMMIT, tiny_hub
 
 NAME = "model.safetensors"
@@ -77,3 +79,49 @@ def test_nothing_is_kept_of_a_file_with_another_digest(hub, tmp_path):
         if path.is_file() and not path.name.endswith("-lock")
     ]
     assert left == []
+
+
+def test_the_token_goes_to_no_other_host(tmp_path, monkeypatch):
+    """CVE-2025-51471: neither where a reply redirects to, nor where its challenge says that tokens are taken."""
+    seen: list[tuple[int, str]] = []
+
+    class Host(BaseHTTPRequestHandler):
+        def log_message(self, *args: object) -> None:
+            """Quiet."""
+
+        def do_GET(self) -> None:
+            port = self.server.server_port
+            seen.append((port, self.headers.get("Authorization", "")))
+            if port == foreign.server_port:
+                self.send_response(200)
+            elif "elsewhere" in self.path:
+                self.send_response(302)
+                self.send_header("Location", f"http://127.0.0.1:{foreign.server_port}/file")
+            else:
+                self.send_response(401)
+                realm = f"http://127.0.0.1:{foreign.server_port}/token"
+                self.send_header("WWW-Authenticate", f'Bearer realm="{realm}",service="x",scope="y"')
+            self.send_header("Content-Length", "3")
+            self.end_headers()
+            self.wfile.write(b"abc")
+
+    hub, foreign = (ThreadingHTTPServer(("127.0.0.1", 0), Host) for _ in range(2))
+    threads = [threading.Thread(target=server.serve_forever) for server in (hub, foreign)]
+    for thread in threads:
+        thread.start()
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    endpoint = f"http://127.0.0.1:{hub.server_port}"
+    places = {"commit": COMMIT, "endpoint": endpoint, "cache_dir": tmp_path}
+    try:
+        assert read_range("org/tiny", RemoteFile("elsewhere", 3, ""), 0, 3, **places) == b"abc"
+        with pytest.raises(Unavailable):
+            read_range("org/tiny", RemoteFile("refused", 3, ""), 0, 3, **places)
+        with pytest.raises(ChecksumMismatch):
+            fetch_into_cache("org/tiny", "elsewhere", sha256="0" * 64, size_bytes=3, bar=tqdm, **places)
+    finally:
+        for server, thread in zip((hub, foreign), threads, strict=True):
+            server.shutdown()
+            server.server_close()
+            thread.join()
+    assert {token for port, token in seen if port == hub.server_port} == {"Bearer hf_secret"}
+    assert [token for port, token in seen if port == foreign.server_port] == ["", ""]

@@ -133,7 +133,8 @@ def chained(parent: bytes, tokens: Sequence[int]) -> bytes:
 
 def root_digest(namespace: str) -> bytes:
     """Return the digest of a namespace's empty prefix."""
-    return hashlib.blake2b(b"namespace\0" + namespace.encode(), digest_size=DIGEST_BYTES).digest()
+    encoded = namespace.encode("utf-8", "surrogatepass")  # a salt may be any text that a message can carry
+    return hashlib.blake2b(b"namespace\0" + encoded, digest_size=DIGEST_BYTES).digest()
 
 
 @dataclass(frozen=True, slots=True)

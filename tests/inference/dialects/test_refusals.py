@@ -38,3 +38,18 @@ def test_hints_change_nothing_but_are_checked(name):
 def test_unknown_fields_are_refused_by_name():
     refused("chat", {**CHAT, "frobnicate": None}, "frobnicate")
     refused("completion", {**COMPLETION, "messages": []}, "messages")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        pytest.param("custom_logit_processor", "8004952e", id="CVE-2026-7304"),
+        pytest.param("trust_remote_code", True, id="CVE-2026-27893"),
+        pytest.param("chat_template", "{{ ''.__class__ }}", id="PYSEC-2026-2013"),
+        pytest.param("n_discard", -1, id="CVE-2026-21869"),
+        pytest.param("logits_processors", ["os.system"], id="CVE-2025-30165"),
+    ],
+)
+def test_fields_by_which_other_servers_were_taken_over_do_not_exist(name, value):
+    refused("chat", {**CHAT, name: value}, name)
+    refused("completion", {**COMPLETION, name: value}, name)

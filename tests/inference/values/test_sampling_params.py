@@ -41,6 +41,33 @@ def test_values_out_of_range_are_refused_by_name(name, wrong):
     assert name in error.message
 
 
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        *(pytest.param("n", wrong, id=f"CVE-2026-34756: {wrong}") for wrong in (10**9, 2**63, 0, -1)),
+        *(
+            pytest.param(name, wrong, id=f"CVE-2026-54235: {name} {wrong}")
+            for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+            for wrong in (math.nan, math.inf, -math.inf)
+        ),
+        pytest.param("logit_bias", {1: math.nan}, id="CVE-2026-54235: logit_bias"),
+        *(pytest.param("min_tokens", wrong, id=f"CVE-2026-114051: {wrong}") for wrong in (-1, 2**31, True, 1.5)),
+        *(
+            pytest.param(name, wrong, id=f"CVE-2026-116173: {name} {wrong}")
+            for name in ("logprobs", "prompt_logprobs")
+            for wrong in (-1, 2**31, True, "5")
+        ),
+        pytest.param("logit_bias", {-1: 1.0}, id="CVE-2026-93840: below the vocabulary"),
+        pytest.param("stop_token_ids", (-1,), id="CVE-2026-93989: below the vocabulary"),
+    ],
+)
+def test_values_that_ended_other_servers_are_refused_again_at_the_engines_door(name, wrong):
+    """A worker reads its messages through this, whatever a web process has let through."""
+    error = refused(**{name: wrong})
+    assert error.param == name
+    assert name in error.message
+
+
 def test_a_message_carries_them_all():
     for values in (FURTHER, {"mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.2}, {"dry_sequence_breakers": ()}):
         params = SamplingParams(**values)

@@ -333,3 +333,12 @@ def test_running_requests_take_kept_blocks_when_there_are_no_others():
     ask_marked(engine, tokens_of(0, 400), CacheBreakpoint(400, 300))
     ask(engine, tokens_of(1, 1000), "long")
     assert_all_free(engine)
+
+
+@pytest.mark.parametrize("salt", ["\0", "\ud800", "\udfff\n", "x" * 10_000, "\0".join("salt"), "\U0010ffff"])
+def test_no_salt_ends_the_engine(salt):
+    """CVE-2026-105756: the engine takes any text, whatever the API lets through."""
+    engine, prompt = engine_for("paged"), tokens_of(6, 100)
+    assert ask(engine, prompt, "a", salt=salt)[1:] == (0, "cold")
+    assert ask(engine, prompt, "b", salt=salt)[1] == 99
+    assert ask(engine, prompt, "c", salt=salt + "\0")[1:] == (0, "cold")
