@@ -466,7 +466,7 @@ def _load_vocabulary(spec: TokenizerSpec) -> Tokenizer:
     except SandboxFailure as failure:
         sandbox.close()
         raise CorruptCheckpoint(
-            f"the vocabulary of {path.name} can't be used: {failure.reason()}.", param=path.name
+            f"the vocabulary of {path.name} can't be used: {failure.reason().rstrip('.')}.", param=path.name
         ) from None
     table = [None if token is None else token.encode("latin-1") for token in found["tokens"]]
     table += [None] * (spec.vocab_size - len(table))

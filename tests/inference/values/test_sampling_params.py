@@ -61,7 +61,7 @@ def test_values_out_of_range_are_refused_by_name(name, wrong):
         pytest.param("stop_token_ids", (-1,), id="CVE-2026-93989: below the vocabulary"),
     ],
 )
-def test_values_that_ended_other_servers_are_refused_again_at_the_engines_door(name, wrong):
+def test_values_that_ended_other_servers_are_refused_here_too(name, wrong):
     """A worker reads its messages through this, whatever a web process has let through."""
     error = refused(**{name: wrong})
     assert error.param == name

@@ -10,8 +10,9 @@ import pytest
 
 from inference.errors import InvalidSamplingParams
 from inference.llm.llm import LLM
-from inference.text.grammars import constraint
+from inference.text.grammars import compiler, constraint
 from inference.text.grammars.checker import GrammarChecker, GrammarLimits
+from inference.text.grammars.compiler import GrammarCompiler
 from inference.values.grammar import Grammar
 from tests.inference.llm.harness import ids_of, run
 from tests.inference.text.grammars.test_constraint_generation import ask
@@ -137,3 +138,19 @@ def test_an_output_whose_masks_take_too_long_is_given_up(llm: LLM, monkeypatch: 
     events = run(llm, ask("slow", grammar=Grammar("regex", "[ab]{99}").to_dict()), plain)
     assert "takes too much time" in events["slow"][-1]["error"]["message"]
     assert events["plain"][-1]["type"] == "done"
+
+
+def test_compiled_grammars_are_forgotten(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CVE-2025-29770, GHSA-389x-67px-mjg3: a cache of everything that was ever compiled filled disk and memory."""
+    assert (compiler.MAX_COMPILED, compiler.MAX_VOCABULARIES) == (64, 3)
+    monkeypatch.setattr(compiler, "MAX_COMPILED", 4)
+    made = GrammarCompiler(llm.tokenizer)
+    try:
+        for number in range(10):
+            made.constraints(Grammar("regex", f"[ab]{{{number + 1}}}"), [()], stop_ids=())
+        assert len(made._compiled) == 4
+        for number in range(5):
+            made.constraints(Grammar("regex", "[ab]"), [()], stop_ids=(), visible_ids=frozenset({number}))
+        assert len(made._vocabularies) == compiler.MAX_VOCABULARIES
+    finally:
+        made.close()

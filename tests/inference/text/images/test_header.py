@@ -52,6 +52,7 @@ def test_the_turn_of_a_photo(orientation, order):
     ("data", "message"),
     [
         (b"", "x: this is no image (0 bytes that begin with no bytes); PNG, JPEG, WebP and GIF are read."),
+        (b"\x80\x04\x8c\x02os\x8c\x06system\x93", "this is no image"),
         (b"<svg>hi</svg>", "this is no image (13 bytes that begin with 3c 73 76 67"),
         (b"\x89PNG\r\n\x1a\n1234", "header is damaged; send the whole file."),
         (b"\xff\xd8\xff\xe0\x00\x10JFIF", "header is damaged; send the whole file."),

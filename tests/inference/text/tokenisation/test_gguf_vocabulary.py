@@ -206,3 +206,18 @@ def test_gemma4s_merges_are_of_characters(tmp_path):
     assert ours.encode("<|turn>a<|channel>", parse_special=True)[::2] == [4, 6]
     assert 6 not in ours.encode("<|channel>")
     ours.close()
+
+
+@pytest.mark.parametrize("num_chars", [4096, 4097, 1 << 20])
+def test_a_long_token_is_decoded_whole_or_refused(tmp_path, num_chars):
+    """CVE-2025-49847: its length was cut to 32 bits before it was copied into a buffer."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{number:02X}>" for number in range(256)), "▁", "a", "x" * num_chars]
+    keys = {"token_type": [2, 3, 3, *[6] * 256, 1, 1, 1], "scores": [0.0] * len(tokens)}
+    path = write_gguf(tmp_path / "a.gguf", "llama", tokens, keys)
+    if num_chars > 4096:
+        with pytest.raises(CorruptCheckpoint, match=f"has a token of {num_chars} characters; the limit is 4096"):
+            load(path)
+        return
+    tokenizer = load(path)
+    assert [tokenizer.token_bytes(len(tokens) - number) for number in (1, 2)] == [b"x" * num_chars, b"a"]
+    tokenizer.close()
