@@ -26,6 +26,7 @@ from models_registry.detection.facts import TOKENIZER_FROM, facts_to_set
 from models_registry.hub import hub_host
 from models_registry.models import Upload
 from models_registry.package_index import SHORT_NAMES
+from models_registry.path_registration import empty_form
 from models_registry.pull_jobs import NOT_ALLOWED
 from models_registry.pull_rows import pull_rows
 from models_registry.sign_in import SignInForm, is_staff
@@ -207,6 +208,7 @@ class UploadPage(StaffPage):
             "pull_rules": {"short_names": list(SHORT_NAMES)},
             "hub": hub_host(),
             "pull": self.request.GET.get("pull", "")[:200],
+            "by_path": empty_form(),
         }
 
 

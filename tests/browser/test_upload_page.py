@@ -1,4 +1,4 @@
-"""Uploading checkpoints in Chromium: by file and folder, with refusals, lost connections and cancelling."""
+"""Uploading checkpoints in Chromium: files, folders, paths on the server, refusals, lost connections."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.actions import DEMO, delete, demo_files, files_in, upload
+from tests.browser.actions import DEMO, assert_fits_and_can_be_read, delete, demo_files, files_in, upload
 from tests.browser.conftest import TIMEOUT_MS, Complaints
 from tests.browser.slow_line import SlowLine
 from tests.live.conftest import LiveServer, wait_until
@@ -50,6 +50,30 @@ def test_upload_load_try_unload_delete(page: Page, site: LiveServer, tmp_path: P
     expect(page.locator("#models")).not_to_contain_text("sent-demo")
     places = (site.data_dir / "checkpoints", site.data_dir / "blobs", site.data_dir / "uploads")
     wait_until(lambda: files_in(*places) == [], 60, "the removal of all files")
+
+
+def test_a_path_on_the_server_is_inspected_and_registered(page: Page, site: LiveServer, complaints: Complaints) -> None:
+    place = site.data_dir.parent / "runs" / "lesson"
+    shutil.copytree(DEMO, place)
+    page.goto("/models/upload/")
+    page.fill("#by-path-path", f"{place}/nothing")
+    page.keyboard.press("Enter")
+    expect(page.locator("#by-path-problem")).to_contain_text("does not exist")
+    page.fill("#by-path-path", str(place))
+    page.click("#by-path summary")
+    page.select_option("#by-path-fact", "max_position_embeddings")
+    page.fill("#by-path-value", "77")
+    page.locator("#by-path-path").press("Enter")
+    expect(page.locator("#by-path-report")).to_contain_text("context of 77 tokens")
+    expect(page.locator("#by-path-set-1")).to_be_checked()
+    assert_fits_and_can_be_read(page)
+    page.fill("#by-path-name", "lesson-1")
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text("lesson-1")
+    delete(page, site, "lesson-1")
+    assert (place / "config.json").exists()
+    shutil.rmtree(place.parent)
+    complaints[:] = [text for text in complaints if "422" not in text]  # of the path that isn't there
 
 
 def test_a_broken_checkpoint_is_refused_with_the_reason(page: Page, site: LiveServer, tmp_path: Path) -> None:
