@@ -57,6 +57,16 @@ def test_one_request_says_where_its_time_went(operator: Client) -> None:
     assert operator.get("/requests/unknown/").status_code == 404
 
 
+@pytest.mark.parametrize("duration_s", [0.5, 4.0])
+def test_one_request_says_why_the_cache_missed(operator: Client, duration_s: float) -> None:
+    record("chatcmpl-1", cache_outcome="evicted", prompt_tokens=10, duration_s=duration_s)
+    text = operator.get("/requests/chatcmpl-1/").content.decode()
+    assert "had to make room. A larger BLAZR_CACHE_BYTES keeps more." in text
+    assert ("That took" in text) == (duration_s > 1)
+    record("chatcmpl-2", duration_s=0.5)
+    assert '<p class="note' not in operator.get("/requests/chatcmpl-2/").content.decode()
+
+
 def waiting(**values: Any) -> RunningRequest:
     return RunningRequest("chatcmpl-9", ELSEWHERE, "local", "waiting", parts=("chatcmpl-9",), **values)
 
