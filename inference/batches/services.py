@@ -284,7 +284,7 @@ def batch_pause(*, batch_id: str, principal: Principal) -> Batch:
     """
     row = batch_get(batch_id=batch_id, principal=principal)
     _unended(row).filter(paused_at=None).update(paused_at=Now())
-    return _paused_or_not(row, "paused")
+    return _still_open(row, "paused")
 
 
 def batch_resume(*, batch_id: str, principal: Principal) -> Batch:
@@ -298,14 +298,30 @@ def batch_resume(*, batch_id: str, principal: Principal) -> Batch:
     with transaction.atomic():
         if _unended(row).filter(paused_at__isnull=False).update(paused_at=None):
             transaction.on_commit(hints.wake_workers, robust=True)
-    return _paused_or_not(row, "resumed")
+    return _still_open(row, "resumed")
+
+
+def batch_priority_set(*, batch_id: str, principal: Principal, priority: int) -> Batch:
+    """Change the order of a batch among others: lines that haven't started go by the new priority.
+
+    Raises:
+        PermissionRefused: The caller may not set this priority.
+        NotFound: There is no such batch, or it belongs to another tenant.
+        Conflict: The batch is ending or has ended.
+    """
+    principal.check_options(priority=priority, keep_alive_s=None)
+    row = batch_get(batch_id=batch_id, principal=principal)
+    with transaction.atomic():
+        if _unended(row).exclude(priority=priority).update(priority=priority):
+            transaction.on_commit(hints.wake_workers, robust=True)
+    return _still_open(row, "reordered")
 
 
 def _unended(row: Batch) -> QuerySet[Batch]:
     return Batch.objects.filter(pk=row.pk, state__in=(BatchState.VALIDATING, BatchState.IN_PROGRESS), ending="")
 
 
-def _paused_or_not(row: Batch, verb: str) -> Batch:
+def _still_open(row: Batch, verb: str) -> Batch:
     row.refresh_from_db()
     if row.state not in (BatchState.VALIDATING, BatchState.IN_PROGRESS) or row.ending:
         raise Conflict(f"The batch is {row.ending or row.state}; it can't be {verb} any more.", param="batch_id")

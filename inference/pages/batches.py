@@ -26,7 +26,7 @@ from inference.batches.inspection import (
 from inference.batches.line_requests import ENDPOINT_KINDS
 from inference.batches.progress import batch_progress
 from inference.batches.retries import RETRY_OF, failed_lines_retry, retries_of
-from inference.batches.services import batch_create, batch_get, batch_object
+from inference.batches.services import batch_create, batch_get, batch_object, batch_priority_set
 from inference.dialects.openai.sampling_fields import MAX_PRIORITY
 from inference.errors import InvalidRequest
 from inference.files.services import file_delete, file_expiry_renew, files_of
@@ -109,6 +109,8 @@ class BatchPage(StaffPage):
             "retries": retries_of(batch, principal=principal),
             "retry_token": secrets.token_hex(8),
             "can_retry": batch.is_finished and batch.num_failed > 0,
+            "lowest_priority": -MAX_PRIORITY if principal.has_scope("priority") else 0,
+            "highest_priority": MAX_PRIORITY,
         }
 
     def _lines(self, batch: Batch) -> dict[str, Any]:
@@ -149,6 +151,21 @@ class BatchRetry(StaffAction):
             batch_id=kwargs["batch_id"], principal=principal_of_staff(self.request.user), token=token
         )
         return reverse("batch", args=[new.batch_id])
+
+
+class BatchPriority(StaffAction):
+    """Change the priority of an open batch."""
+
+    permission_required = BATCHES
+
+    def act(self, **kwargs: Any) -> str:
+        """Set it; returns the address of the batch's page."""
+        priority = form_priority(self.request.POST.get("priority", ""))
+        principal = principal_of_staff(self.request.user)
+        return reverse(
+            "batch",
+            args=[batch_priority_set(batch_id=kwargs["batch_id"], principal=principal, priority=priority).batch_id],
+        )
 
 
 class BatchQueue(StaffAction):

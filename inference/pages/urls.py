@@ -31,6 +31,7 @@ urlpatterns = [
     path("jobs/<uuid:job_id>/retry/", jobs.JobRetry.as_view(), name="job-retry"),
     path("batches/new/", batches.BatchQueue.as_view(), name="batch-queue"),
     path("batches/<str:batch_id>/", batches.BatchPage.as_view(), name="batch"),
+    path("batches/<str:batch_id>/priority/", batches.BatchPriority.as_view(), name="batch-reorder"),
     path("batches/<str:batch_id>/retry/", batches.BatchRetry.as_view(), name="batch-retry"),
     path("schedules/", schedules.SchedulesPage.as_view(), name="schedules"),
     path("schedules/new/", schedules.ScheduleCreate.as_view(), name="schedule-create"),

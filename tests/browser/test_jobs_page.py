@@ -189,6 +189,28 @@ def test_a_batch_has_a_page_and_its_failed_lines_run_again(page: Page, site: Liv
     expect(page.locator("#batch-head")).to_contain_text("were run again")
 
 
+def test_a_batch_is_paused_resumed_and_reordered(page: Page, site: LiveServer) -> None:
+    from tests.live.test_batches import lines_of, look, start
+
+    batch_id = start(site, lines_of(400, max_tokens=400))
+    page.goto(f"/batches/{batch_id}/")
+    expect(page.locator("#batch-priority")).to_contain_text("0")
+    page.click("#pause")
+    expect(page.locator("#toasts")).to_contain_text("The batch is paused; running lines end.")
+    expect(page.locator("#batch-head")).to_contain_text("It is paused")
+    page.fill("#priority", "7")  # stays, however often the region is drawn again
+    page.click("#resume")
+    expect(page.locator("#pause")).to_be_visible()
+    expect(page.locator("#priority")).to_have_value("7")
+    page.locator("#priority").press("Enter")
+    expect(page.locator("#batch-priority")).to_contain_text("7")
+    assert look(site, batch_id)["priority"] == 7
+    page.click("#cancel")
+    page.click("dialog >> text=Cancel the batch")
+    expect(page.locator("#batch-head")).to_contain_text("It was cancelled")
+    expect(page.locator("#priority-form")).to_have_count(0)
+
+
 def test_a_file_is_checked_before_it_is_queued(page: Page) -> None:
     from tests.live.test_batches import lines_of
 

@@ -13,7 +13,11 @@ from typing import Any
 import orjson
 from rest_framework import serializers
 
-from inference.api.openai.batch_schemas import BatchRequestSerializer, BatchScheduleRequestSerializer
+from inference.api.openai.batch_schemas import (
+    BatchPriorityRequestSerializer,
+    BatchRequestSerializer,
+    BatchScheduleRequestSerializer,
+)
 from inference.api.openai.rerank import DocumentsField, RerankRequestSerializer
 from inference.api.platform.alias_views import PromoteRequestSerializer, RollbackRequestSerializer
 from inference.api.platform.infill import InfillRequestSerializer
@@ -106,6 +110,7 @@ TARGETS = (
     Target("/v1/models/alias/rollback", RollbackRequestSerializer, {}),
     Target("/v1/models/tiny/pin", PinRequestSerializer, {"pinned": True}),
     Target("/v1/batches", BatchRequestSerializer, BATCH),
+    Target("/v1/batches/a/priority", BatchPriorityRequestSerializer, {"priority": 0}),
     Target("/api/schedules", ScheduleRequestSerializer, {"cron": "0 3 * * *", "action": "load", "model": "gone"}),
     Target(
         "/api/schedules",

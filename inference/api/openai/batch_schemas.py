@@ -91,6 +91,12 @@ class BatchRequestSerializer(StrictSerializer):
     webhook = WebhookRequestSerializer(required=False)
 
 
+class BatchPriorityRequestSerializer(StrictSerializer):
+    """Body of POST /v1/batches/{id}/priority."""
+
+    priority = StrictIntegerField(min_value=-MAX_PRIORITY, max_value=MAX_PRIORITY, help_text="Lower goes first.")
+
+
 class BatchErrorSerializer(serializers.Serializer[Any]):
     """An error in the input file."""
 

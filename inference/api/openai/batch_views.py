@@ -1,8 +1,9 @@
-"""Serve OpenAI's batches: create, list, retrieve, pause, resume, cancel."""
+"""Serve OpenAI's batches: create, list, retrieve, reorder, pause, resume, cancel."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -13,6 +14,7 @@ from drf_spectacular.utils import OpenApiParameter
 from inference.api.base import ApiView, json_body, json_response
 from inference.api.openai.batch_schemas import (
     BatchListSerializer,
+    BatchPriorityRequestSerializer,
     BatchRequestSerializer,
     BatchSerializer,
 )
@@ -27,6 +29,7 @@ from inference.batches.services import (
     batch_list,
     batch_object,
     batch_pause,
+    batch_priority_set,
     batch_resume,
 )
 from inference.models import Batch
@@ -164,6 +167,27 @@ class BatchResumeView(ApiView):
     async def post(self, request: HttpRequest, batch_id: str) -> HttpResponseBase:
         """Resume a batch."""
         return await _batch_response(batch_resume, batch_id, self.principal)
+
+
+class BatchPriorityView(ApiView):
+    """/v1/batches/{id}/priority."""
+
+    admits_itself = True
+
+    @documented(
+        operation_id="batches_priority",
+        summary="Change the priority of a batch",
+        description="Lines that haven't started go by it. Below 0 it needs the scope `priority`.",
+        request=BatchPriorityRequestSerializer,
+        responses={200: BatchSerializer},
+        errors=(400, 401, 403, 404, 409, 503),
+        tags=["batches"],
+    )
+    async def post(self, request: HttpRequest, batch_id: str) -> HttpResponseBase:
+        """Set the priority."""
+        values = await json_body(request, BatchPriorityRequestSerializer.shared().parse)
+        step = partial(batch_priority_set, priority=values["priority"])
+        return await _batch_response(step, batch_id, self.principal)
 
 
 class BatchesOfPages(BatchesView):

@@ -62,6 +62,7 @@ DECLARED: dict[str, tuple[frozenset[str], dict[str, Any]]] = {
     "/v1/batches/<str:batch_id>/pause": (NOTHING, {}),
     "/api/batches/<str:batch_id>/pause": (NOTHING, {}),
     "/v1/batches/<str:batch_id>/resume": (NOTHING, {}),
+    "/v1/batches/<str:batch_id>/priority": (NOTHING, {"priority": 0}),
     "/api/batches/<str:batch_id>/resume": (NOTHING, {}),
     "/api/jobs/<str:job_id>/cancel": (NOTHING, {}),
     "/v1/requests/<str:request_id>/cancel": (NOTHING, {}),

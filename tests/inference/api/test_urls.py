@@ -51,6 +51,7 @@ NEEDED: dict[str, str] = {
         GET /api/batches            POST /api/batches         POST /api/batches/<str:batch_id>/cancel
         POST /api/batches/check
         POST /v1/batches/<str:batch_id>/pause                 POST /v1/batches/<str:batch_id>/resume
+        POST /v1/batches/<str:batch_id>/priority
         POST /api/batches/<str:batch_id>/pause                POST /api/batches/<str:batch_id>/resume
         GET /api/schedules          POST /api/schedules       GET /api/schedules/preview
         GET /api/schedules/<str:schedule_id>                  PATCH /api/schedules/<str:schedule_id>

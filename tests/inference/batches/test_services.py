@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from inference.batches import services
-from inference.errors import IdempotencyKeyReused
+from inference.errors import Conflict, IdempotencyKeyReused, NotFound, PermissionRefused
 from inference.models import Batch
 from inference.values.principal import LOCAL
 from inference.values.request_key import RequestKey
@@ -46,3 +48,21 @@ def test_a_batch_that_another_process_stored_meanwhile_is_returned(model, monkey
     assert create(KEY).pk == first.pk
     assert len(looks) == 2
     assert Batch.objects.count() == 1
+
+
+def test_the_priority_of_an_open_batch_is_changed_within_the_scope(model):
+    first, second = create(None), create(None)
+    change = services.batch_priority_set
+    assert change(batch_id=first.batch_id, principal=LOCAL, priority=3).priority == 3
+    assert list(services.open_batches()) == [second, first]
+    with pytest.raises(PermissionRefused, match="priority is -1, which needs an API key with the scope 'priority'"):
+        change(batch_id=first.batch_id, principal=LOCAL, priority=-1)
+    ahead = replace(LOCAL, scopes=LOCAL.scopes | {"priority"})
+    assert change(batch_id=first.batch_id, principal=ahead, priority=-1).priority == -1
+    assert list(services.open_batches()) == [first, second]
+    with pytest.raises(NotFound):
+        change(batch_id=first.batch_id, principal=replace(LOCAL, tenant="key:7"), priority=0)
+    services.batch_cancel(batch_id=second.batch_id, principal=LOCAL)
+    with pytest.raises(Conflict, match="can't be reordered any more"):
+        change(batch_id=second.batch_id, principal=LOCAL, priority=0)
+    assert Batch.objects.get(pk=second.pk).priority == 0

@@ -7,9 +7,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
+from inference.access.accounts import principal_of_staff
 from inference.jobs import hints
 from inference.models import Batch, BatchLine, BatchResult, StoredFile
 from tests.accounts import account
@@ -247,6 +249,31 @@ def test_a_paused_batch_says_so(operator: Client) -> None:
     assert "paused" in operator.get("/jobs/").content.decode()
     assert operator.post(f"/api/batches/{batch.batch_id}/resume").json()["progress"]["is_paused"] is False
     assert 'id="pause"' in text_of(operator, batch)
+
+
+def test_the_priority_is_shown_and_changed(operator: Client) -> None:
+    batch = make_batch([line("a")])
+    assert '<dd id="batch-priority">0 ' in text_of(operator, batch)
+    response = operator.post(f"/batches/{batch.batch_id}/priority/", {"priority": "-4"})
+    assert (response.status_code, response["Location"]) == (302, f"/batches/{batch.batch_id}/")
+    assert '<dd id="batch-priority">-4 ' in text_of(operator, batch)
+    wrong = operator.post(f"/batches/{batch.batch_id}/priority/", {"priority": "101"})
+    assert (wrong.status_code, "from -100 to 100" in wrong.content.decode()) == (400, True)
+    ended = ended_batch()
+    assert '<dd id="batch-priority">0 ' in text_of(operator, ended)
+    assert 'id="priority-form"' not in text_of(operator, ended)
+    assert operator.post(f"/batches/{ended.batch_id}/priority/", {"priority": "1"}).status_code == 409
+
+
+def test_a_priority_below_zero_needs_its_scope(client: Client) -> None:
+    client.force_login(account("maria", "member"))
+    batch = make_batch([line("a")])
+    Batch.objects.update(tenant=principal_of_staff(User.objects.get(username="maria")).tenant)
+    assert ' min="0" max="100"' in text_of(client, batch)
+    refused = client.post(f"/batches/{batch.batch_id}/priority/", {"priority": "-1"})
+    assert refused.status_code == 403
+    assert "needs an account with the scope" in refused.content.decode()
+    assert client.post(f"/batches/{batch.batch_id}/priority/", {"priority": "1"}).status_code == 302
 
 
 def test_any_metadata_is_shown_as_text(operator: Client) -> None:

@@ -47,6 +47,17 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
     return response.json()["error"]
 
 
+def test_a_batch_is_reordered(http):
+    batch_id = create(http).json()["id"]
+    path = f"/v1/batches/{batch_id}/priority"
+    assert http.post(path, json={"priority": 5}).json()["priority"] == 5
+    assert error_of(http.post(path, json={"priority": 101}), 400)["param"] == "priority"
+    assert error_of(http.post(path, json={}), 400)["param"] == "priority"
+    assert error_of(http.post(path, json={"priority": -1}), 403)["param"] == "priority"
+    assert error_of(http.post("/v1/batches/batch_0/priority", json={"priority": 0}), 404)["param"] == "batch_id"
+    assert batch_get(batch_id=batch_id, principal=LOCAL).priority == 5
+
+
 def test_openai_runs_a_batch_from_upload_to_output(client, checkpoint):
     lines = [
         {"custom_id": name, "method": "POST", "url": "/v1/chat/completions",
