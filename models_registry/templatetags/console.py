@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django import template
+from django.contrib import admin
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
@@ -66,6 +67,13 @@ def navigation(context: dict[str, Any]) -> list[dict[str, Any]]:
         {"label": entry.label, "icon": entry.icon, "url": url, "is_current": entry.section == section}
         for entry, url in entries_of(context["request"].user)
     ]
+
+
+@register.simple_tag(takes_context=True)
+def sees_tables(context: dict[str, Any]) -> bool:
+    """Whether the request's account sees any table of Django's admin."""
+    request = context["request"]
+    return admin.site.has_permission(request) and bool(admin.site.get_app_list(request))
 
 
 @register.simple_tag(takes_context=True)

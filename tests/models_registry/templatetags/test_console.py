@@ -37,6 +37,14 @@ def test_an_entry_whose_page_is_not_there_is_left_out(client: Client, monkeypatc
     assert "Ghost" not in entries(client)
 
 
+def test_tables_are_linked_for_whom_they_show_something(client: Client) -> None:
+    for role, sees in (("superuser", True), ("operator", True), (None, False)):
+        client.force_login(account(f"account-{role}", role))
+        text = client.get("/", follow=True).content.decode()
+        assert 'href="/docs"' in text  # the rail is there
+        assert ('href="/admin/"' in text) is sees, role
+
+
 def test_the_memory_of_the_devices_is_in_the_bar(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = WorkerState("w-0", memory_used_bytes=3 << 30, memory_budget_bytes=16 << 30)
     monkeypatch.setattr(live, "worker_states_sync", lambda: {"w-0": worker})
