@@ -11,6 +11,7 @@ from django.db.models import F
 from inference.models import SavedChat
 from inference.models.readable_rows import readable_rows
 from inference.pages.chats import GENERATE, MAX_CHAT_BYTES, chat_get, chat_state, shown_turns
+from inference.serving.served_models import max_model_len
 from inference.text.tool_calls.prompting import effort_variables
 from models_registry.adapter_names import full_name
 from models_registry.models import Adapter, AliasRevision, Checkpoint, ModelAlias
@@ -95,5 +96,6 @@ def _abilities(row: Any) -> dict[str, Any]:
         "has_chat": bool(template),
         "has_vision": bool(row.vision),
         "has_effort": bool(effort_variables(template)),
+        "context": max_model_len(row),
         "sampling": sampling_defaults(Path(row.directory)),
     }

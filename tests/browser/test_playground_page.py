@@ -363,6 +363,40 @@ def test_a_refused_request_is_explained(page: Page) -> None:
     expect(page.locator("#prompt")).to_have_value("The statement")
 
 
+def test_an_answer_has_the_room_that_is_left(page: Page) -> None:
+    asked = answer_with(page, says("Here."))
+    page.goto("/playground/?model=demo")
+    expect(page.locator("#own-max_tokens")).to_have_text("this page's default, or as much as fits")
+    with kept(page):
+        ask(page, "Short", turns=2)
+    assert asked[0]["max_tokens"] == 512
+    page.fill("#prompt", "long " * 120)  # 512 tokens may not fit beside it
+    with kept(page):
+        page.keyboard.press("Enter")
+    await_end(page)
+    assert "max_tokens" not in asked[1]
+    page.fill("#p-max_tokens", "700")
+    page.fill("#prompt", "As I say")
+    with kept(page):
+        page.keyboard.press("Enter")
+    await_end(page)
+    assert asked[2]["max_tokens"] == 700
+    forget_chat(page, "Short")
+
+
+def test_a_conversation_that_is_too_long_says_what_to_do(page: Page) -> None:
+    page.goto("/playground/?model=demo")
+    page.fill("#prompt", "word " * 1500)
+    page.keyboard.press("Enter")
+    note = page.locator(".turn .note.bad")
+    expect(note).to_contain_text("maximum context length is 1024 tokens")
+    expect(note).to_contain_text("Begin a new chat, or edit an earlier message")
+    page.fill("#p-max_tokens", "1000")
+    page.fill("#prompt", "word " * 100)
+    page.keyboard.press("Enter")
+    expect(page.locator(".turn .note.bad").last).to_contain_text("Make “Longest answer” smaller, or leave it empty")
+
+
 def test_without_scripts_a_sentence_says_so_and_chats_are_read(
     page: Page, chromium: Browser, site: LiveServer, session_state: dict
 ) -> None:

@@ -124,7 +124,9 @@ def test_the_playground_knows_what_each_model_can_do(browser: Client, hybrid: Pa
     models = json.loads(re.search(r'id="models" type="application/json">(.*?)</script>', text).group(1))
     names = ("has_text", "has_chat", "has_vision", "has_effort")
     abilities = dict.fromkeys(names, False)
-    assert models == [{"name": "tiny-hybrid", "kind": "Models", "base": "tiny-hybrid", "sampling": {}, **abilities}]
+    assert models == [
+        {"name": "tiny-hybrid", "kind": "Models", "base": "tiny-hybrid", "context": 128, "sampling": {}, **abilities}
+    ]
 
 
 def test_the_admin_lists_and_never_writes(hybrid: Path, admin_client: Client) -> None:

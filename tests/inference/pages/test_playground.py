@@ -59,3 +59,6 @@ def test_abilities_are_read_from_the_inspection(hybrid: Path) -> None:
     (choice,) = model_choices()
     names = ("has_text", "has_chat", "has_vision", "has_effort")
     assert {name: choice[name] for name in names} == dict.fromkeys(names, True)
+    assert choice["context"] == row.max_position_embeddings
+    Checkpoint.objects.update(settings={"max_model_len": 32})
+    assert model_choices()[0]["context"] == 32

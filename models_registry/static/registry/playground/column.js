@@ -8,6 +8,13 @@ import { TurnView, resultForm } from "./turn.js";
 
 const MARKDOWN_EVERY_MS = 100;
 
+/** What an error says, with a remedy where the context is too short. */
+function explained({ code, param, message }, isChat) {
+  if (code !== "context_length_exceeded") return message;
+  if (param === "max_tokens") return `${message} Make “Longest answer” smaller, or leave it empty: then it is as much as fits.`;
+  return `${message} ${isChat ? "Begin a new chat, or edit an earlier message: the conversation goes on from there without what came after it." : "Shorten it."}`;
+}
+
 /** Whether the model has written nothing: it was refused, or stopped before. */
 const isEmpty = (turn) => turn.role === "assistant" && !turn.content && !turn.reasoning && !turn.tool_calls && !turn.tokens;
 
@@ -185,7 +192,7 @@ export class Column {
       Object.assign(turn.figures, figures);
       this.#finish();
     } else if (frame.type === "cancelled") this.#finish({ reason: "you" });
-    else if (frame.type === "error") this.#finish({ problem: frame.error.message });
+    else if (frame.type === "error") this.#finish({ problem: explained(frame.error, this.isChat) });
   }
 
   #onChunk({ choices: [choice] }) {

@@ -81,7 +81,7 @@ export function drawDefaults(model) {
     input.placeholder = own === undefined && empty ? empty : String(value ?? "");
     if (slider) $(`#p-${name}-slider`).value = input.value === "" ? value : input.value;
     const words = own === undefined ? "" : `the model's own: ${own} (generation_config.json)`;
-    $(`#own-${name}`).textContent = input.value !== "" && own !== undefined ? `yours; ${words}` : words || (always && input.value === "" ? "this page's default" : "");
+    $(`#own-${name}`).textContent = input.value !== "" && own !== undefined ? `yours; ${words}` : words || (always && input.value === "" ? "this page's default, or as much as fits" : "");
   }
 }
 
