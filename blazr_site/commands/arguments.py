@@ -84,6 +84,10 @@ class Command:
 def add_site_arguments(parser: argparse.ArgumentParser) -> None:
     """Add ``--config`` and ``--data-dir``."""
     parser.add_argument("--config", metavar="FILE", help="settings in TOML (blazr.toml here or in the data directory)")
+    _add_data_dir_argument(parser)
+
+
+def _add_data_dir_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data-dir", dest="BLAZR_DATA_DIR", metavar="DIR",
         help="directory of database, uploads, logs and secrets (BLAZR_DATA_DIR, or ./data)",
@@ -282,6 +286,7 @@ def _batch(parser: argparse.ArgumentParser) -> None:
 
 def _info(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", help="the same as --model; also a name that a running server has registered")
+    _add_data_dir_argument(parser)
     add_model_arguments(parser, is_required=False)
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
 

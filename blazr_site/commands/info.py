@@ -54,8 +54,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _registered(arguments: argparse.Namespace) -> Inspection | None:
-    """Return what a server has stored of a model that it has registered under this name; None: it is no such name."""
+    """Return what a server has stored of a model that it has registered under this name; None: it is no such name.
+
+    Raises:
+        InvalidRequest: ``--data-dir`` names a directory without a model of this name.
+    """
     name = arguments.model
+    named = getattr(arguments, DATA_DIR, None)
+    if named:
+        return _stored_there(name, Path(named).expanduser().absolute(), arguments)
     if Path(name).expanduser().exists() or name == SERVED_MODEL_NAME or overrides_from(arguments):
         return None
     default = Path(DEFAULT_DATA_DIR).absolute()
@@ -67,6 +74,20 @@ def _registered(arguments: argparse.Namespace) -> Inspection | None:
         if (inspection := _stored(name, place)) is not None:
             return inspection
     return None
+
+
+def _stored_there(name: str, data_dir: Path, arguments: argparse.Namespace) -> Inspection:
+    if not data_dir.is_dir():
+        raise InvalidRequest(f"--data-dir {str(data_dir)[:300]} is no directory.", param="data_dir")
+    if overrides_from(arguments):
+        raise InvalidRequest("facts are set by hand for a path; leave --data-dir out.", param="data_dir")
+    inspection = _stored(name, data_dir)
+    if inspection is None:
+        raise InvalidRequest(
+            f"no model {name[:120]!r} is registered in {str(data_dir)[:300]}; blazr list --data-dir DIR shows all.",
+            param="model",
+        )
+    return inspection
 
 
 def _stored(name: str, data_dir: Path) -> Inspection | None:
