@@ -6,14 +6,17 @@ that was removed and registered again has another key, so that nothing is served
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from inference.errors import ChecksumMismatch, InvalidRequest, UnknownModel
+from inference.errors import CheckpointError, ChecksumMismatch, CorruptCheckpoint, InvalidRequest, UnknownModel
 from inference.values.messages import GenerateMessage
 from inference.worker.interfaces import ServedLLM
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,8 @@ class ServedAdapters:
             NeedsReload: The model has been loaded with none, or with too little.
             UnknownModel: The adapter was removed.
             ChecksumMismatch: Its files aren't those that were registered.
-            BlazrError: As ``llm.adapters.add``, or the database can't be reached.
+            CheckpointError: As ``llm.adapters.add``, without the path: callers don't see paths of the server.
+            BlazrError: The database can't be reached.
         """
         adapter_id = message.get("adapter")
         if adapter_id is None or knows(llm, adapter_id):
@@ -73,7 +77,11 @@ class ServedAdapters:
                 registry = llm.adapters
             except InvalidRequest:
                 raise NeedsReload(1) from None
-            facts = registry.check(file.path, adapter_id)
+            try:
+                facts = registry.check(file.path, adapter_id)
+            except (CheckpointError, OSError) as error:
+                logger.warning("The adapter %s at %s can't be read: %s", file.name, file.path, error)
+                raise _without_path(file, error) from None
             if facts.digest != file.digest:
                 raise ChecksumMismatch(
                     f"The files of the adapter {file.name} have changed since it was registered; remove it and "
@@ -83,6 +91,20 @@ class ServedAdapters:
             if registry.budget_bytes is not None and facts.num_bytes > registry.budget_bytes:
                 raise NeedsReload(facts.num_bytes)
             registry.add(adapter_id, file.path)
+
+
+def _without_path(file: AdapterFile, error: CheckpointError | OSError) -> CheckpointError:
+    """Return what a caller is told of an adapter that can't be read; the path is for the log and the model's page."""
+    if isinstance(error, CheckpointError) and file.path.exists():
+        message = error.message
+        for shown in (str(file.path), str(file.path)[:200]):  # messages cut long paths
+            message = message.replace(shown, f"the adapter {file.name}")
+        param = error.param if error.param and "/" not in error.param else "model"
+        return type(error)(message, param=param)
+    return CorruptCheckpoint(
+        f"The files of the adapter {file.name} are gone; restore them, or remove the adapter on its model's page.",
+        param="model",
+    )
 
 
 def knows(llm: ServedLLM, adapter_id: str) -> bool:

@@ -90,7 +90,7 @@ def read_adapter(path: Path) -> AdapterFiles:
                 )
             raise CorruptCheckpoint(f"{shown} has no {WEIGHTS_FILE}; it is no adapter that PEFT saved.", param=shown)
     else:
-        raise CorruptCheckpoint(f"{shown} is no directory and no file; give the adapter's.", param=shown)
+        raise CorruptCheckpoint(f"{shown} is neither a directory nor a file; give an adapter's.", param=shown)
     if not (directory / CONFIG_FILE).is_file():
         raise CorruptCheckpoint(f"{directory.name} has no {CONFIG_FILE} beside {weights.name}.", param=CONFIG_FILE)
     config = LoraConfig.from_dict(read_object(directory / CONFIG_FILE))

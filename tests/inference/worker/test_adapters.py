@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from inference.errors import ChecksumMismatch, InvalidRequest, UnknownModel
+from inference.errors import CheckpointError, ChecksumMismatch, CorruptCheckpoint, InvalidRequest, UnknownModel
 from inference.worker.adapters import AdapterFile, NeedsReload, ServedAdapters, forget, knows, no_adapters
 from inference.worker.model_manager import ModelManager
 from tests.inference.worker.fakes import Client, FakeLLM, FakePlans, FakePresence, message
@@ -69,6 +69,26 @@ def test_an_adapter_is_found_once() -> None:
     assert rows.asked == [(message("a")["model"], "k")]
     forget([AdaptedLLM(None), llm], "k")
     assert not knows(llm, "k")
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_callers_do_not_see_paths(tmp_path: Path, is_there: bool) -> None:
+    path = tmp_path / "sql"
+    if is_there:
+        path.mkdir()
+    llm = AdaptedLLM(Registry())
+
+    def check(place: Path, name: str) -> None:
+        raise CorruptCheckpoint(f"{place} has no adapter_model.safetensors; it is no adapter.", param=str(place))
+
+    llm.registry.check = check
+    with pytest.raises(CheckpointError) as caught:
+        adapters = ServedAdapters(lambda checkpoint_id, adapter_id: AdapterFile("sql", path, "a"))
+        adapters.ensure(llm, message("a", adapter="k"))
+    what = "the adapter sql has no adapter_model" if is_there else "The files of the adapter sql are gone; restore them"
+    assert caught.value.message.startswith(what)
+    assert (caught.value.param, caught.value.http_status) == ("model", 422)
+    assert str(tmp_path) not in str(caught.value.to_dict())
 
 
 def test_other_files_than_the_registered_ones_are_refused() -> None:
