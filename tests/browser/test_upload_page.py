@@ -70,10 +70,12 @@ def test_a_path_on_the_server_is_inspected_and_registered(page: Page, site: Live
     page.fill("#by-path-name", "lesson-1")
     page.keyboard.press("Enter")
     expect(page.locator("h1")).to_have_text("lesson-1")
+    complaints[:] = [text for text in complaints if "422" not in text]  # of the path that isn't there
+    assert complaints == []
     delete(page, site, "lesson-1")
     assert (place / "config.json").exists()
     shutil.rmtree(place.parent)
-    complaints[:] = [text for text in complaints if "422" not in text]  # of the path that isn't there
+    complaints.clear()  # the deleted model's page may have been drawn again before it was left
 
 
 def test_a_broken_checkpoint_is_refused_with_the_reason(page: Page, site: LiveServer, tmp_path: Path) -> None:
