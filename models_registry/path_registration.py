@@ -18,11 +18,11 @@ from models_registry.detection.child import inspect_in_child
 from models_registry.detection.describe import describe
 from models_registry.detection.directory import MAX_DIRECTORY_ENTRIES
 from models_registry.detection.facts import FACTS, check_overrides
-from models_registry.layer_words import layer_rows, legend
+from models_registry.layer_words import legend
 from models_registry.models import Checkpoint
 from models_registry.names import suggest_name
 from models_registry.runs.allowed import allowed_directories, check_allowed
-from models_registry.tokenizer_sources import with_source_path
+from models_registry.tokenizer_sources import with_source_name, with_source_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,7 +68,7 @@ def overrides_of(posted: QueryDict) -> dict[str, Any]:
     for item in posted.getlist("set"):
         try:
             found |= json.loads(item)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RecursionError):
             raise InvalidRequest("a fact that was set can't be read; set it again.", param="set") from None
     fact, text = posted.get("fact", ""), posted.get("value", "").strip()
     if fact and text:
@@ -88,12 +88,10 @@ def report(place: Path, overrides: Mapping[str, Any], *, name: str = "") -> dict
     """
     check_before_inspection(overrides)
     known = _known(place)
-    inspection = inspect_in_child(place, overrides=with_source_path(overrides))
+    inspection = with_source_name(inspect_in_child(place, overrides=with_source_path(overrides)), overrides)
     about = describe(inspection)
-    layers = layer_rows(about["layers"])
     return {
         "report": about,
-        "layers": layers,
         "legend": legend(about["layers"]),
         "known": known,
         "name": name or services.free_name(suggest_name(place.name)),
@@ -118,7 +116,7 @@ def register(place: Path, *, overrides: Mapping[str, Any], name: str, author: An
         overrides=overrides,
         author=author,
         inspect=inspect_in_child,
-        confirm=lambda row: checked_place(row.path) and None,  # no link was put there meanwhile
+        confirm=_check_again,
     )
 
 
@@ -133,6 +131,11 @@ def empty_form() -> dict[str, Any]:
     }
 
 
+def _check_again(row: Checkpoint) -> None:
+    """Refuse a row whose files have become links that lead out while they were inspected."""
+    checked_place(row.path)
+
+
 def _known(place: Path) -> Checkpoint | None:
     rows: list[Checkpoint] = readable_rows(Checkpoint.objects.filter(path=str(place)), 1)
     return rows[0] if rows else None
@@ -145,5 +148,5 @@ def _value(fact: str, text: str) -> Any:
         return None if rule is not None and rule.nullable and text == "none" else text
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text

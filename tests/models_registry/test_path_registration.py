@@ -57,6 +57,7 @@ def test_facts_are_ticked_entered_or_refused(allowed: Path) -> None:
         ({"fact": "depth", "value": "3"}, "is not a fact that can be set"),
         ({"fact": "norm.eps", "value": "small"}, "norm.eps can't be 'small'"),
         ({"set": "[1"}, "can't be read; set it again"),
+        ({"fact": "norm.eps", "value": "[" * 100_000}, "norm.eps can't be"),
         ({"set": "[1]"}, "can't be read; set it again"),
     ):
         with pytest.raises(InvalidRequest, match=message):

@@ -64,6 +64,7 @@ def test_a_registered_name_is_described_as_it_is_stored(capsys, data_dir: Path, 
 def test_a_data_directory_is_named(capsys, data_dir: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir("/")
     assert context_of(capsys, "lessons", BLAZR_DATA_DIR=str(data_dir)) == 77
+    monkeypatch.setattr(info, "_stored", lambda name, place: None)
     with pytest.raises(InvalidRequest, match=r"no model 'demo' is registered in .*; blazr list --data-dir DIR shows"):
         context_of(capsys, "demo", BLAZR_DATA_DIR=str(data_dir))
     with pytest.raises(InvalidRequest, match="nowhere is no directory"):
