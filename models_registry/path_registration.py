@@ -17,7 +17,7 @@ from models_registry.chat_templates import check_before_inspection
 from models_registry.detection.child import inspect_in_child
 from models_registry.detection.describe import describe
 from models_registry.detection.directory import MAX_DIRECTORY_ENTRIES
-from models_registry.detection.facts import FACTS, check_overrides
+from models_registry.detection.facts import FACTS, canonical_name, check_overrides
 from models_registry.layer_words import legend
 from models_registry.models import Checkpoint
 from models_registry.names import suggest_name
@@ -143,7 +143,7 @@ def _known(place: Path) -> Checkpoint | None:
 
 def _value(fact: str, text: str) -> Any:
     """Return an entered text as its fact takes it; what isn't a number is left to the check of the facts."""
-    rule = FACTS.get(fact)
+    rule = FACTS.get(canonical_name(fact))
     if rule is None or rule.kind == "string":
         return None if rule is not None and rule.nullable and text == "none" else text
     try:

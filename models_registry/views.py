@@ -92,7 +92,7 @@ class StaffPage(StaffView):
     """Base of all pages for signed-in staff."""
 
     template_name = ""
-    http_method_names = ("get", "head")
+    http_method_names: tuple[str, ...] = ("get", "head")
 
     def get(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
         """Render the page; an error that names its reason becomes a page that shows the reason."""

@@ -1,10 +1,9 @@
 """Route URLs of the pages.
 
-Names: dashboard, jobs, job and job-retry (job_id), batch-queue, batch and batch-retry (batch_id), schedules,
-schedule-create, schedule-preview, schedule, schedule-change, schedule-pause, schedule-resume, schedule-run and
-schedule-delete (schedule_id), playground, playground-chat (chat_id), keys, key-create, key-revoke (prefix), requests,
-request, request-cancel and request-replay (request_id), replay (request_id, job_id), replay-create, replays,
-replay-promote and replay-rollback (batch_id), replayed (batch_id, request_id), model-tokenizer (checkpoint_id).
+Names: dashboard, jobs, job and job-retry (job_id), batch-queue, batch, batch-reorder and -retry (batch_id), schedules,
+schedule-create, -preview, schedule, schedule-change, -pause, -resume, -run and -delete (schedule_id), playground,
+playground-chat (chat_id), keys, key-create, key-revoke (prefix), requests, request, request-cancel, -replay
+(request_id), replay (+ job_id), replays, replay-create, -promote, -rollback (batch_id), replayed, model-tokenizer.
 """
 
 from __future__ import annotations

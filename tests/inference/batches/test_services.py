@@ -9,7 +9,7 @@ import pytest
 from inference.batches import services
 from inference.errors import Conflict, IdempotencyKeyReused, NotFound, PermissionRefused
 from inference.models import Batch
-from inference.values.principal import LOCAL
+from inference.values.principal import LOCAL, UNAUTHENTICATED
 from inference.values.request_key import RequestKey
 from tests.inference.batches.fakes import line, store_file
 
@@ -56,9 +56,8 @@ def test_the_priority_of_an_open_batch_is_changed_within_the_scope(model):
     assert change(batch_id=first.batch_id, principal=LOCAL, priority=3).priority == 3
     assert list(services.open_batches()) == [second, first]
     with pytest.raises(PermissionRefused, match="priority is -1, which needs an API key with the scope 'priority'"):
-        change(batch_id=first.batch_id, principal=LOCAL, priority=-1)
-    ahead = replace(LOCAL, scopes=LOCAL.scopes | {"priority"})
-    assert change(batch_id=first.batch_id, principal=ahead, priority=-1).priority == -1
+        change(batch_id=first.batch_id, principal=UNAUTHENTICATED, priority=-1)
+    assert change(batch_id=first.batch_id, principal=LOCAL, priority=-1).priority == -1
     assert list(services.open_batches()) == [first, second]
     with pytest.raises(NotFound):
         change(batch_id=first.batch_id, principal=replace(LOCAL, tenant="key:7"), priority=0)

@@ -41,5 +41,5 @@ def test_broken_directories_are_refused(tmp_path: Path, broken, words: str) -> N
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no directory and no file"):
+    with pytest.raises(CheckpointError, match="neither a directory nor a file"):
         read_adapter(tmp_path / "nothing")

@@ -53,7 +53,9 @@ def test_a_batch_is_reordered(http):
     assert http.post(path, json={"priority": 5}).json()["priority"] == 5
     assert error_of(http.post(path, json={"priority": 101}), 400)["param"] == "priority"
     assert error_of(http.post(path, json={}), 400)["param"] == "priority"
-    assert error_of(http.post(path, json={"priority": -1}), 403)["param"] == "priority"
+    headers = {"Authorization": f"Bearer {api_key_create(name='plain')[1]}"}  # without the scope priority
+    assert error_of(http.post(path, json={"priority": -1}, headers=headers), 403)["param"] == "priority"
+    assert error_of(http.post(path, json={"priority": 1}, headers=headers), 404)["param"] == "batch_id"
     assert error_of(http.post("/v1/batches/batch_0/priority", json={"priority": 0}), 404)["param"] == "batch_id"
     assert batch_get(batch_id=batch_id, principal=LOCAL).priority == 5
 
