@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -19,16 +20,49 @@ from tests.browser.actions import second_revision
 from tests.browser.chromium import chromium_binary
 from tests.live.conftest import ROOT, LiveServer, wait_until
 from tests.live.test_batches import lines_of, look, start
+from tests.models_registry.runs.trainers import oxidizr_run, oxidizr_step
 
 SIZES = {"wide": (1440, 900), "narrow": (360, 780)}
 THEMES = ("light", "dark")
+FURTHER = """
+import json, time
+from django.utils import timezone
+from inference.dialects.openai.requests import plan_from_body
+from inference.models import GenerationJob, UsageRecord
+from inference.values.principal import LOCAL
+from inference.batches.replays import replay_submit
+from models_registry.models import Adapter, Checkpoint, RunStep
+from models_registry.runs.services import run_create
+base = Checkpoint.objects.get(served_model_name="demo")
+Adapter.objects.create(base=base, name="sql", path="/srv/adapters/sql", digest="d", rank=16,
+                       targets=["q_proj", "v_proj"], num_values=1, size_bytes=1 << 20)
+run = run_create(directory={directory!r})
+while RunStep.objects.filter(run=run, checkpoint__isnull=False).count() < 2:
+    time.sleep(1)
+message = {{"role": "user", "content": "Why?"}}
+plan = plan_from_body("chat", {{"model": "demo", "messages": [message], "max_tokens": 24}})
+row = UsageRecord.objects.create(
+    request_id="chatcmpl-kept", created_at=timezone.now(), tenant="local", endpoint="chat", model="demo",
+    outcome="completed", duration_s=2.7, queue_s=1.7, engine_s=1.0, ttft_s=1.9, prompt_tokens=9, completion_tokens=8,
+    cache_outcome="cold", prompt=json.dumps(list(plan.prompts)), output=json.dumps(["It returns the value."]),
+    plan=json.dumps({{**plan.to_dict(), "prompts": []}}),
+    phases=json.dumps({{"seconds": {{"queue": 0.2, "load": 1.5, "prefill": 0.2, "decode": 0.8}}, "evicted": ""}}),
+)
+job = replay_submit(row=row, model="demo", principal=LOCAL)
+while GenerationJob.objects.get(pk=job.pk).finished_at is None:
+    time.sleep(0.5)
+print(json.dumps({{"run": str(run.pk), "job": str(job.job_id), "request": row.request_id}}))
+"""
+"""Makes what further pages show: an adapter, a run with two checkpoints, a request, and its replay as a job."""
 
 
-def pages(site: LiveServer, chat: str, batch: str, schedule: str) -> dict[str, str]:
+def pages(site: LiveServer, chat: str, batch: str, schedule: str, others: dict[str, str]) -> dict[str, str]:
     """The pages by the names of their pictures."""
     key = site.checkpoint_id("demo")
     model = f"/models/{key}/"
-    tabs = ("overview", "layers", "tensors", "revisions", "memory", "template", "facts", "settings")
+    tabs = (
+        "overview", "layers", "tensors", "revisions", "memory", "template", "facts", "adapters", "passport", "settings",
+    )  # fmt: skip
     return {
         "overview": "/",
         "models": "/models/",
@@ -50,6 +84,7 @@ def pages(site: LiveServer, chat: str, batch: str, schedule: str) -> dict[str, s
         "requests": "/requests/",
         "keys": "/keys/",
         "settings": "/settings/",
+        **others,
         "docs": "/docs",
         "not-found": "/nowhere",
     }
@@ -59,7 +94,11 @@ def pages(site: LiveServer, chat: str, batch: str, schedule: str) -> dict[str, s
 def demo_server() -> Iterator[LiveServer]:
     with tempfile.TemporaryDirectory() as directory:
         model = f"demo={ROOT / 'inference' / 'demo' / 'checkpoint'}"
-        server = LiveServer(Path(directory) / "data", "--model", model, "--cpu")
+        data_dir = Path(directory) / "data"
+        data_dir.mkdir(mode=0o700)
+        (Path(directory) / "runs").mkdir()
+        (data_dir / "blazr.toml").write_text('[[models]]\nmodel = "../runs"\nwatch = true\n')
+        server = LiveServer(data_dir, "--model", model, "--cpu")
         try:
             server.wait_ready()
             second_revision(server, Path(directory) / "other")
@@ -120,6 +159,22 @@ def schedules(site: LiveServer, batch_id: str) -> str:
         return str(made)
 
 
+def further(site: LiveServer) -> dict[str, str]:
+    """Make a run, an adapter, a request and its replay; returns their pages by the names of their pictures."""
+    directory = oxidizr_run(site.data_dir.parent / "runs" / "nano")
+    for number, seed in ((100, 1), (200, None)):
+        oxidizr_step(directory, number, seed=seed)
+    made = json.loads(site.manage(FURTHER.format(directory=str(directory))))
+    request = f"/requests/{made['request']}/"
+    return {
+        "runs": "/runs/",
+        "run": f"/runs/{made['run']}/",
+        "job": f"/jobs/{made['job']}/",
+        "request": request,
+        "replay": f"{request}replays/{made['job']}/",
+    }
+
+
 def take(page: Page, path: str, file: Path, width: int) -> None:
     page.goto(path)
     page.wait_for_timeout(500)
@@ -144,7 +199,7 @@ def main() -> int:
         state = sign_in(browser, site)
         kept = chat(browser.new_context(base_url=site.url, storage_state=state))
         ended = batch(site)
-        made = schedules(site, ended)
+        found = pages(site, kept, ended, schedules(site, ended), further(site))
         for size, (width, height) in SIZES.items():
             for theme in THEMES:
                 context = browser.new_context(
@@ -154,10 +209,16 @@ def main() -> int:
                     viewport={"width": width, "height": height},
                 )
                 page = context.new_page()
-                for name, path in pages(site, kept, ended, made).items():
+                for name, path in found.items():
                     if not wanted or name in wanted:
                         take(page, path, arguments.directory / f"{name}-{size}-{theme}.png", width)
                 context.close()
+                if not wanted or "login" in wanted:
+                    stranger = browser.new_page(
+                        base_url=site.url, color_scheme=theme, viewport={"width": width, "height": height}
+                    )
+                    take(stranger, "/login/", arguments.directory / f"login-{size}-{theme}.png", width)
+                    stranger.close()
         browser.close()
     return 0
 
