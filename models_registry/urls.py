@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from django.urls import include, path
 
-from models_registry import compare_page, model_page, path_page, run_pages, views
+from models_registry import compare_page, model_list, model_page, path_page, run_pages, views
 
 urlpatterns = [
     path("login/", views.SignInView.as_view(), name="login"),
     path("logout/", views.SignOutView.as_view(), name="logout"),
-    path("models/", views.ModelsPage.as_view(), name="models"),
+    path("models/", model_list.ModelsPage.as_view(), name="models"),
     path("models/upload/", views.UploadPage.as_view(), name="upload"),
     path("models/path/", path_page.PathPage.as_view(), name="register-path"),
     path("models/compare/", compare_page.ComparePage.as_view(), name="compare"),

@@ -21,7 +21,6 @@ from django.views.decorators.csrf import ensure_csrf_cookie
 from inference.errors import BlazrError, NotFound
 from inference.models.readable_rows import readable_rows
 from models_registry import selectors, upload_rules
-from models_registry.api.views import overview
 from models_registry.detection.facts import TOKENIZER_FROM, facts_to_set
 from models_registry.hub import hub_host
 from models_registry.models import Upload
@@ -38,9 +37,6 @@ if TYPE_CHECKING:
     from django.http.response import HttpResponseBase
 
     from models_registry.models import Checkpoint
-
-
-_SOURCES = {"path": "registered by path", "hub": "from the hub", "upload": "uploaded"}
 
 
 class SignInView(LoginView):
@@ -130,40 +126,6 @@ class StaffAction(StaffView):
     def act(self, **kwargs: Any) -> str:
         """Do what the form asks for; returns the address to go to."""
         raise NotImplementedError
-
-
-class ModelsPage(StaffPage):
-    """All checkpoints."""
-
-    template_name = "registry/models.html"
-    section = "models"
-    permission_required = "models_registry.view_checkpoint"
-
-    def page_context(self, **kwargs: Any) -> dict[str, Any]:
-        """Return the rows that match the search, with what is searched in and why each model isn't loaded."""
-        state = overview()
-        query = self.request.GET.get("q", "")[:200]
-        rows = [{**row, **_list_words(row)} for row in state["checkpoints"]]
-        words = query.lower().split()
-        return {
-            "q": query,
-            "rows": [row for row in rows if all(word in row["text"] for word in words)],
-            "total": len(rows),
-            "notice": state["notice"],
-        }
-
-
-def _list_words(row: dict[str, Any]) -> dict[str, Any]:
-    """Return what the list of models says beside a checkpoint's own columns."""
-    names = ("served_model_name", "model_type", "architecture", "format", "dtype", "origin")
-    origin = (row["origin"] if row["source"] == "upload" else "") or _SOURCES.get(row["source"], row["source"])
-    departures = row["live"]["departures"]
-    return {
-        "text": " ".join(str(row[name]) for name in names).lower(),
-        "origin_words": origin,
-        "held": row["live"]["status"] in ("ready", "loading"),
-        "departure": departures[-1]["reason"] if departures and row["live"]["status"] == "unloaded" else "",
-    }
 
 
 def with_tokenizer_sources(rules: list[dict[str, Any]], besides: Checkpoint | None = None) -> list[dict[str, Any]]:

@@ -183,6 +183,14 @@ class LayerSpec:
             first = (*first, *self.ngram.state())
         return first if self.token_mixer is None else (*first, *self.token_mixer.state())
 
+    @classmethod
+    def from_dict(cls, payload: Mapping[str, Any]) -> LayerSpec:
+        """Read one of the ``layers`` of ``ModelSpec.to_dict``."""
+        layer = decode(payload, _CLASSES)
+        if not isinstance(layer, cls):
+            raise TypeError(f"not a stored LayerSpec: {type(layer).__name__}")
+        return layer
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:

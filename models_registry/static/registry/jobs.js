@@ -1,36 +1,9 @@
 // Queued generations: filters while typing, and new jobs. The server draws the lists.
+import { filterList } from "./filters.js";
 import { $, call, submitted, toast } from "./kit.js";
 
-/**
- * Keep a form's filters in the page's address, and have its list drawn for them while they are typed, from its newest
- * page on. The other list keeps its own.
- */
-function filterList(form, topic, after) {
-  let timer;
-  const show = () => {
-    const query = new URLSearchParams(location.search);
-    query.delete(after);
-    for (const [name, value] of new FormData(form)) {
-      if (value.trim()) query.set(name, value);
-      else query.delete(name);
-    }
-    history.replaceState(null, "", `${location.pathname}${query.size ? `?${query}` : ""}`);
-    document.body.dispatchEvent(new CustomEvent(`live:${topic}`));
-  };
-  $(`#${topic}-region`).addEventListener("htmx:configRequest", (event) => (event.detail.path = location.pathname + location.search));
-  form.addEventListener("input", () => {
-    clearTimeout(timer);
-    timer = setTimeout(show, 150);
-  });
-  form.addEventListener("submit", (event) => {
-    event.preventDefault();
-    show();
-  });
-  return show;
-}
-
-const show = filterList($("#filters"), "jobs", "after");
-filterList($("#batch-filters"), "batches", "batch_after");
+const show = filterList($("#filters"), $("#jobs-region"), "jobs", "after");
+filterList($("#batch-filters"), $("#batches-region"), "batches", "batch_after");
 $("#new").hidden = false;
 $("#new").addEventListener("click", () => $("#submit-dialog").showModal());
 $("#submit-cancel").addEventListener("click", () => $("#submit-dialog").close());
