@@ -145,7 +145,8 @@ def _measured(checkpoint: Checkpoint) -> dict[str, str]:
         figures = entry["figures"] if isinstance(entry["figures"], Mapping) else {}
         for name, value in figures.items():
             if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-                found[f"{entry['name']}: {str(name).replace('_', ' ')}"] = f"{value:.4g}"
+                label, words = _figure(str(name), value)
+                found[f"{entry['name']}: {label}"] = words
     curve = read_curve(Path(checkpoint.directory))
     chosen = next((point for point in curve.points if point.is_chosen), None) if curve else None
     if curve is not None and chosen is not None:
@@ -156,6 +157,14 @@ def _measured(checkpoint: Checkpoint) -> dict[str, str]:
         if step.loss is not None and math.isfinite(step.loss):
             found["training: held-out loss, nats per token"] = f"{step.loss:.4f}"
     return found
+
+
+def _figure(name: str, value: float) -> tuple[str, str]:
+    """Return a figure of a passport in words, its name and its value: sizes in their units, counts in full."""
+    label = name.removesuffix("_bytes").replace("_", " ")
+    if label != name.replace("_", " "):
+        return label, format_bytes(value)
+    return label, f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def _config(checkpoint: Checkpoint) -> dict[str, Any]:

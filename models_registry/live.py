@@ -53,6 +53,7 @@ class Live:
                 "memory_used_bytes": worker.memory_used_bytes,
                 "memory_budget_bytes": worker.memory_budget_bytes,
                 "states_bytes": sum(model.states_bytes for model in worker.models),
+                "adapter_bytes": sum(model.adapter_bytes for model in worker.models),
                 "states_used_bytes": sum(model.stats.get("states_used_bytes", 0) for model in worker.models),
                 "states_cached_bytes": sum(model.stats.get("states_cached_bytes", 0) for model in worker.models),
                 "num_active": worker.num_active,

@@ -113,11 +113,13 @@ def memory_bar(worker: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not budget:
         return []
     reserved = min(worker["states_bytes"], worker["memory_used_bytes"])
+    adapters = min(worker["adapter_bytes"], worker["memory_used_bytes"] - reserved)
     used = min(worker["states_used_bytes"], reserved)
     cached = min(worker["states_cached_bytes"], reserved - used)
     return bar_parts(
         [
-            ("weights", "weights", worker["memory_used_bytes"] - reserved),
+            ("weights", "weights", worker["memory_used_bytes"] - reserved - adapters),
+            ("adapters' reserve", "adapters", adapters),
             ("used states", "used", used),
             ("states for later prompts", "cached", cached),
             ("reserved states", "states", reserved - used - cached),

@@ -35,6 +35,7 @@ class ResidentModel:
         num_unprepared: Requests that wait for a place in the engine, or for a thread that tokenises their prompts.
         num_preparing: Requests whose prompts are tokenised now.
         states_bytes: Part of ``memory_bytes`` that is reserved for states of requests; 0 while loading.
+        adapter_bytes: Part of ``memory_bytes`` that is reserved for adapters; 0 while loading.
         outlook: When further requests could start.
     """
 
@@ -55,6 +56,7 @@ class ResidentModel:
     num_unprepared: int = 0
     num_preparing: int = 0
     states_bytes: int = 0
+    adapter_bytes: int = 0
     outlook: StartOutlook = field(default_factory=StartOutlook)
 
 
@@ -182,6 +184,7 @@ class ModelState:
     tokens_per_s: float = 0.0
     max_model_len: int = 0
     states_bytes: int = 0
+    adapter_bytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -195,6 +198,7 @@ class ModelState:
             "workers": list(self.workers),
             "memory_bytes": self.memory_bytes,
             "states_bytes": self.states_bytes,
+            "adapter_bytes": self.adapter_bytes,
             "num_running": self.num_running,
             "num_waiting": self.num_waiting,
             "num_queued": self.num_queued,
@@ -223,6 +227,7 @@ def merge_models(workers: Iterable[WorkerState]) -> dict[str, ModelState]:
                 tokens_per_s=seen.tokens_per_s + model.tokens_per_s,
                 max_model_len=max(seen.max_model_len, model.max_model_len),
                 states_bytes=seen.states_bytes + model.states_bytes,
+                adapter_bytes=seen.adapter_bytes + model.adapter_bytes,
             )
     return merged
 

@@ -229,13 +229,15 @@ class Resident:
         """Return the model in the form of the heartbeat, without the engine's statistics."""
         running = min(self.num_in_engine, self.plan.max_num_seqs) if self.plan else 0
         self.drop_old_token_counts(time.monotonic())
+        reserved = {} if self.engine is None else self.engine.llm.memory_bytes()
         return ResidentModel(
             checkpoint_id=self.checkpoint_id,
             status="loading" if self.status == "loading" else "ready",
             progress=self.progress,
             stage="unloading" if self.status == "unloading" else self.stage,
             memory_bytes=self.memory_bytes,
-            states_bytes=0 if self.engine is None else self.engine.llm.memory_bytes()["states"],
+            states_bytes=reserved.get("states", 0),
+            adapter_bytes=reserved.get("adapters", 0),
             num_running=running,
             num_waiting=self.num_in_engine - running + len(self.waiting),
             last_used_at=self.last_used_at,

@@ -111,11 +111,12 @@ def live_region(context: dict[str, Any], region_id: str, topics: str) -> SafeStr
 
 @register.simple_tag
 def memory_words(seen: dict[str, Any]) -> str:
-    """Return what a loaded model takes: "257.0 MiB weights + 5.1 GiB reserved states"."""
-    memory, states = seen["memory_bytes"], seen.get("states_bytes", 0)
-    if not 0 < states < memory:
+    """Return what a loaded model takes: "257.0 MiB weights + 5.1 GiB reserved states"; adapters' reserve is a third."""
+    memory, states, adapters = seen["memory_bytes"], seen.get("states_bytes", 0), seen.get("adapter_bytes", 0)
+    if not 0 < states + adapters < memory:
         return format_bytes(memory)
-    return f"{format_bytes(memory - states)} weights + {format_bytes(states)} reserved states"
+    parts = ((memory - states - adapters, "weights"), (states, "reserved states"), (adapters, "adapters' reserve"))
+    return " + ".join(f"{format_bytes(size)} {name}" for size, name in parts if size)
 
 
 @register.inclusion_tag("registry/_state.html")

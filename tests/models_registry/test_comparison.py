@@ -50,11 +50,12 @@ def test_configs_are_joined_by_name_differences_first(two_dtypes: tuple[Checkpoi
 
 
 def test_what_was_measured_stands_side_by_side(two_dtypes: tuple[Checkpoint, Checkpoint]) -> None:
-    figures = {"decode_tokens_per_s": 12.5, "bad": HOSTILE}
+    figures = {"decode_tokens_per_s": 12.5, "weights_bytes": 1_681_000.0, "num_tokens": 12345, "bad": HOSTILE}
     Passport.objects.create(
         source=two_dtypes[0], source_name="x", state="done", identity="x", active_at=timezone.now(),
         entries=[{"name": "speed", "state": "passed", "words": "", "figures": figures}],
     )  # fmt: skip
     lines = {line.name: line for line in comparison.measured_lines(*two_dtypes)}
     assert lines["speed: decode tokens per s"].first == "12.5" and lines["speed: decode tokens per s"].second == ""
-    assert lines["passport: speed"].first == "passed" and len(lines) == 2
+    assert lines["passport: speed"].first == "passed" and len(lines) == 4
+    assert (lines["speed: weights"].first, lines["speed: num tokens"].first) == ("1.6 MiB", "12,345")

@@ -25,8 +25,9 @@ MIB = 1 << 20
 def test_models_workers_and_jobs_are_summed_up(client: Client, tmp_path: Path, monkeypatch) -> None:
     row = services.checkpoint_register(path=write_checkpoint(tmp_path / "tiny", *small_hybrid()))
     resident = ResidentModel(
-        str(row.pk), "ready", memory_bytes=300 * MIB, states_bytes=200 * MIB, num_running=2, tokens_per_s=12.5
-    )
+        str(row.pk), "ready", memory_bytes=300 * MIB, states_bytes=200 * MIB, adapter_bytes=60 * MIB, num_running=2,
+        tokens_per_s=12.5,
+    )  # fmt: skip
     worker = WorkerState(
         "w-0", heartbeat_at=1e12, memory_used_bytes=300 * MIB, memory_budget_bytes=1000 * MIB, models=(resident,),
         energy=(EnergyReading("boot/0", "box/package-0", "rapl", watts=41.2, hour_watts=38.0),),
@@ -37,7 +38,8 @@ def test_models_workers_and_jobs_are_summed_up(client: Client, tmp_path: Path, m
     make_job(batch_label="nightly")
     client.force_login(account("owner", "superuser"))
     text = client.get("/").content.decode()
-    for piece in ("of 1 registered", "12.5", "100.0 MiB weights + 200.0 MiB reserved states", "no step for 70 s",
+    for piece in ("of 1 registered", "12.5",
+                  "40.0 MiB weights + 200.0 MiB reserved states + 60.0 MiB adapters&#x27; reserve", "no step for 70 s",
                   "alive", "nightly", "1 jobs queued",
                   "package-0: 41.2 W now, mean 38 W (up to an hour)"):  # fmt: skip
         assert piece in text, piece
@@ -118,12 +120,13 @@ def test_an_empty_server_says_how_to_start(client: Client, settings) -> None:
 
 def test_memory_is_divided_into_what_it_is_for() -> None:
     worker = {"memory_budget_bytes": 1000, "memory_used_bytes": 700, "states_bytes": 500, "states_used_bytes": 100,
-              "states_cached_bytes": 50}  # fmt: skip
+              "states_cached_bytes": 50, "adapter_bytes": 80}  # fmt: skip
     assert [(part["name"], part["size"], part["x"], part["width"]) for part in memory_bar(worker)] == [
-        ("weights", 200, 0, 200), ("used states", 100, 200, 100), ("states for later prompts", 50, 300, 50),
+        ("weights", 120, 0, 120), ("adapters' reserve", 80, 120, 80),
+        ("used states", 100, 200, 100), ("states for later prompts", 50, 300, 50),
         ("reserved states", 350, 350, 350), ("free", 300, 700, 300),
     ]  # fmt: skip
     # While a model loads, its states aren't known; a worker that reports more than it has is drawn all the same.
     odd = {**worker, "states_bytes": 0, "memory_used_bytes": 1200}
-    assert [part["size"] for part in memory_bar(odd)] == [1200, 0, 0, 0, 0]
+    assert [part["size"] for part in memory_bar(odd)] == [1120, 80, 0, 0, 0, 0]
     assert memory_bar({**worker, "memory_budget_bytes": 0}) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from inference.values.states import Departure, EnergyReading, ResidentModel, WorkerState, departures_of, merge_models
 
@@ -28,6 +29,7 @@ def test_a_draining_worker_has_no_capacity() -> None:
 def test_a_model_has_the_best_status_and_the_sums_of_its_workers() -> None:
     loading = ResidentModel("a", "loading", progress=0.5, stage="reading", memory_bytes=1, num_waiting=2)
     ready = ResidentModel("a", "ready", progress=1.0, memory_bytes=2, num_running=3, last_used_at=9.0, max_model_len=64)
+    ready = replace(ready, states_bytes=5, adapter_bytes=7)
     workers = [WorkerState("w1", models=(ready,)), WorkerState("w2", models=(loading, ResidentModel("b", "loading")))]
     merged = merge_models(workers)
     assert set(merged) == {"a", "b"}
@@ -35,6 +37,7 @@ def test_a_model_has_the_best_status_and_the_sums_of_its_workers() -> None:
     assert (model.status, model.progress, model.workers) == ("ready", 1.0, ("w1", "w2"))
     assert (model.memory_bytes, model.num_running, model.num_waiting) == (3, 3, 2)
     assert (model.last_used_at, model.max_model_len) == (9.0, 64)
+    assert (model.states_bytes, model.shown()["adapter_bytes"]) == (5, 7)
     assert merge_models(reversed(workers))["a"].status == "ready"
     assert "error" not in model.shown() and model.to_dict()["error"] is None
 

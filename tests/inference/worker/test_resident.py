@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -38,6 +39,13 @@ def test_requests_beyond_the_engines_slots_wait():
     resident.waiting.append(ActiveRequest(message("r"), print, resident))
     found = resident.describe()
     assert (found.num_running, found.num_waiting) == (2, 4)
+
+
+def test_reserves_for_states_and_adapters_are_reported_apart():
+    llm = SimpleNamespace(memory_bytes=lambda: {"weights": 1, "states": 20, "adapters": 300})
+    found = Resident("a", engine=SimpleNamespace(llm=llm), memory_bytes=321).describe()
+    assert (found.memory_bytes, found.states_bytes, found.adapter_bytes) == (321, 20, 300)
+    assert Resident("a").describe().adapter_bytes == 0
 
 
 def test_the_rate_is_of_the_last_seconds(monkeypatch):

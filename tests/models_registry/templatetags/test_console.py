@@ -10,7 +10,7 @@ from django.test import Client
 
 from inference.values.states import WorkerState
 from models_registry import live
-from models_registry.templatetags.console import ICONS
+from models_registry.templatetags.console import ICONS, memory_words
 from tests.accounts import account
 
 pytestmark = pytest.mark.django_db
@@ -87,3 +87,23 @@ def test_a_form_without_its_token_gets_a_page() -> None:
 def test_icons_are_drawn_and_silent(name: str) -> None:
     drawn = Template("{% load console %}{% icon name %}").render(Context({"name": name}))
     assert ICONS[name] in drawn and 'aria-hidden="true"' in drawn
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        ({"memory_bytes": 2048}, "2.0 KiB"),
+        ({"memory_bytes": 3072, "states_bytes": 1024}, "2.0 KiB weights + 1.0 KiB reserved states"),
+        (
+            {"memory_bytes": 3072, "states_bytes": 0, "adapter_bytes": 1024},
+            "2.0 KiB weights + 1.0 KiB adapters' reserve",
+        ),
+        (
+            {"memory_bytes": 4096, "states_bytes": 1024, "adapter_bytes": 2048},
+            "1.0 KiB weights + 1.0 KiB reserved states + 2.0 KiB adapters' reserve",
+        ),
+        ({"memory_bytes": 1024, "states_bytes": 1024, "adapter_bytes": 2048}, "1.0 KiB"),
+    ],
+)
+def test_memory_is_named_by_what_it_is_for(seen: dict[str, int], words: str) -> None:
+    assert memory_words(seen) == words
