@@ -27,6 +27,7 @@ from models_registry.curves import read_curve
 from models_registry.default_text import DEFAULT_TEXT
 from models_registry.detection.describe import describe
 from models_registry.detection.facts import CHAT_TEMPLATE
+from models_registry.layer_ribbon import layer_ribbon
 from models_registry.layer_tab import layers_context
 from models_registry.layer_words import layer_rows, legend
 from models_registry.memory_tab import fit_context
@@ -57,7 +58,10 @@ TABS = {
     "passport": "Passport",
     "settings": "Settings",
 }
-TABS_ELSEWHERE = {"tokenizer": ("Tokenizer", "model-tokenizer", "template")}
+TABS_ELSEWHERE = {
+    "tokenizer": ("Tokenizer", "model-tokenizer", "template"),
+    "usage": ("Usage", "model-usage", "passport"),
+}
 """Tabs that a page of their own serves: the label, the page's name, and the tab behind it. One whose page isn't there
 is left out."""
 SCRIPTS = {
@@ -119,6 +123,7 @@ class ModelPage(StaffPage):
             "checkpoint": checkpoint,
             "row": row,
             "held": row["live"]["status"] in ("ready", "loading"),
+            "ribbon": layer_ribbon(inspection.spec.layers),
             "percent": round(100 * row["live"]["progress"]),
             "departure": _departure(row["live"]),
             "warnings": inspection.warnings,
@@ -137,10 +142,14 @@ class ModelPage(StaffPage):
         }
 
     @property
+    def is_head(self) -> bool:
+        """Whether a live part of the head is drawn anew, which needs nothing of the tab."""
+        return self.request.headers.get("HX-Target") in ("live-words", "live-memory", "live-notes")
+
+    @property
     def tab_query(self) -> QueryDict:
         """The address's query; empty for the live parts of the head, which are drawn anew without the tab's work."""
-        is_head = self.request.headers.get("HX-Target") in ("live-words", "live-notes")
-        return QueryDict() if is_head else self.request.GET
+        return QueryDict() if self.is_head else self.request.GET
 
     def current_tab(self) -> str:
         """Return the name of the tab that is shown."""
@@ -160,7 +169,7 @@ class ModelPage(StaffPage):
                 address = reverse(page, args=[checkpoint.pk])
             except NoReverseMatch:
                 continue
-            found.insert(list(TABS).index(before), (name, label, address))
+            found.insert([item[0] for item in found].index(before), (name, label, address))
         return found
 
     def _overview_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:

@@ -60,6 +60,27 @@ def traffic(query: QueryDict) -> dict[str, Any]:
     }
 
 
+def model_traffic(model: str) -> list[dict[str, Any]]:
+    """Return how the requests of one model went in the last hour and in the last day, each with its curves."""
+    now, found = timezone.now(), []
+    for name, whole in SPANS.items():
+        begins = kept_begins(now, PARTS[whole])
+        points = _points(begins, PARTS[whole]).get(model, {})
+        item = _totals(now, whole).get(model)
+        rates = [point.tokens_per_s for point in points.values() if point.tokens_per_s is not None]
+        found.append(
+            {
+                "name": name,
+                "item": item,
+                "cached": percent(item.cached_tokens, item.prompt_tokens) if item else 0,
+                "mean": sum(rates) / len(begins) if rates else None,
+                "peak": max(rates, default=None),
+                "charts": _charts(points, begins, item, name),
+            }
+        )
+    return found
+
+
 def _totals(now: datetime, length_s: int) -> dict[str, UsageSpan]:
     """Return the newest span of an hour or a day, by model; empty if it is too old to be called the last one."""
     oldest = kept_begins(now, length_s)[-1] - timedelta(seconds=PERIODS[length_s])

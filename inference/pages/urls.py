@@ -3,7 +3,8 @@
 Names: dashboard, jobs, job and job-retry (job_id), batch-queue, batch, batch-reorder and -retry (batch_id), schedules,
 schedule-create, -preview, schedule, schedule-change, -pause, -resume, -run and -delete (schedule_id), playground,
 playground-chat (chat_id), keys, key-create, key-revoke (prefix), requests, request, request-cancel, -replay
-(request_id), replay (+ job_id), replays, replay-create, -promote, -rollback (batch_id), replayed, model-tokenizer.
+(request_id), replay (+ job_id), replays, replay-create, -promote, -rollback (batch_id), replayed, model-tokenizer,
+model-usage (checkpoint_id).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from inference.pages import (
     chats,
     jobs,
     keys,
+    model_usage,
     overview,
     playground,
     replays,
@@ -48,6 +50,7 @@ urlpatterns = [
     path("keys/<slug:prefix>/revoke/", keys.KeyRevoke.as_view(), name="key-revoke"),
     path("requests/", requests.RequestsPage.as_view(), name="requests"),
     path("models/<uuid:checkpoint_id>/tokenizer/", tokenizer.TokenizerPage.as_view(), name="model-tokenizer"),
+    path("models/<uuid:checkpoint_id>/usage/", model_usage.UsagePage.as_view(), name="model-usage"),
     path("requests/<str:request_id>/", requests.RequestPage.as_view(), name="request"),
     path("requests/<str:request_id>/cancel/", requests.RequestCancel.as_view(), name="request-cancel"),
     path("requests/<str:request_id>/replay/", replays.ReplayRequest.as_view(), name="request-replay"),

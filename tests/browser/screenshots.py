@@ -69,6 +69,7 @@ def pages(site: LiveServer, chat: str, batch: str, schedule: str, others: dict[s
         "upload": "/models/upload/",
         **{f"model-{tab}": f"{model}?tab={tab}" for tab in tabs},
         "model-tokenizer": f"{model}tokenizer/",
+        "model-usage": f"{model}usage/",
         "model-layer": f"{model}?tab=layers&by=bytes&layer=2",
         "model-compute": f"{model}?tab=layers&by=compute&layer=2",
         "model-tensor": f"{model}?tab=tensors&q=embed&figures=1&tensor=embed_tokens.weight",

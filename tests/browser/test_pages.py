@@ -74,6 +74,7 @@ def paths(site: LiveServer) -> list[str]:
         *fixed,
         *(f"{model}?tab={tab}" for tab in TABS),
         f"{model}tokenizer/",
+        f"{model}usage/",
         f"/models/compare/?a={key}&b={key}",
         "/nowhere",
         "/docs",

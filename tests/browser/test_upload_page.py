@@ -32,7 +32,7 @@ def test_upload_load_try_unload_delete(page: Page, site: LiveServer, tmp_path: P
     expect(page.locator("h1")).to_have_text("sent-demo")
     page.click("#load")
     expect(page.locator("#live")).to_have_text("ready")
-    page.click("main a:has-text('Playground')")
+    page.click("#try")
     expect(page.locator("#model")).to_have_value("sent-demo")
     page.fill("#prompt", "What is a module?")
     page.keyboard.press("Enter")
