@@ -83,7 +83,7 @@ def test_callers_are_for_those_who_see_usage(client: Client, checkpoint: Checkpo
 def test_a_model_that_nobody_used_says_so(client: Client, checkpoint: Checkpoint) -> None:
     UsageSpan.objects.all().delete()
     text = page(client, checkpoint, "operator")
-    assert text.count("No request has ended.") == 2 and "Nobody used it" in text
+    assert text.count("No figures yet") == 2 and "Nothing to draw" in text and "Nobody used it" in text
 
 
 def test_the_head_alone_reads_no_usage(client: Client, checkpoint: Checkpoint) -> None:
