@@ -107,6 +107,6 @@ def _path(numbers: Sequence[int], y: float) -> str:
 
 def _mix(layers: Sequence[LayerSpec]) -> str:
     kinds = {mixer.kind in ATTENTION for layer in layers for mixer in layer.token_mixers}
-    if len(kinds) == 2:
-        return "mixed"
-    return {(True,): "attention", (False,): "recurrent"}.get(tuple(kinds), "")
+    if not kinds:
+        return ""
+    return "mixed" if len(kinds) == 2 else "attention" if True in kinds else "recurrent"

@@ -1,10 +1,6 @@
-"""Route URLs of the pages.
+"""Route URLs of the pages; an id in an address is one of the object whose page it is.
 
-Names: dashboard, jobs, job and job-retry (job_id), batch-queue, batch, batch-reorder and -retry (batch_id), schedules,
-schedule-create, -preview, schedule, schedule-change, -pause, -resume, -run and -delete (schedule_id), playground,
-playground-chat (chat_id), keys, key-create, key-revoke (prefix), requests, request, request-cancel, -replay
-(request_id), replay (+ job_id), replays, replay-create, -promote, -rollback (batch_id), replayed, model-tokenizer,
-model-usage (checkpoint_id).
+Names of the parts that aren't pages themselves end in what they do: job-retry, batch-reorder, schedule-pause.
 """
 
 from __future__ import annotations
