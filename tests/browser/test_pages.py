@@ -52,7 +52,9 @@ def test_signing_out(chromium: Browser, site: LiveServer, session_state: dict) -
     context.close()
 
 
-TABS = ("overview", "layers", "tensors", "revisions", "memory", "template", "facts", "settings")
+TABS = (
+    "overview", "layers", "tensors", "revisions", "memory", "template", "facts", "adapters", "passport", "settings",
+)  # fmt: skip
 
 
 def paths(site: LiveServer) -> list[str]:
@@ -63,6 +65,7 @@ def paths(site: LiveServer) -> list[str]:
         "/",
         "/models/",
         "/models/upload/",
+        "/runs/",
         "/playground/",
         "/jobs/",
         "/schedules/",
