@@ -92,7 +92,7 @@ def store(place: Path, source: Path) -> dict[str, Any]:
     (data / "db.sqlite3").chmod(0o600)
     (data / "secret_key").write_text(django_settings.SECRET_KEY)
     (data / "secret_key").chmod(0o600)
-    names = [str(job.pk) for job in sorted(jobs, key=lambda job: job.pk != claimed.key)]
+    names = [str(job.job_id) for job in sorted(jobs, key=lambda job: job.pk != claimed.key)]
     return {"key": key, "file": stored.file_id, "jobs": names}
 
 
@@ -118,11 +118,11 @@ def test_a_backup_is_restored_by_the_commands_of_the_page(place, tmp_path):
     for path in (place / "data" / "db.sqlite3", place / "data" / "secret_key"):
         path.write_bytes(b"lost")
     python = commands("Restore").replace("python manage.py", f"{sys.executable} {ROOT / 'manage.py'}")
-    assert "sent: ready" in run(place, ["bash", "-ec", python])
+    assert "sent: available" in run(place, ["bash", "-ec", python])
     found = json.loads(run(place, [sys.executable, "-c", LOOK, json.dumps(asked)]))
     assert found["tenant"].startswith("key:")
     assert found["file"] == "a line of a file\n"
     assert (found["result"], found["states"]) == ({"text": "kept"}, ["succeeded", "queued"])
-    assert found["model"] == [model.served_model_name, "ready"]
+    assert found["model"] == [model.served_model_name, model.state]
     links = [path.stat().st_nlink for path in (place / "data" / "blobs").iterdir() if path.is_file()]
     assert max(links) == 2, "blobs and checkpoints share their files"

@@ -28,6 +28,6 @@ class Command(BaseCommand):
                 num_refused += 1
                 self.stderr.write(f"{row.served_model_name}: {error.message}")
             else:
-                self.stdout.write(f"{row.served_model_name}: ready")
+                self.stdout.write(f"{row.served_model_name}: available")
         if num_refused:
             raise CommandError(f"{num_refused} of {len(rows)} models can't be served; see above.")
