@@ -9,7 +9,14 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 
 from inference.errors import BlazrError
-from models_registry.path_registration import checked_place, empty_form, overrides_of, register, report
+from models_registry.path_registration import (
+    check_vocabulary,
+    checked_place,
+    empty_form,
+    overrides_of,
+    register,
+    report,
+)
 from models_registry.views import UploadPage
 
 if TYPE_CHECKING:
@@ -32,8 +39,9 @@ class PathPage(UploadPage):
         by_path |= {name: posted.get(name, "").strip() for name in ("path", "name")}
         status = 200
         try:
-            place = checked_place(by_path["path"])
             by_path["overrides"] = overrides = overrides_of(posted)
+            place = checked_place(by_path["path"])
+            check_vocabulary(place, overrides)
             if "register" in posted:
                 author = cast("Any", request.user)
                 row = register(place, overrides=overrides, name=by_path["name"], author=author)

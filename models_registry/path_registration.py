@@ -49,13 +49,34 @@ def checked_place(text: str) -> Path:
         check_allowed(directory, param="path")
         for number, entry in enumerate(directory.iterdir() if directory.is_dir() else ()):
             if number >= MAX_DIRECTORY_ENTRIES:
-                break  # the inspection refuses so many
+                raise InvalidRequest(
+                    f"the directory of path has more than {MAX_DIRECTORY_ENTRIES} entries; move the checkpoint to one "
+                    "of its own.",
+                    param="path",
+                )
             if entry.is_symlink() and not entry.is_dir():
                 check_allowed(entry, param="path")
     except (OSError, RuntimeError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InvalidRequest(f"path {text[:300]!r} can't be read: {reason}.", param="path") from None
     return place
+
+
+def check_vocabulary(place: Path, overrides: Mapping[str, Any]) -> None:
+    """Check that a tokenizer's file that the facts name is one that the settings allow.
+
+    Raises:
+        InvalidRequest: It can't be a path.
+        PermissionRefused: The settings don't name a directory with it.
+    """
+    text = str(overrides.get("vocabulary", ""))
+    if "/" not in text:
+        return  # a known vocabulary, or a file beside the checkpoint's
+    try:
+        directory = place if place.is_dir() else place.parent
+        check_allowed((directory / Path(text).expanduser()).absolute(), param="vocabulary")
+    except (OSError, RuntimeError, ValueError) as error:
+        raise InvalidRequest(f"vocabulary {text[:300]!r} can't be read: {error}.", param="vocabulary") from None
 
 
 def overrides_of(posted: QueryDict) -> dict[str, Any]:
@@ -67,17 +88,16 @@ def overrides_of(posted: QueryDict) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for item in posted.getlist("set"):
         try:
-            found |= json.loads(item)
-        except (TypeError, ValueError, RecursionError):
-            raise InvalidRequest("a fact that was set can't be read; set it again.", param="set") from None
+            facts = json.loads(item)
+        except (ValueError, RecursionError):
+            facts = None
+        if not isinstance(facts, dict):
+            raise InvalidRequest("a fact that was set can't be read; set it again.", param="set")
+        found |= facts
     fact, text = posted.get("fact", ""), posted.get("value", "").strip()
     if fact and text:
         found[fact] = _value(fact, text)
-    checked = check_overrides(found)
-    vocabulary = str(checked.get("vocabulary", ""))
-    if "/" in vocabulary:  # the path of a tokenizer's file
-        check_allowed(Path(vocabulary).expanduser().absolute(), param="vocabulary")
-    return checked
+    return check_overrides(found)
 
 
 def report(place: Path, overrides: Mapping[str, Any], *, name: str = "") -> dict[str, Any]:

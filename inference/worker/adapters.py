@@ -7,8 +7,10 @@ that was removed and registered again has another key, so that nothing is served
 from __future__ import annotations
 
 import logging
+import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,11 +79,8 @@ class ServedAdapters:
                 registry = llm.adapters
             except InvalidRequest:
                 raise NeedsReload(1) from None
-            try:
+            with _hidden_path(file):
                 facts = registry.check(file.path, adapter_id)
-            except (CheckpointError, OSError) as error:
-                logger.warning("The adapter %s at %s can't be read: %s", file.name, file.path, error)
-                raise _without_path(file, error) from None
             if facts.digest != file.digest:
                 raise ChecksumMismatch(
                     f"The files of the adapter {file.name} have changed since it was registered; remove it and "
@@ -90,12 +89,22 @@ class ServedAdapters:
                 )
             if registry.budget_bytes is not None and facts.num_bytes > registry.budget_bytes:
                 raise NeedsReload(facts.num_bytes)
-            registry.add(adapter_id, file.path)
+            with _hidden_path(file):
+                registry.add(adapter_id, file.path)
+
+
+@contextmanager
+def _hidden_path(file: AdapterFile) -> Iterator[None]:
+    try:
+        yield
+    except (CheckpointError, OSError) as error:
+        logger.warning("The adapter %s at %s can't be read: %s", file.name, file.path, error)
+        raise _without_path(file, error) from None
 
 
 def _without_path(file: AdapterFile, error: CheckpointError | OSError) -> CheckpointError:
     """Return what a caller is told of an adapter that can't be read; the path is for the log and the model's page."""
-    if isinstance(error, CheckpointError) and file.path.exists():
+    if isinstance(error, CheckpointError) and os.path.exists(file.path):  # noqa: PTH110 - False without permission
         message = error.message
         for shown in (str(file.path), str(file.path)[:200]):  # messages cut long paths
             message = message.replace(shown, f"the adapter {file.name}")

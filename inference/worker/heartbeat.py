@@ -90,12 +90,14 @@ class Heartbeat:
         self._turn_at = time.monotonic()
         while not self._stopping:
             self._changed.clear()
+            has_beaten = False
             try:
                 if self._client.exists(redis_keys.fenced(self._worker_id)):
                     self._on_fenced()
                     return
                 self._tick()
                 self._beat()
+                has_beaten = True
                 self._spare_others_if_late()
                 if time.monotonic() >= self._check_peers_at:
                     self._check_peers_at = time.monotonic() + PEER_CHECK_INTERVAL_S
@@ -107,8 +109,10 @@ class Heartbeat:
                 outage.succeeded()
             except (RedisError, OSError) as error:
                 outage.failed(error)
-                # Nobody could send a heartbeat: all processes look dead until they have had the time for one.
-                self._spare_others()
+                if has_beaten:  # and so could the others
+                    self._check_peers_at = time.monotonic() + DEAD_AFTER_S
+                else:  # nobody could, so that all processes look dead until they have had the time for it
+                    self._spare_others()
             except Exception:
                 logger.exception("the heartbeat failed")
             # The progress of a load wakes this thread often; limit the rate to ten heartbeats a second.

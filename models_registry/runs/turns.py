@@ -92,7 +92,9 @@ def start_copies(runs: Iterable[TrainingRun]) -> None:
     """Copy what was promoted of the runs in a thread of its own, unless copies are being made in this process."""
     if COPIES.is_running:
         return
-    if waiting := [run for run in runs if has_uncopied(run)]:
+    waiting: list[TrainingRun] = []
+    _for_each(runs, lambda run: waiting.append(run) if has_uncopied(run) else None)
+    if waiting:
         COPIES.start(waiting)
 
 

@@ -273,6 +273,6 @@ def test_every_route_is_in_this_tables_reach() -> None:
     """The access test above builds its paths from the resolver; a route elsewhere would escape it."""
     routes = [str(p.pattern) for p in get_resolver("models_registry.urls").url_patterns]
     assert routes == [
-        "login/", "logout/", "models/", "models/upload/", "models/compare/",
+        "login/", "logout/", "models/", "models/upload/", "models/path/", "models/compare/",
         "models/<uuid:checkpoint_id>/", "runs/", "runs/<uuid:run_id>/", "registry/",
     ]  # fmt: skip
