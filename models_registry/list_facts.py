@@ -73,6 +73,7 @@ def _ribbon(stored: Any) -> LayerRibbon | None:
 
 
 def _quantisation(stored: Any) -> str:
-    facts = {fact.get("name"): fact.get("value") for fact in stored or () if isinstance(fact, Mapping)}
+    kept = [fact for fact in stored if isinstance(fact, Mapping)] if isinstance(stored, list) else []
+    facts = {name: fact.get("value") for fact in kept if isinstance(name := fact.get("name"), str)}
     found = facts.get("gguf.file_type") or facts.get("quantisation")
     return found if isinstance(found, str) else ""

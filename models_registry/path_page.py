@@ -9,14 +9,8 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 
 from inference.errors import BlazrError
-from models_registry.path_registration import (
-    check_vocabulary,
-    checked_place,
-    empty_form,
-    overrides_of,
-    register,
-    report,
-)
+from models_registry.path_registration import checked_place, empty_form, overrides_of, register, report
+from models_registry.tokenizer_sources import check_vocabulary
 from models_registry.views import UploadPage
 
 if TYPE_CHECKING:

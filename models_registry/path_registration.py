@@ -6,10 +6,12 @@ Its paths are those in the directories of the settings, as for watched runs and 
 from __future__ import annotations
 
 import json
+import threading
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inference.errors import Conflict, InvalidRequest
+from inference.errors import Conflict, InvalidRequest, Unavailable
 from inference.models.readable_rows import readable_rows
 from models_registry import services
 from models_registry.adapters import MAX_PATH_CHARS
@@ -25,9 +27,14 @@ from models_registry.runs.allowed import allowed_directories, check_allowed
 from models_registry.tokenizer_sources import with_source_name, with_source_path
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from django.http import QueryDict
+
+MAX_INSPECTIONS = 2
+"""At a time in a process; each may take a minute and 2 GiB."""
+WAIT_S = 10.0
+_inspections = threading.BoundedSemaphore(MAX_INSPECTIONS)
 
 
 def checked_place(text: str) -> Path:
@@ -42,7 +49,7 @@ def checked_place(text: str) -> Path:
     if not text or "\0" in text or len(text) > MAX_PATH_CHARS:
         raise InvalidRequest("path is no path of a directory or file.", param="path")
     try:
-        place = Path(text).expanduser().absolute()
+        place = Path("/", text.lstrip("/")) if text.startswith("/") else Path(text).absolute()
         place = place.resolve() if ".." in place.parts else place
         check_allowed(place, param="path")  # before anything is read: a refusal doesn't say what is there
         directory = place if place.is_dir() else place.parent
@@ -62,23 +69,6 @@ def checked_place(text: str) -> Path:
     return place
 
 
-def check_vocabulary(place: Path, overrides: Mapping[str, Any]) -> None:
-    """Check that a tokenizer's file that the facts name is one that the settings allow.
-
-    Raises:
-        InvalidRequest: It can't be a path.
-        PermissionRefused: The settings don't name a directory with it.
-    """
-    text = str(overrides.get("vocabulary", ""))
-    if "/" not in text:
-        return  # a known vocabulary, or a file beside the checkpoint's
-    try:
-        directory = place if place.is_dir() else place.parent
-        check_allowed((directory / Path(text).expanduser()).absolute(), param="vocabulary")
-    except (OSError, RuntimeError, ValueError) as error:
-        raise InvalidRequest(f"vocabulary {text[:300]!r} can't be read: {error}.", param="vocabulary") from None
-
-
 def overrides_of(posted: QueryDict) -> dict[str, Any]:
     """Return the facts that are set: those that were set before and still are ticked, and the one that is entered.
 
@@ -88,6 +78,7 @@ def overrides_of(posted: QueryDict) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for item in posted.getlist("set"):
         try:
+            item.encode()  # no lone surrogates
             facts = json.loads(item)
         except (ValueError, RecursionError):
             facts = None
@@ -100,6 +91,16 @@ def overrides_of(posted: QueryDict) -> dict[str, Any]:
     return check_overrides(found)
 
 
+@contextmanager
+def _one_of_few() -> Iterator[None]:
+    if not _inspections.acquire(timeout=WAIT_S):
+        raise Unavailable(f"{MAX_INSPECTIONS} paths are being inspected; try again later.", retry_after_s=10)
+    try:
+        yield
+    finally:
+        _inspections.release()
+
+
 def report(place: Path, overrides: Mapping[str, Any], *, name: str = "") -> dict[str, Any]:
     """Return what an inspection of the files finds, for the page; nothing is stored.
 
@@ -108,7 +109,10 @@ def report(place: Path, overrides: Mapping[str, Any], *, name: str = "") -> dict
     """
     check_before_inspection(overrides)
     known = _known(place)
-    inspection = with_source_name(inspect_in_child(place, overrides=with_source_path(overrides)), overrides)
+    with _one_of_few():
+        inspection = inspect_in_child(place, overrides=with_source_path(overrides))
+    checked_place(str(place))  # what was read is shown only if no link has led out meanwhile
+    inspection = with_source_name(inspection, overrides)
     about = describe(inspection)
     return {
         "report": about,
@@ -130,14 +134,15 @@ def register(place: Path, *, overrides: Mapping[str, Any], name: str, author: An
     if known is not None:
         raise Conflict(f"{place} is registered already, as {known.served_model_name}.", param="path")
     check_before_inspection(overrides)
-    return services.checkpoint_register(
-        path=place,
-        served_model_name=name or None,
-        overrides=overrides,
-        author=author,
-        inspect=inspect_in_child,
-        confirm=_check_again,
-    )
+    with _one_of_few():
+        return services.checkpoint_register(
+            path=place,
+            served_model_name=name or None,
+            overrides=overrides,
+            author=author,
+            inspect=inspect_in_child,
+            confirm=_check_again,
+        )
 
 
 def empty_form() -> dict[str, Any]:

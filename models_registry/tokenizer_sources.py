@@ -12,9 +12,11 @@ from typing import Any
 
 from inference.errors import Conflict, InvalidRequest, UnknownModel
 from inference.models.readable_rows import readable_rows
+from models_registry.adapters import MAX_PATH_CHARS
 from models_registry.detection.facts import TOKENIZER_FROM
 from models_registry.detection.inspection import Inspection
 from models_registry.models import Checkpoint
+from models_registry.runs.allowed import check_allowed
 from models_registry.selectors import checkpoint_get_by_name
 
 MAX_SHOWN = 5
@@ -38,6 +40,31 @@ def source_find(name: str) -> Checkpoint:
             param=TOKENIZER_FROM,
         )
     return rows[0]
+
+
+def check_vocabulary(place: Path | None, overrides: Mapping[str, Any]) -> None:
+    """Check that a tokenizer's file that a page or a request names is one that the settings allow.
+
+    Args:
+        place: The checkpoint, in whose directory a relative path is; None: its files aren't here yet.
+
+    Raises:
+        InvalidRequest: It can't be a path.
+        PermissionRefused: The settings don't name a directory with it.
+    """
+    text = str(overrides.get("vocabulary", ""))
+    if "/" not in text:
+        return  # a known vocabulary, or a file beside the checkpoint's
+    if "\0" in text or text.startswith("~") or len(text) > MAX_PATH_CHARS:
+        raise InvalidRequest(f"vocabulary {text[:80]!r} is no path of a file.", param="vocabulary")
+    directory = Path("/") if place is None else place if place.is_dir() else place.parent
+    try:
+        found = (directory / text).resolve()
+        is_beside = place is not None and found.is_relative_to(directory.resolve())
+    except (OSError, RuntimeError, ValueError):
+        raise InvalidRequest(f"vocabulary {text[:80]!r} is no path of a file.", param="vocabulary") from None
+    if not is_beside:
+        check_allowed(found, param="vocabulary")
 
 
 def with_source_path(overrides: Mapping[str, Any]) -> dict[str, Any]:

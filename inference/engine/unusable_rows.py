@@ -38,6 +38,7 @@ class UnusableRows:
         Args:
             hidden: (T, h) hidden rows of the step.
         """
+        unusable = torch.isfinite(hidden.sum(-1, dtype=torch.float32)).logical_not_()
         found: list[tuple[Request, slice]] = []
         row, is_sampling, is_ending = 0, False, False
         for item in step.scheduled:
@@ -50,7 +51,7 @@ class UnusableRows:
             is_sampling, is_ending = is_sampling or num_sampled > 0, is_ending or item.reaches_end
         # Whoever has ended needs no flags; without this, steps without tokens could pile them up.
         self._flags = [flags for flags in self._flags if not all(request.has_ended for request, _ in flags[1])]
-        self._flags.append((torch.isfinite(hidden.sum(-1, dtype=torch.float32)).logical_not_(), found))
+        self._flags.append((unusable, found))
         if not self._reads_later or (is_ending and not is_sampling):  # what ends without a token needs its flags now
             self.fetch()
 

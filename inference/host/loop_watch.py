@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 
 TICK_S = 0.02
+MIN_BLOCK_S = 0.005
+"""Shorter ones are the loop's own work."""
 
 
 async def watch_loop(record: Callable[[float], object], *, tick_s: float = TICK_S) -> None:
@@ -20,5 +22,5 @@ async def watch_loop(record: Callable[[float], object], *, tick_s: float = TICK_
         await asyncio.sleep(tick_s)
         late_s = time.perf_counter() - wall - tick_s
         blocked_s = min(late_s, time.process_time() - processor)
-        if blocked_s > 0:
+        if blocked_s >= MIN_BLOCK_S:
             record(blocked_s)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, timedelta
 from typing import Any, NamedTuple
 
 from django.db import transaction
 from django.db.models import F, Max, Q, Sum
+from django.utils import timezone
 
 from inference.models import EnergyDay, UsageDay
 from inference.values.states import DeviceEnergy
@@ -25,6 +26,7 @@ IDLE = ""
 JOULES_PER_WH = 3600.0
 MAX_JOULES = 1e15
 """More is no measurement but a damaged row."""
+RECENT = timedelta(days=7)
 _BATCH = 500
 
 
@@ -46,10 +48,15 @@ def energy_add(sums: Mapping[EnergyKey, float]) -> None:
             EnergyDay.objects.filter(**key._asdict()).update(joules=F("joules") + sums[key])
 
 
-def energy_by_device() -> list[DeviceEnergy]:
-    """Return what each device has used, over all days."""
+def energy_by_device(since: date | None = None) -> list[DeviceEnergy]:
+    """Return what each device has used over all days, of those devices that were measured on that day or later.
+
+    Args:
+        since: The day; None: a week ago.
+    """
+    recent = EnergyDay.objects.filter(day__gte=since or timezone.now().date() - RECENT).values("device")
     rows = (
-        _sound(EnergyDay.objects.all())
+        _sound(EnergyDay.objects.filter(device__in=recent))
         .order_by()
         .values("device", "source")
         .annotate(total=Sum("joules"), work=Sum("joules", filter=~Q(model=IDLE)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 from inference.errors import InvalidRequest, shown
 from inference.models import EnergyPrice
@@ -11,6 +12,8 @@ from inference.models.readable_rows import readable_rows
 ONLY_ROW = 1
 MAX_PRICE = 1_000_000.0
 MAX_CURRENCY_CHARS = 8
+_THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
+"""Either a thousand or one: nobody means three decimals of a price by it."""
 JOULES_PER_KWH = 3.6e6
 
 
@@ -54,6 +57,8 @@ def _amount(text: str) -> float | None:
     if not text:
         return None
     try:
+        if _THOUSANDS.fullmatch(text):
+            raise ValueError(text)
         amount = float(text.replace(",", "."))
     except ValueError:
         amount = math.nan

@@ -119,6 +119,17 @@ def _batch_set(row: Schedule, batch: Mapping[str, Any], principal: Principal) ->
     row.request = orjson.dumps(request).decode()
 
 
+def webhook_clear(row: Schedule) -> None:
+    """Let batches of a schedule send no messages.
+
+    Raises:
+        DamagedRow: What is stored isn't the body of a batch.
+    """
+    if row.request:
+        request: dict[str, Any] = json_value(row, "request")
+        row.request = orjson.dumps({name: value for name, value in request.items() if name != "webhook"}).decode()
+
+
 def batch_values(row: Schedule) -> dict[str, Any]:
     """Return the members of ``POST /v1/batches`` for the batches of a schedule.
 

@@ -197,7 +197,7 @@ def _start_batch(run: ScheduleRun, principal: Principal) -> None:
     key = RequestKey(f"schedule {row.schedule_id} run {run.pk}", "")
     # An earlier attempt of this run may have made its batch already, which is no reason to skip it.
     if not Batch.objects.filter(tenant=row.tenant, request_key=key.name).exists():
-        running = Batch.objects.filter(tenant=row.tenant, schedule_id=row.schedule_id, ended_at=None).first()
+        running = Batch.objects.filter(schedule_id=row.schedule_id, ended_at=None).first()  # of an earlier owner, too
         if running is not None:
             message = "The batch of an earlier run hasn't ended."
             return _finish(run, RunOutcome.SKIPPED, batch_id=running.batch_id, message=message)

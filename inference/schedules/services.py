@@ -5,6 +5,7 @@ All functions are synchronous and use the database. Runs are in ``inference.sche
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,10 +20,12 @@ from inference.files.services import file_release
 from inference.models import RunOutcome, Schedule, ScheduleRun
 from inference.models.readable_rows import readable_rows
 from inference.schedules.cron import next_time
-from inference.schedules.definitions import action_set, name_set, times_of, times_set
+from inference.schedules.definitions import action_set, name_set, times_of, times_set, webhook_clear
 
 if TYPE_CHECKING:
     from inference.values.principal import Principal
+
+logger = logging.getLogger(__name__)
 
 MAX_SCHEDULES = 100
 """Of one owner."""
@@ -179,9 +182,11 @@ def schedule_take_over(*, schedule_id: str, principal: Principal) -> Schedule:
                 "account is inactive, can be taken over.",
                 param="schedule_id",
             )
-        row.tenant = principal.tenant
-        if not Schedule.objects.filter(pk=row.pk).update(tenant=row.tenant):
+        before, row.tenant = row.tenant, principal.tenant
+        webhook_clear(row)  # messages about what the caller runs aren't for the old owner's address
+        if not Schedule.objects.filter(pk=row.pk).update(tenant=row.tenant, request=row.request):
             raise _unknown(schedule_id)
+    logger.info("schedule %s of %s is taken over by %s", row.schedule_id, before, row.tenant)
     return row
 
 

@@ -90,14 +90,12 @@ class Heartbeat:
         self._turn_at = time.monotonic()
         while not self._stopping:
             self._changed.clear()
-            has_beaten = False
             try:
                 if self._client.exists(redis_keys.fenced(self._worker_id)):
                     self._on_fenced()
                     return
                 self._tick()
                 self._beat()
-                has_beaten = True
                 self._spare_others_if_late()
                 if time.monotonic() >= self._check_peers_at:
                     self._check_peers_at = time.monotonic() + PEER_CHECK_INTERVAL_S
@@ -109,10 +107,6 @@ class Heartbeat:
                 outage.succeeded()
             except (RedisError, OSError) as error:
                 outage.failed(error)
-                if has_beaten:  # and so could the others
-                    self._check_peers_at = time.monotonic() + DEAD_AFTER_S
-                else:  # nobody could, so that all processes look dead until they have had the time for it
-                    self._spare_others()
             except Exception:
                 logger.exception("the heartbeat failed")
             # The progress of a load wakes this thread often; limit the rate to ten heartbeats a second.
@@ -125,9 +119,9 @@ class Heartbeat:
         self._missing.clear()
 
     def _spare_others_if_late(self) -> None:
-        """Spare the others if this thread is late: the machine may have stood still, they with it.
+        """Spare the others if this heartbeat is late: nobody could send one while Redis was away or the machine stood.
 
-        They get it seldom, so that a worker whose turns are often slow finds dead ones too.
+        They get it seldom, so that a worker whose turns are often slow, or whose Redis is, finds dead ones too.
         """
         now = time.monotonic()
         is_late = now - self._turn_at > DEAD_AFTER_S / 2

@@ -10,6 +10,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import IO, Any, ClassVar, NoReturn, cast
 
 from drf_spectacular.types import OpenApiTypes
@@ -33,6 +34,7 @@ from models_registry.detection.inspection import Inspection
 from models_registry.models import Checkpoint
 from models_registry.names import suggest_name
 from models_registry.tensor_index import tensor_page
+from models_registry.tokenizer_sources import check_vocabulary
 from models_registry.upload_preview import upload_compare, upload_preview
 from models_registry.upload_rules import DeclaredFile
 
@@ -239,8 +241,10 @@ class OverrideListView(StaffView):
     def post(self, request: Request, checkpoint_id: uuid.UUID) -> Response:
         """Set one fact and inspect again with it."""
         values = valid_values(shapes.OverrideSetSerializer(data=request.data))
+        checkpoint = selectors.checkpoint_get(checkpoint_id)
+        check_vocabulary(Path(checkpoint.path), {values["fact"]: values["value"]})
         checkpoint = services.checkpoint_override_set(
-            checkpoint=selectors.checkpoint_get(checkpoint_id),
+            checkpoint=checkpoint,
             fact=values["fact"],
             value=values["value"],
             author=cast("Any", request.user),
@@ -324,12 +328,14 @@ class UploadListView(AdminKeyView):
         """Create an upload from names and sizes, after all checks that need no bytes."""
         values = valid_values(shapes.UploadCreateSerializer(data=request.data))
         files = [DeclaredFile(**file) for file in values["files"]]
+        overrides = values.get("overrides")
+        check_vocabulary(None, overrides if isinstance(overrides, Mapping) else {})
         name = values["served_model_name"] or services.free_name(suggest_name(values["label"]))
         upload = uploads.upload_create(
             owner=None if isinstance(request.user, KeyUser) else cast("Any", request.user),
             served_model_name=name,
             files=files,
-            overrides=values.get("overrides"),
+            overrides=overrides,
         )
         return Response(shapes.UploadSerializer(upload).data, status=201)
 

@@ -1,8 +1,7 @@
-"""Decide which directories the server watches: those that the operator's settings register models from by path.
+"""Decide which paths of the server pages and requests may name: what lies in directories of the operator's settings.
 
-Registering by path is up to the settings alone: the models of ``BLAZR_MODEL`` (``--model``) and ``[[models]]``. Of
-these, directories may be watched, and so may what lies in them. A table with ``watch = true`` names a directory for
-this purpose only. Nobody else, by no page and no request, makes the server read a path of theirs.
+These are the models of ``BLAZR_MODEL`` (``--model``) and ``[[models]]``, and tables with ``watch = true``, which name a
+directory for this purpose only. Runs are watched there, and models, adapters and tokenizers read.
 """
 
 from __future__ import annotations

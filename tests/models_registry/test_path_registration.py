@@ -10,7 +10,7 @@ from django.http import QueryDict
 from inference.errors import Conflict, InvalidRequest, PermissionRefused
 from models_registry import path_registration
 from models_registry.models import Checkpoint
-from models_registry.path_registration import check_vocabulary, checked_place, overrides_of, register, report
+from models_registry.path_registration import checked_place, overrides_of, register, report
 
 pytestmark = pytest.mark.django_db
 
@@ -64,17 +64,6 @@ def test_facts_are_ticked_entered_or_refused(allowed: Path) -> None:
     ):
         with pytest.raises(InvalidRequest, match=message):
             overrides_of(_posted(values))
-
-
-def test_a_tokenizers_file_lies_in_an_allowed_directory(allowed: Path) -> None:
-    for vocabulary in ("cl100k_base", "tokenizer.json", "./tokenizer.json", str(allowed / "tokenizer.json")):
-        check_vocabulary(allowed, {"vocabulary": vocabulary})
-    for vocabulary in ("/etc/passwd", "../passwd", "a/../../b"):
-        with pytest.raises(PermissionRefused, match="is in no directory"):
-            check_vocabulary(allowed, {"vocabulary": vocabulary})
-    for vocabulary in ("~nobody-is-called-so/x", "a/\0"):
-        with pytest.raises((InvalidRequest, PermissionRefused)):
-            check_vocabulary(allowed, {"vocabulary": vocabulary})
 
 
 def test_a_directory_of_too_many_entries_is_refused(allowed: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,11 @@ from django.db.models import ProtectedError
 from django.test import Client
 
 from inference.demo.paths import PREBUILT_DIRECTORY
-from inference.errors import ChecksumMismatch, Conflict, InvalidRequest
+from inference.errors import ChecksumMismatch, Conflict, InvalidRequest, PermissionRefused
 from models_registry import selectors, services
 from models_registry.aliases import alias_promote
 from models_registry.models import Checkpoint, CheckpointOverride, Upload
+from models_registry.tokenizer_sources import check_vocabulary
 from tests.models_registry.detection.builders import copy_bare_demo
 
 pytestmark = pytest.mark.django_db
@@ -156,3 +157,33 @@ def test_a_refused_deletion_unloads_nothing(
     assert browser.delete(f"/registry/checkpoints/{bare.pk}").status_code == 204
     assert browser.delete(f"/registry/checkpoints/{lender.pk}").status_code == 204
     assert len(unloaded) == 2
+
+
+def test_a_tokenizers_file_lies_beside_the_checkpoint_or_in_an_allowed_directory(tmp_path, settings) -> None:
+    place, allowed = tmp_path / "model", tmp_path / "allowed"
+    place.mkdir(), allowed.mkdir()
+    settings.BLAZR_WATCHED_DIRECTORIES = [str(allowed)]
+    inside = str(allowed / "tokenizer.json")
+    for vocabulary in ("cl100k_base", "tokenizer.json", "./tokenizer.json", inside, str(place / "tokenizer.json")):
+        check_vocabulary(place, {"vocabulary": vocabulary})
+    (place / "link.json").symlink_to("/etc/passwd")
+    for vocabulary in ("/etc/passwd", "../passwd", "a/../../b", "./link.json", str(tmp_path / "x.json")):
+        with pytest.raises(PermissionRefused, match="is in no directory"):
+            check_vocabulary(place, {"vocabulary": vocabulary})
+    for vocabulary in ("~root/x", "a/\0", "/" * 5000):
+        with pytest.raises(InvalidRequest, match="no path of a file"):
+            check_vocabulary(place, {"vocabulary": vocabulary})
+    check_vocabulary(None, {"vocabulary": inside})
+    with pytest.raises(PermissionRefused):
+        check_vocabulary(None, {"vocabulary": "a/tokenizer.json"})
+
+
+def test_no_request_names_a_file_elsewhere(bare: Checkpoint, client: Client) -> None:
+    client.force_login(User.objects.create_superuser("vera"))
+    for vocabulary in ("/etc/tokenizer.json", str(Path(bare.path).parent / "tokenizer.json")):
+        answer = client.post(
+            f"/registry/checkpoints/{bare.pk}/overrides",
+            {"fact": "vocabulary", "value": vocabulary},
+            "application/json",
+        )
+        assert (answer.status_code, answer.json()["error"]["param"]) == (403, "vocabulary")

@@ -7,6 +7,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from inference.errors import BlazrError
+from inference.models.readable_rows import readable_rows
 from models_registry.models import Checkpoint
 from models_registry.services import checkpoint_refresh
 
@@ -20,7 +21,7 @@ class Command(BaseCommand):
         Raises:
             CommandError: At least one can't be served as it is.
         """
-        num_refused, rows = 0, Checkpoint.objects.order_by("served_model_name")
+        num_refused, rows = 0, readable_rows(Checkpoint.objects.order_by("served_model_name"))
         for row in rows:
             try:
                 checkpoint_refresh(checkpoint=row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -14,6 +15,7 @@ from inference.errors import Conflict, InvalidRequest, NotFound, PermissionRefus
 from inference.files.services import file_delete, file_expiry_renew, file_get, files_sweep
 from inference.models import ApiKey, Schedule, StoredFile
 from inference.schedules import services
+from inference.schedules.definitions import batch_values
 from inference.schedules.services import (
     schedule_change,
     schedule_create,
@@ -146,6 +148,8 @@ def test_the_file_of_somebody_else_isnt_held():
 def test_a_schedule_is_taken_over_once_its_owner_is_none(model) -> None:
     owner, other = key("files", "generate"), key("admin", "files", "generate")
     row = make_schedule(owner)
+    request = json.loads(row.request) | {"webhook": {"url": "https://old.example", "secret": "whsec_a"}}
+    Schedule.objects.filter(pk=row.pk).update(request=json.dumps(request))
     with pytest.raises(Conflict, match="owner can still run it"):
         schedule_take_over(schedule_id=row.schedule_id, principal=other)
     ApiKey.objects.filter(pk=owner.key_id).update(revoked_at=timezone.now())
@@ -154,5 +158,6 @@ def test_a_schedule_is_taken_over_once_its_owner_is_none(model) -> None:
     assert schedule_take_over(schedule_id=row.schedule_id, principal=other).tenant == other.tenant
     row.refresh_from_db()
     assert (row.tenant, bool(row.input_file_id)) == (other.tenant, True)
+    assert "webhook" not in batch_values(row), "the old owner's address"
     with pytest.raises(Conflict):
         schedule_take_over(schedule_id=row.schedule_id, principal=other)

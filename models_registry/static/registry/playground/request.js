@@ -7,11 +7,11 @@ const CHARS_OF_TOKEN = 2; // few texts have less for each
 
 const tokenIds = (text) => text.split(/[\s,[\]]+/).filter(Boolean).map(Number);
 
-/** At least as many tokens as the messages are: no tokenizer makes more of them than characters. */
+/** At least as many tokens as the messages are: no tokenizer makes more of them than bytes. */
 function mostTokens(messages) {
   const text = JSON.stringify(messages, (key, value) => (key === "image_url" ? "" : value));
   const images = messages.flatMap(({ content }) => (Array.isArray(content) ? content : [])).filter(({ type }) => type === "image_url");
-  return text.length + TOKENS_OF_IMAGE * images.length + TOKENS_OF_TEMPLATE;
+  return new TextEncoder().encode(text).length + TOKENS_OF_IMAGE * images.length + TOKENS_OF_TEMPLATE;
 }
 
 /** Members that both kinds of requests have: whatever differs from the server's own default. */
