@@ -86,7 +86,7 @@ def test_a_row_says_what_is_known(browser: Client, models: dict[str, Checkpoint]
     )
     text = browser.get("/models/").content.decode()
     assert 'aria-label="3 layers: 1 mamba2, 1 mla+moe, 1 attention+mlp"' in text
-    assert "up to 41.5" in text and "99" not in text.replace("0.99", "")
+    assert "up to 41.5" in text and "up to 99" not in text
     assert "int4 when loaded" in text and "too large" in text and "12.5" in text
     assert " style=" not in text
 
