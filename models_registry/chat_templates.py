@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from inference.errors import Unavailable
+from inference.host.held_place import held_place
 from inference.text.template_check import TemplateCheck, check_template, require_usable
 from models_registry.detection.facts import CHAT_TEMPLATE
 from models_registry.detection.inspection import Inspection
@@ -31,14 +32,11 @@ def template_check(source: str, special_tokens: Mapping[str, str] | None = None)
     """
     if special_tokens is None:
         special_tokens = {name: f"<{name}>" for name in TOKEN_KEYS}
-    if not _checks.acquire(timeout=WAIT_S):
-        raise Unavailable(
-            f"{MAX_CHECKS} chat templates have been checked for {WAIT_S:.0f} s; retry later.", retry_after_s=5
-        )
-    try:
+    refusal = Unavailable(
+        f"{MAX_CHECKS} chat templates have been checked for {WAIT_S:.0f} s; retry later.", retry_after_s=5
+    )
+    with held_place(_checks, refusal, wait_s=WAIT_S):
         return check_template(source, special_tokens)
-    finally:
-        _checks.release()
 
 
 def check_before_inspection(overrides: Mapping[str, Any]) -> None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import threading
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inference.errors import Conflict, InvalidRequest, Unavailable
+from inference.host.held_place import held_place
 from inference.models.readable_rows import readable_rows
 from models_registry import services
 from models_registry.adapters import MAX_PATH_CHARS
@@ -27,7 +28,7 @@ from models_registry.runs.allowed import allowed_directories, check_allowed
 from models_registry.tokenizer_sources import with_source_name, with_source_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from django.http import QueryDict
 
@@ -91,14 +92,9 @@ def overrides_of(posted: QueryDict) -> dict[str, Any]:
     return check_overrides(found)
 
 
-@contextmanager
-def _one_of_few() -> Iterator[None]:
-    if not _inspections.acquire(timeout=WAIT_S):
-        raise Unavailable(f"{MAX_INSPECTIONS} paths are being inspected; try again later.", retry_after_s=10)
-    try:
-        yield
-    finally:
-        _inspections.release()
+def _one_of_few() -> AbstractContextManager[None]:
+    refusal = Unavailable(f"{MAX_INSPECTIONS} paths are being inspected; try again later.", retry_after_s=10)
+    return held_place(_inspections, refusal, wait_s=WAIT_S)
 
 
 def report(place: Path, overrides: Mapping[str, Any], *, name: str = "") -> dict[str, Any]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from django.conf import settings
 
 from inference.errors import BlazrError, EngineError, InvalidRequest, QueueFull, Unavailable
+from inference.host.held_place import held_place
 from inference.host.machine import DEFAULT_MEMORY_SHARE, machine_memory_bytes
 from inference.host.units import format_bytes
 from models_registry import live
@@ -95,14 +96,9 @@ def _query_hub(query: Mapping[str, Any]) -> Any:
     raise EngineError("the hub was asked, and nothing came of it; the server's log says why.")
 
 
-@contextmanager
-def _slot() -> Iterator[None]:
-    if not _slots.acquire(blocking=False):
-        raise QueueFull(f"{MAX_QUERIES} others ask the hub right now; try again in a moment.", retry_after_s=2)
-    try:
-        yield
-    finally:
-        _slots.release()
+def _slot() -> AbstractContextManager[None]:
+    refusal = QueueFull(f"{MAX_QUERIES} others ask the hub right now; try again in a moment.", retry_after_s=2)
+    return held_place(_slots, refusal)
 
 
 # --- what the figures mean ---------------------------------------------------------------------

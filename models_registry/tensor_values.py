@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from inference.errors import InvalidRequest, NotFound, QueueFull
+from inference.host.held_place import held_place
 from inference.modelling.families.config import TensorInfo
 from inference.modelling.gguf.ggjt import has_ggml_suffix
 from inference.modelling.spec_json import encode
@@ -86,13 +87,9 @@ def run_child(request: Mapping[str, Any], max_seconds: float = MAX_SECONDS, chil
         InvalidRequest: It took too long.
         BlazrError: As the child writes it.
     """
-    if not _turn.acquire(timeout=WAIT_S):
-        raise QueueFull("other tensors are being read; try again in a moment.", retry_after_s=10)
-    try:
-        with JobProcess(child, request) as process:
-            return follow(process, lambda share, stage: None, max_seconds=max_seconds)
-    finally:
-        _turn.release()
+    refusal = QueueFull("other tensors are being read; try again in a moment.", retry_after_s=10)
+    with held_place(_turn, refusal, wait_s=WAIT_S), JobProcess(child, request) as process:
+        return follow(process, lambda share, stage: None, max_seconds=max_seconds)
 
 
 def stored_at(inspection: Inspection, info: TensorInfo) -> dict[str, Any]:

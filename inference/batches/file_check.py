@@ -20,6 +20,7 @@ from inference.batches.line_requests import ENDPOINT_KINDS, InputLine, LineError
 from inference.batches.unrun_lines import NO_CHECKPOINT, NOT_ALLOWED, unservable_error
 from inference.batches.validation import MAX_ERRORS, MAX_LINES, checkpoint_id_of, file_errors
 from inference.errors import BlazrError, QueueFull
+from inference.host.held_place import held_place
 from inference.serving.served_models import plan_for_model, served_model_read
 from inference.values.limits import estimate_prompt_tokens, estimate_tokens
 
@@ -50,14 +51,11 @@ def check_place() -> Iterator[None]:
     Raises:
         QueueFull: All are taken.
     """
-    if not _places.acquire(blocking=False):
-        raise QueueFull(
-            f"{MAX_WAITING + 1} files are being checked, or wait for that. Try again in some seconds.", retry_after_s=5
-        )
-    try:
+    refusal = QueueFull(
+        f"{MAX_WAITING + 1} files are being checked, or wait for that. Try again in some seconds.", retry_after_s=5
+    )
+    with held_place(_places, refusal):
         yield
-    finally:
-        _places.release()
 
 
 @dataclass(slots=True)
