@@ -95,7 +95,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma3": Architecture(configs.gemma3, names.GEMMA, names.GEMMA_OUTER),
     "llama4": Architecture(expert_configs.llama4, names.LLAMA4, names.OUTER),
     "gemma3n": Architecture(gemma_configs.gemma3n, names.GEMMA3N, names.GEMMA3N_OUTER),
-    "gemma4": Architecture(gemma_configs.gemma4, expert_names.GEMMA4, expert_names.GEMMA4_OUTER),
+    "gemma4": Architecture(gemma_configs.gemma4, expert_names.GEMMA4, names.LAYER_INPUTS_OUTER),
     "mamba": _backbone(configs.mamba, names.MAMBA),
     "mamba2": _backbone(configs.mamba2, names.MAMBA2),
     "jamba": Architecture(configs.jamba, names.JAMBA, names.JAMBA_OUTER),

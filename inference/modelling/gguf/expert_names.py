@@ -10,8 +10,8 @@ from inference.modelling.gguf.names import (
     DEEPSEEK2,
     DRAFTS,
     LATENT_ATTENTION,
+    LAYER_INPUTS,
     MIXTRAL_EXPERT,
-    OUTER,
     SIGMOID_EXPERTS,
     attention,
     both,
@@ -48,19 +48,8 @@ KIMI_LINEAR = (
     *shared_expert("block_sparse_moe.shared_experts."),
     Rename("exp_probs_b.bias", "block_sparse_moe.gate.e_score_correction_bias"),
 )
-GEMMA4_OUTER: dict[str, tuple[str, How]] = {
-    **OUTER,
-    "per_layer_token_embd.weight": ("model.embed_tokens_per_layer.weight", ""),
-    "per_layer_model_proj.weight": ("model.per_layer_model_projection.weight", ""),
-    "per_layer_proj_norm.weight": ("model.per_layer_projection_norm.weight", ""),
-}
 GEMMA4 = (
-    *attention(),
-    *mlp(),
-    Rename("attn_norm.weight", "input_layernorm.weight"),
-    Rename("post_attention_norm.weight", "post_attention_layernorm.weight"),
-    Rename("ffn_norm.weight", "pre_feedforward_layernorm.weight"),
-    Rename("post_ffw_norm.weight", "post_feedforward_layernorm.weight"),
+    *LAYER_INPUTS,
     Rename("post_ffw_norm_1.weight", "post_feedforward_layernorm_1.weight"),
     Rename("pre_ffw_norm_2.weight", "pre_feedforward_layernorm_2.weight"),
     Rename("post_ffw_norm_2.weight", "post_feedforward_layernorm_2.weight"),
@@ -70,9 +59,6 @@ GEMMA4 = (
     Rename(("ffn_gate_exps.weight", "ffn_up_exps.weight"), "experts.gate_up_proj", "join_experts"),
     Rename("ffn_down_exps.weight", "experts.down_proj"),
     Rename("ffn_down_exps.scale", "router.per_expert_scale"),
-    Rename("inp_gate.weight", "per_layer_input_gate.weight"),
-    Rename("proj.weight", "per_layer_projection.weight"),
-    Rename("post_norm.weight", "post_per_layer_input_norm.weight"),
     Rename("layer_output_scale.weight", "layer_scalar"),
 )
 """Scales beside the router and the last projection are tensors of their own, not factors of NVFP4."""

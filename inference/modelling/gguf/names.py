@@ -142,15 +142,13 @@ GEMMA = (
     Rename("ffn_norm.weight", "pre_feedforward_layernorm.weight", "norm"),
     Rename("post_ffw_norm.weight", "post_feedforward_layernorm.weight", "norm"),
 )
-GEMMA3N_OUTER: dict[str, tuple[str, How]] = {
+LAYER_INPUTS_OUTER: dict[str, tuple[str, How]] = {
     **OUTER,
     "per_layer_token_embd.weight": ("model.embed_tokens_per_layer.weight", ""),
     "per_layer_model_proj.weight": ("model.per_layer_model_projection.weight", ""),
     "per_layer_proj_norm.weight": ("model.per_layer_projection_norm.weight", ""),
-    "altup_proj.weight": ("model.altup_projections.{e}.weight", "experts"),
-    "altup_unembd_proj.weight": ("model.altup_unembed_projections.{e}.weight", "experts"),
 }
-GEMMA3N = (
+LAYER_INPUTS = (
     *attention(),
     *mlp(),
     Rename("attn_norm.weight", "input_layernorm.weight"),
@@ -160,6 +158,15 @@ GEMMA3N = (
     Rename("inp_gate.weight", "per_layer_input_gate.weight"),
     Rename("proj.weight", "per_layer_projection.weight"),
     Rename("post_norm.weight", "post_per_layer_input_norm.weight"),
+)
+"""Of Gemma 3n and Gemma 4: norms around each mixer, and an input of each layer's own."""
+GEMMA3N_OUTER: dict[str, tuple[str, How]] = {
+    **LAYER_INPUTS_OUTER,
+    "altup_proj.weight": ("model.altup_projections.{e}.weight", "experts"),
+    "altup_unembd_proj.weight": ("model.altup_unembed_projections.{e}.weight", "experts"),
+}
+GEMMA3N = (
+    *LAYER_INPUTS,
     Rename("altup_correct_coef.weight", "altup.correction_coefs.weight"),
     Rename("altup_correct_scale.weight", "altup.correct_output_scale"),
     Rename("altup_predict_coef.weight", "altup.prediction_coefs.weight"),
