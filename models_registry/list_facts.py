@@ -40,10 +40,10 @@ _cached: dict[uuid.UUID, tuple[datetime, ListFacts]] = {}
 
 def list_facts(rows: Sequence[Checkpoint]) -> dict[uuid.UUID, ListFacts]:
     """Return the facts of each row by its id; those of rows that have not changed are known already."""
-    missing = [row.pk for row in rows if row.pk not in _cached or _cached[row.pk][0] != row.updated_at]
-    if len(_cached) > _MAX_CACHED:  # most of them of rows that are gone
-        _cached.clear()
-        missing = [row.pk for row in rows]
+    missing = [row.pk for row in rows if _cached.get(row.pk, (None, NOTHING))[0] != row.updated_at]
+    if len(_cached) > _MAX_CACHED:
+        for key in set(_cached) - {row.pk for row in rows}:
+            _cached.pop(key, None)  # of a row that is gone; another thread may do the same
     for begin in range(0, len(missing), _ROWS_AT_ONCE):
         keys = missing[begin : begin + _ROWS_AT_ONCE]
         # The database reads the members out of the inspections.

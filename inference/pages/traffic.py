@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.db.models import QuerySet
 from django.http import QueryDict
 from django.utils import timezone
 
@@ -65,8 +66,8 @@ def model_traffic(model: str) -> list[dict[str, Any]]:
     now, found = timezone.now(), []
     for name, whole in SPANS.items():
         begins = kept_begins(now, PARTS[whole])
-        points = _points(begins, PARTS[whole]).get(model, {})
-        item = _totals(now, whole).get(model)
+        points = _points(begins, PARTS[whole], (model,)).get(model, {})
+        item = _totals(now, whole, (model, ALL_MODELS)).get(model)
         rates = [point.tokens_per_s for point in points.values() if point.tokens_per_s is not None]
         found.append(
             {
@@ -81,16 +82,26 @@ def model_traffic(model: str) -> list[dict[str, Any]]:
     return found
 
 
-def _totals(now: datetime, length_s: int) -> dict[str, UsageSpan]:
-    """Return the newest span of an hour or a day, by model; empty if it is too old to be called the last one."""
+def _totals(now: datetime, length_s: int, models: Collection[str] = ()) -> dict[str, UsageSpan]:
+    """Return the newest span of an hour or a day, by model; empty if it is too old to be called the last one.
+
+    Args:
+        models: Those that are read, ``ALL_MODELS`` among them, which has a row in each span; empty: all.
+    """
     oldest = kept_begins(now, length_s)[-1] - timedelta(seconds=PERIODS[length_s])
-    rows = spans_read(UsageSpan.objects.filter(length_s=length_s, begin__gte=oldest))
+    rows = spans_read(_of_models(models).filter(length_s=length_s, begin__gte=oldest))
     newest = max((row.begin for row in rows), default=None)
     return {row.model: row for row in rows if row.begin == newest}
 
 
-def _points(begins: Sequence[datetime], length_s: int) -> dict[str, dict[datetime, UsageSpan]]:
-    rows = UsageSpan.objects.filter(length_s=length_s, begin__gte=begins[0]).defer("cache_outcomes")
+def _of_models(models: Collection[str]) -> QuerySet[UsageSpan]:
+    return UsageSpan.objects.filter(model__in=models) if models else UsageSpan.objects.all()
+
+
+def _points(
+    begins: Sequence[datetime], length_s: int, models: Collection[str] = ()
+) -> dict[str, dict[datetime, UsageSpan]]:
+    rows = _of_models(models).filter(length_s=length_s, begin__gte=begins[0]).defer("cache_outcomes")
     found: dict[str, dict[datetime, UsageSpan]] = {}
     for row in spans_read(rows):
         found.setdefault(row.model, {})[row.begin] = row

@@ -113,22 +113,19 @@ class Heartbeat:
             time.sleep(MIN_GAP_S)
             self._changed.wait(INTERVAL_S - MIN_GAP_S)
 
-    def _spare_others(self) -> None:
-        """Give workers and web processes time for a heartbeat before they are judged."""
-        self._check_peers_at = self._check_webs_at = time.monotonic() + DEAD_AFTER_S
-        self._missing.clear()
-
     def _spare_others_if_late(self) -> None:
-        """Spare the others if this heartbeat is late: nobody could send one while Redis was away or the machine stood.
+        """Give workers and web processes time for a heartbeat before they are judged, if this one is late.
 
-        They get it seldom, so that a worker whose turns are often slow, or whose Redis is, finds dead ones too.
+        Nobody could send one while Redis was away or the machine stood still. They get it seldom, so that a worker
+        whose turns are often slow, or whose Redis is, finds dead ones too.
         """
         now = time.monotonic()
         is_late = now - self._turn_at > DEAD_AFTER_S / 2
         self._turn_at = now
         if is_late and now >= self._spared_at + SPARE_EVERY_S:
             self._spared_at = now
-            self._spare_others()
+            self._check_peers_at = self._check_webs_at = now + DEAD_AFTER_S
+            self._missing.clear()
 
     def _beat(self) -> None:
         state = self._describe()
