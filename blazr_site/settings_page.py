@@ -15,8 +15,6 @@ from models_registry import live
 from models_registry.server_choices import passports_choose, server_choices
 from models_registry.views import StaffAction, StaffPage
 
-SOURCES = {"rapl": "RAPL", "nvml": "NVML"}
-
 
 class SettingsPage(StaffPage):
     """Settings, which options, variables and the file set; choices for all models are set here."""
@@ -61,9 +59,7 @@ def energy_counters_in_words(seen: live.Live) -> list[str]:
         return [seen.notice]
     lines = []
     for worker in sorted(seen.workers, key=lambda worker: worker.worker_id):
-        names = ", ".join(
-            f"{reading.device} ({SOURCES.get(reading.source, reading.source)})" for reading in worker.energy
-        )
+        names = ", ".join(f"{reading.device} ({reading.source.upper()})" for reading in worker.energy)
         words = f"reads {names}" if names else worker.energy_notice or "reads no energy counter"
         lines.append(f"{worker.worker_id}, {worker.device or 'device unknown'}: {words}")
     return lines or ["No worker is alive, so no energy is counted."]

@@ -162,10 +162,8 @@ class BatchPriority(StaffAction):
         """Set it; returns the address of the batch's page."""
         priority = form_priority(self.request.POST.get("priority", ""))
         principal = principal_of_staff(self.request.user)
-        return reverse(
-            "batch",
-            args=[batch_priority_set(batch_id=kwargs["batch_id"], principal=principal, priority=priority).batch_id],
-        )
+        batch = batch_priority_set(batch_id=kwargs["batch_id"], principal=principal, priority=priority)
+        return reverse("batch", args=[batch.batch_id])
 
 
 class BatchQueue(StaffAction):

@@ -88,8 +88,7 @@ def energy_measured(first: date, last: date) -> MeasuredEnergy | None:
     sums = days.order_by().aggregate(total=Sum("joules"), work=Sum("joules", filter=~Q(model=IDLE)))
     if sums["total"] is None:
         return None
-    usage = UsageDay.objects.filter(day__gte=first, day__lte=last, joules__gte=0, joules__lt=MAX_JOULES)
-    divided = usage.aggregate(total=Sum("joules"))["total"]
+    divided = _sound(UsageDay.objects.filter(day__gte=first, day__lte=last)).aggregate(total=Sum("joules"))["total"]
     return MeasuredEnergy(sums["total"], sums["work"] or 0.0, divided or 0.0)
 
 

@@ -8,13 +8,13 @@ import re
 from inference.errors import InvalidRequest, shown
 from inference.models import EnergyPrice
 from inference.models.readable_rows import readable_rows
+from inference.records.energy_days import JOULES_PER_WH
 
 ONLY_ROW = 1
 MAX_PRICE = 1_000_000.0
 MAX_CURRENCY_CHARS = 8
 _THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
 """Either a thousand or one: nobody means three decimals of a price by it."""
-JOULES_PER_KWH = 3.6e6
 
 
 def energy_price() -> EnergyPrice:
@@ -50,7 +50,7 @@ def energy_price_choose(*, per_kwh: str, currency: str, author_name: str) -> Ene
 
 def cost(joules: float | None, price: EnergyPrice) -> float | None:
     """Return what so many joules cost; None: there is no price, or nothing was measured."""
-    return None if joules is None or price.per_kwh is None else joules / JOULES_PER_KWH * price.per_kwh
+    return None if joules is None or price.per_kwh is None else joules / (1000 * JOULES_PER_WH) * price.per_kwh
 
 
 def _amount(text: str) -> float | None:

@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -127,11 +127,11 @@ class EnergyMeter:
         now = self._clock()
         passed_s, self._at = now - self._at, now
         worked_s = {loop: (model, loop.work_s) for model, loop in self._loops()}
-        shares: Counter[str] = Counter()
+        shares: defaultdict[str, float] = defaultdict(float)
         for loop, (model, seconds) in worked_s.items():
-            shares[model] += seconds - self._worked_s.get(loop, 0.0)  # type: ignore[assignment]
+            shares[model] += seconds - self._worked_s.get(loop, 0.0)
         self._worked_s = {loop: seconds for loop, (_, seconds) in worked_s.items()}
-        whole_s = max(passed_s, float(sum(shares.values())))
+        whole_s = max(passed_s, sum(shares.values()))
         return {model: seconds / whole_s for model, seconds in shares.items() if seconds > 0}
 
 
@@ -141,7 +141,7 @@ class _Device:
     def __init__(self, counter: EnergyCounter, now: float) -> None:
         self._counter = counter
         self._joules = 0.0
-        self._work_joules: Counter[str] = Counter()
+        self._work_joules: defaultdict[str, float] = defaultdict(float)
         self._recent: deque[tuple[float, float]] = deque([(now, 0.0)], maxlen=NOW_TICKS + 1)
         self._minutes: deque[tuple[float, float]] = deque([(now, 0.0)], maxlen=int(HOUR_S / POINT_S) + 1)
         self._has_failed = False
@@ -158,7 +158,7 @@ class _Device:
         self._has_failed = False
         used, self._joules = joules - self._joules, joules
         for model, share in shares.items():
-            self._work_joules[model] += used * share  # type: ignore[assignment]
+            self._work_joules[model] += used * share
         self._recent.append((now, joules))
         if now - self._minutes[-1][0] >= POINT_S:
             self._minutes.append((now, joules))

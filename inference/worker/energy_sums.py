@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 from inference.records.energy_days import IDLE, EnergyKey
+from inference.transport import keys as redis_keys
 from inference.values.states import EnergyReading, WorkerState
 
-MAX_GAP_S = 15.0
+MAX_GAP_S = float(redis_keys.HEARTBEAT_EXPIRE_S)
 """After a longer time without a sample another worker may have summed: what was used meanwhile isn't counted."""
 
 
@@ -31,7 +32,7 @@ class EnergySums:
     def __init__(self) -> None:
         self._before: dict[tuple[str, _Process], EnergyReading] = {}
         self._at: datetime | None = None
-        self.pending: Counter[EnergyKey] = Counter()
+        self.pending: defaultdict[EnergyKey, float] = defaultdict(float)
         """Joules that aren't stored yet; the model of a key is a checkpoint's id."""
 
     def sample(self, workers: Iterable[WorkerState], now: datetime) -> None:
@@ -67,7 +68,7 @@ class EnergySums:
         parts = {model: part * scale for model, part in work.items()}
         for model, part in [*parts.items(), (IDLE, max(0.0, joules - total))]:
             if part > 0:
-                self.pending[EnergyKey(day, reading.device[:128], reading.source[:8], model[:128])] += part  # type: ignore[assignment]
+                self.pending[EnergyKey(day, reading.device[:128], reading.source[:8], model[:128])] += part
 
     def restart(self) -> None:
         """Forget the readings: another worker sums from here on."""
@@ -76,19 +77,16 @@ class EnergySums:
 
     def by_name(self, names: Mapping[str, str]) -> dict[EnergyKey, float]:
         """Return the sums with served names in place of checkpoint ids."""
-        found: dict[EnergyKey, float] = {}
+        found: defaultdict[EnergyKey, float] = defaultdict(float)
         for key, joules in self.pending.items():
-            named = key._replace(model=names.get(key.model, key.model))
-            found[named] = found.get(named, 0.0) + joules
+            found[key._replace(model=names.get(key.model, key.model))] += joules
         return found
 
 
 def _grown(known: Iterable[tuple[EnergyReading, EnergyReading]]) -> dict[str, float]:
     """Return by how much the joules of each model have grown."""
-    found: dict[str, float] = {}
+    found: defaultdict[str, float] = defaultdict(float)
     for before, reading in known:
         for checkpoint_id, joules in reading.work_joules.items():
-            grown = joules - before.work_joules.get(checkpoint_id, 0.0)
-            if grown > 0:
-                found[checkpoint_id] = found.get(checkpoint_id, 0.0) + grown
+            found[checkpoint_id] += max(0.0, joules - before.work_joules.get(checkpoint_id, 0.0))
     return found

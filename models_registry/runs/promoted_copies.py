@@ -66,8 +66,9 @@ def _copy(checkpoint: Checkpoint) -> bool:
         StorageFull: The disk has no room for them.
     """
     checkpoint_files_verify(checkpoint)
-    names = [stamp["name"] for stamp in own_stamps(checkpoint)]
-    needed = sum(stamp["size_bytes"] for stamp in own_stamps(checkpoint))
+    stamps = own_stamps(checkpoint)
+    names = [stamp["name"] for stamp in stamps]
+    needed = sum(stamp["size_bytes"] for stamp in stamps)
     free = max(0, available_bytes())
     if needed > free:
         raise StorageFull(
