@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,13 @@ def callers_of(tenants: Iterable[str]) -> dict[str, Caller]:
         if by_number:
             found |= {by_number[pk]: Caller(by_number[pk], name, problem) for pk, name, problem in read(by_number)}
     return found
+
+
+def usage_callers(rows: Iterable[Mapping[str, Any]]) -> dict[str, Caller]:
+    """Return the callers of ``usage_objects`` by the rows' ``key``: a key's public part, or a tenant without one."""
+    names = {row["key"]: row["key_name"] for row in rows if "key" in row}
+    accounts = callers_of(key for key in names if key.startswith("user:"))
+    return {key: accounts.get(key) or Caller(key, name or key) for key, name in names.items()}
 
 
 def caller_of(tenant: str) -> Caller:

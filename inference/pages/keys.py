@@ -17,7 +17,7 @@ from inference.access.api_keys import api_key_create, api_key_revoke
 from inference.errors import BlazrError, InvalidRequest
 from inference.models import ApiKey, UsageDay
 from inference.models.readable_rows import readable_rows
-from inference.pages.callers import Caller, callers_of
+from inference.pages.callers import Caller, usage_callers
 from inference.pages.charts import sparkline
 from inference.pages.first_steps import curl_line
 from inference.records.energy_days import GENERATED_WEIGHT, JOULES_PER_WH, MeasuredEnergy, energy_measured
@@ -72,12 +72,12 @@ class KeysPage(StaffPage):
         csv_address["format"] = "csv"
         rows = usage_objects(query, limit=NUM_ROWS + 1)
         measured = energy_measured(query.first, query.last)
-        accounts = callers_of(row["key"] for row in rows if str(row.get("key", "")).startswith("user:"))
+        callers = usage_callers(rows)
         return {
             "keys": key_rows() if sees_keys else [],
             "sees_keys": sees_keys,
             **_form_values(),
-            "usage": [_usage_row(row, query.group_by, accounts) for row in rows[:NUM_ROWS]],
+            "usage": [_usage_row(row, query.group_by, callers) for row in rows[:NUM_ROWS]],
             "has_more": len(rows) > NUM_ROWS,
             "groups": query.group_by,
             "group_by": group_by,
@@ -225,19 +225,9 @@ def _usage_query(query: QueryDict) -> Any:
     )
 
 
-def _usage_row(row: dict[str, Any], groups: tuple[str, ...], accounts: Mapping[str, Caller]) -> dict[str, Any]:
-    """Return a row of sums with its cells of groups; ``caller`` is whom a cell names, if it is of a key or an account.
-
-    Args:
-        accounts: The accounts of all rows by tenant.
-    """
-    cells: list[dict[str, Any]] = []
-    for name in groups:
-        if name == "key":
-            found = accounts.get(row["key"]) or Caller(row["key"], row.get("key_name") or row["key"])
-            cells.append({"caller": found})
-        else:
-            cells.append({"text": row[name]})
+def _usage_row(row: dict[str, Any], groups: tuple[str, ...], callers: Mapping[str, Caller]) -> dict[str, Any]:
+    """Return a row of sums with its cells of groups; ``caller`` is whom a cell names."""
+    cells = [{"caller": callers[row["key"]]} if name == "key" else {"text": row[name]} for name in groups]
     return {**row, "cells": cells}
 
 

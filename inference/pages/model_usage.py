@@ -6,6 +6,7 @@ from typing import Any
 
 from django.urls import reverse
 
+from inference.pages.callers import usage_callers
 from inference.pages.keys import VIEW_USAGE
 from inference.pages.traffic import SPANS, model_traffic, percent
 from inference.records.energy_price import energy_price
@@ -49,11 +50,11 @@ def callers_context(model: str) -> dict[str, Any]:
     """Return the callers of a model over the last days with their shares of its tokens, the greatest first."""
     query = usage_query(first=None, last=None, group_by="key", tenant=None, model=model)
     rows = sorted(usage_objects(query), key=lambda row: (-row["total_tokens"], row["key"]))
-    total = sum(row["total_tokens"] for row in rows)
+    total, shown = sum(row["total_tokens"] for row in rows), rows[:NUM_CALLERS]
+    named = usage_callers(shown)
     return {
         "callers": [
-            {**row, "name": row["key_name"] or row["key"], "share": percent(row["total_tokens"], total)}
-            for row in rows[:NUM_CALLERS]
+            {**row, "caller": named[row["key"]], "share": percent(row["total_tokens"], total)} for row in shown
         ],
         "num_callers": len(rows),
         "total_tokens": total,

@@ -66,6 +66,12 @@ def test_shares_of_callers_and_their_energy(client: Client, checkpoint: Checkpoi
     assert text.index("nightly job") < text.index("local: share")
 
 
+def test_accounts_are_shown_by_their_names(client: Client, checkpoint: Checkpoint) -> None:
+    user = account("edwin", "member")
+    UsageDay.objects.create(day=timezone.now().date(), tenant=f"user:{user.pk}", model="tiny", prompt_tokens=1)
+    assert f'<span title="user:{user.pk}">edwin</span>' in page(client, checkpoint, "operator")
+
+
 def test_energy_is_left_out_where_none_was_counted(client: Client, checkpoint: Checkpoint) -> None:
     UsageDay.objects.create(day=timezone.now().date(), tenant="local", model="tiny", prompt_tokens=1)
     assert "Energy" not in page(client, checkpoint, "operator")
