@@ -1,6 +1,6 @@
 // What every page of the console has: the command palette, and lists that the keyboard moves in.
 import "./transfers.js";
-import { $, $$, act, ago, bytes, call, confirmDialog, h, modelUrl, setNotice, toast } from "./kit.js";
+import { $, $$, act, ago, bytes, call, confirmDialog, h, isBeingLeft, leaveAfter, modelUrl, setNotice, toast } from "./kit.js";
 
 const isTyping = (element) => element.matches("input, textarea, select, [contenteditable]") || element.closest("dialog");
 
@@ -136,10 +136,9 @@ document.addEventListener("click", async (event) => {
   if (!button) return;
   const { post, deleteUrl, said, confirm, leadsTo } = button.dataset;
   if (confirm && !(await confirmDialog(confirm, button.dataset.confirmText ?? "", button.dataset.confirmAction ?? button.textContent.trim()))) return;
-  const done = await act(button, () => call(deleteUrl ? "DELETE" : "POST", post ?? deleteUrl));
-  if (!done) return;
-  if (leadsTo) location.assign(leadsTo);
-  else if (said) toast(said);
+  const task = () => call(deleteUrl ? "DELETE" : "POST", post ?? deleteUrl);
+  const done = await act(button, leadsTo ? () => leaveAfter(task, leadsTo) : task);
+  if (done && said && !leadsTo) toast(said);
 });
 
 // Forms that work without scripts, but ask first with them.
@@ -166,6 +165,11 @@ window.addEventListener("pageshow", () => (sentAt = -SENT_MS));
 const tell = (topics) => topics.forEach((topic) => document.body.dispatchEvent(new CustomEvent(`live:${topic}`)));
 let failures = 0;
 
+// A page whose subject somebody else has deleted keeps what it shows, and says so.
+document.body.addEventListener("htmx:responseError", (event) => {
+  if (event.detail.xhr.status === 404) setNotice("gone", "What this page shows has been deleted.");
+});
+
 function drawMemory({ used, budget } = {}) {
   const place = $("#device-memory");
   if (!place || !budget) return;
@@ -183,7 +187,7 @@ function connect() {
     setNotice("connection", "");
     drawMemory(memory);
     if (uploads) document.body.dispatchEvent(new CustomEvent("live-uploads", { detail: { uploads, pulls } }));
-    tell(new Set([...changed, ...missed]));
+    if (!isBeingLeft()) tell(new Set([...changed, ...missed]));
   });
   socket.addEventListener("close", (event) => {
     if (event.code === 4401) return setNotice("connection", "Your session has ended. Sign in again.");

@@ -224,6 +224,23 @@ export async function act(button, task) {
   }
 }
 
+let isLeft = false;
+
+/** Whether the page is about to go: what it shows is being deleted. */
+export const isBeingLeft = () => isLeft;
+
+/** Delete what the page shows, then go elsewhere. Meanwhile nothing is drawn again: the server has no such page any more. */
+export async function leaveAfter(task, address) {
+  isLeft = true;
+  try {
+    await task();
+  } catch (error) {
+    isLeft = false;
+    throw error;
+  }
+  location.assign(address);
+}
+
 /** Run what a form's submission asks for: its button is busy meanwhile, an error is shown in the element ``problem``. */
 export async function submitted(event, problem, task) {
   event.preventDefault();

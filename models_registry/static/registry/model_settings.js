@@ -1,5 +1,5 @@
 // A model's settings, its name, and its removal.
-import { $, act, call, confirmDialog, pageData, toast } from "./kit.js";
+import { $, act, call, confirmDialog, leaveAfter, pageData, toast } from "./kit.js";
 import { reloadWith } from "./reload.js";
 
 const row = pageData("detail");
@@ -31,8 +31,5 @@ $("#rename")?.addEventListener("submit", (event) => {
 $("#delete")?.addEventListener("click", async (event) => {
   const text = row.source === "upload" ? "Its files are removed from this server. This can't be undone." : "It is taken out of the registry; its files stay where they are.";
   if (!(await confirmDialog(`Delete ${row.served_model_name}?`, text, "Delete it"))) return;
-  act(event.target, async () => {
-    await call("DELETE", base);
-    location.assign("/models/");
-  });
+  act(event.target, () => leaveAfter(() => call("DELETE", base), "/models/"));
 });

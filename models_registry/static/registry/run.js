@@ -1,5 +1,5 @@
 // A training run: follow it, stop it, forget it, promote a checkpoint. The server draws curve, table and samples.
-import { $, act, call, pageData, poll, redrawParts, submitted } from "./kit.js";
+import { $, act, call, leaveAfter, pageData, poll, redrawParts, submitted } from "./kit.js";
 import { promotions } from "./promote.js";
 import { reloadWith, showSaid } from "./reload.js";
 import { changedOptions } from "./run_options.js";
@@ -59,8 +59,7 @@ $("#measure-form")?.addEventListener("submit", (event) =>
 
 $("#forget-close").addEventListener("click", () => $("#forget-dialog").close());
 $("#forget-form").addEventListener("submit", (event) =>
-  submitted(event, $("#forget-error"), async () => {
-    await call("DELETE", base, { with_models: $("#forget-models").checked });
-    location.href = "/runs/";
-  }),
+  submitted(event, $("#forget-error"), () =>
+    leaveAfter(() => call("DELETE", base, { with_models: $("#forget-models").checked }), "/runs/"),
+  ),
 );
