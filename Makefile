@@ -61,13 +61,9 @@ test-real: $(VENV)/.installed-dev  ## real models out of wheels of the package i
 
 CLIENTS := $(abspath $(VENV)-clients)
 
-# Each client in an environment of its own: what they pin contradicts, and nothing of it is in our locks.
-test-clients: $(VENV)/.installed-dev  ## llama-index and Aider against a real server (400 MB, fetched once)
-	@for name in llama-index aider; do \
-		test -e $(CLIENTS)/$$name/.installed && continue; \
-		$(PYTHON) -m venv $(CLIENTS)/$$name && \
-		$(CLIENTS)/$$name/bin/python -m pip install $(PIP_FLAGS) -q -r tests/clients/requirements-$$name.txt && \
-		touch $(CLIENTS)/$$name/.installed || exit 1; \
+test-clients: $(VENV)/.installed-dev  ## llama-index, Aider, Open WebUI and Continue against a real server (1.3 GB, fetched once)
+	@for name in llama-index aider open-webui continue; do \
+		$(BIN)/python -m tests.clients.install $$name $(CLIENTS)/$$name || exit 1; \
 	done
 	@BLAZR_TEST_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest tests/clients
 
