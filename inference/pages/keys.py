@@ -28,10 +28,11 @@ from inference.values.principal import DEFAULT_SCOPES, SCOPES
 from models_registry import selectors
 from models_registry.views import StaffAction, StaffPage, StaffView
 
-VIEW_USAGE = "inference.view_usageday"
+VIEW_USAGE, VIEW_KEYS = "inference.view_usageday", "inference.view_apikey"
 NUM_KEYS = 200
 NUM_ROWS = 200
 SPARK_DAYS = 30
+MAX_FIELD_CHARS = 200
 UNDIVIDED_SHARE = 0.001
 """Less of the energy than this belongs to no request by rounding, and because the last minute isn't divided yet."""
 GROUPINGS = {
@@ -65,36 +66,15 @@ class KeysPage(StaffPage):
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
         """Return keys, if the account may see them, and the sums that the address asks for."""
-        query = _usage_query(self.request.GET)
-        group_by = self.request.GET.get("group_by", "key,model")
-        sees_keys = self.request.user.has_perm("inference.view_apikey")
-        csv_address = self.request.GET.copy()
-        csv_address["format"] = "csv"
-        rows = usage_objects(query, limit=NUM_ROWS + 1)
-        measured = energy_measured(query.first, query.last)
-        callers = usage_callers(rows)
-        return {
-            "keys": key_rows() if sees_keys else [],
-            "sees_keys": sees_keys,
-            **_form_values(),
-            "usage": [_usage_row(row, query.group_by, callers) for row in rows[:NUM_ROWS]],
-            "has_more": len(rows) > NUM_ROWS,
-            "groups": query.group_by,
-            "group_by": group_by,
-            "groupings": GROUPINGS.items(),
-            "first": query.first,
-            "last": query.last,
-            "csv_address": f"?{csv_address.urlencode()}",
-            "energy": None if measured is None else _energy_words(measured),
-            "price": energy_price(),
-        }
+        query = self.request.GET
+        return {**keys_context(self.request.user, query), **form_context(), "is_open": "new" in query}
 
 
 class KeyCreate(StaffView):
-    """Make a key. The page that answers shows it, once."""
+    """Make a key. The page that answers shows it, once; a form with a mistake is shown again."""
 
     section = "keys"
-    permission_required = "inference.add_apikey"
+    permission_required = (VIEW_USAGE, VIEW_KEYS, "inference.add_apikey")
     http_method_names = ("post",)
 
     @sensitive_variables("key", "curl")
@@ -110,7 +90,9 @@ class KeyCreate(StaffView):
                 limits=KeyLimits(*(_limit(form, name) for name in _LIMITS)),
             )
         except BlazrError as error:
-            return self.refused(error)
+            context = {**keys_context(request.user, QueryDict()), **form_context(form, error=error.message)}
+            context |= {"section": self.section, "is_open": True}
+            return render(request, "registry/keys.html", context, status=error.http_status)
         model = selectors.checkpoint_list().values_list("served_model_name", flat=True).first() or "MODEL"
         curl = curl_line(request, model, key)
         context = {"section": "keys", "row": row, "key": key, "curl": curl, "words": key_words(row)}
@@ -129,6 +111,59 @@ class KeyRevoke(StaffAction):
         """Revoke it."""
         api_key_revoke(prefix=kwargs["prefix"])
         return reverse("keys")
+
+
+def keys_context(viewer: Any, address: QueryDict) -> dict[str, Any]:
+    """Return keys, if an account may see them, and sums of usage.
+
+    Args:
+        viewer: The account.
+        address: Which sums.
+    """
+    query = _usage_query(address)
+    sees_keys = viewer.has_perm(VIEW_KEYS)
+    csv_address = address.copy()
+    csv_address.pop("new", None)
+    csv_address["format"] = "csv"
+    rows = usage_objects(query, limit=NUM_ROWS + 1)
+    measured = energy_measured(query.first, query.last)
+    callers = usage_callers(rows)
+    return {
+        "keys": key_rows() if sees_keys else [],
+        "sees_keys": sees_keys,
+        "usage": [_usage_row(row, query.group_by, callers) for row in rows[:NUM_ROWS]],
+        "has_more": len(rows) > NUM_ROWS,
+        "groups": query.group_by,
+        "group_by": address.get("group_by", "key,model"),
+        "groupings": GROUPINGS.items(),
+        "first": query.first,
+        "last": query.last,
+        "csv_address": f"?{csv_address.urlencode()}",
+        "energy": None if measured is None else _energy_words(measured),
+        "price": energy_price(),
+    }
+
+
+def form_context(form: QueryDict | None = None, *, error: str = "") -> dict[str, Any]:
+    """Return what the form of a new key needs.
+
+    Args:
+        form: The fields as they were sent; None: an empty form.
+        error: Why they were refused.
+    """
+    sent = QueryDict() if form is None else form
+    models, scopes = sent.getlist("models"), DEFAULT_SCOPES if form is None else sent.getlist("scopes")
+    names = selectors.checkpoint_list().values_list("served_model_name", flat=True)
+    return {
+        "form": {name: sent.get(name, "")[:MAX_FIELD_CHARS] for name in ("name", "expires")},
+        "form_error": error,
+        "models": [(name, name in models) for name in names],
+        "scopes": [(name, text, name in scopes) for name, text in SCOPES.items()],
+        "limit_fields": [
+            (name, words, sent.get(name, "")[:MAX_FIELD_CHARS])
+            for name, words in zip(_LIMITS, _LIMIT_WORDS, strict=True)
+        ],
+    }
 
 
 def key_rows() -> list[dict[str, Any]]:
@@ -205,14 +240,6 @@ def _last_day(days: list[int]) -> date | None:
     """Return the last day on which the key was used; None: on none of the last ``SPARK_DAYS``."""
     back = next((back for back, tokens in enumerate(reversed(days)) if tokens), None)
     return None if back is None else timezone.now().date() - timedelta(days=back)
-
-
-def _form_values() -> dict[str, Any]:
-    return {
-        "scopes": [(name, text, name in DEFAULT_SCOPES) for name, text in SCOPES.items()],
-        "models": list(selectors.checkpoint_list().values_list("served_model_name", flat=True)),
-        "limit_fields": list(zip(_LIMITS, _LIMIT_WORDS, strict=True)),
-    }
 
 
 def _usage_query(query: QueryDict) -> Any:

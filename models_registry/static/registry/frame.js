@@ -141,6 +141,18 @@ document.addEventListener("click", async (event) => {
   if (done && said && !leadsTo) toast(said);
 });
 
+// Drawers: forms that open at the right. Without scripts their link shows them in the page, as after a refusal.
+document.addEventListener("click", (event) => {
+  const opener = event.target.closest("[data-drawer]");
+  if (!opener || event.ctrlKey || event.metaKey || event.shiftKey) return;
+  event.preventDefault();
+  document.getElementById(opener.dataset.drawer).showModal();
+});
+for (const drawer of $$(".drawer[open]")) {
+  drawer.close();
+  drawer.showModal();
+}
+
 // Forms that work without scripts, but ask first with them.
 document.addEventListener("submit", async (event) => {
   const { ask, askText } = event.submitter?.dataset ?? {};

@@ -16,8 +16,11 @@ from inference.records.energy_days import energy_divide
 from inference.records.energy_price import energy_price_choose
 from inference.values.limits import KeyLimits
 from tests.accounts import account
+from tests.inference.rows import make_checkpoint
 
 pytestmark = pytest.mark.django_db
+
+OPEN_DRAWER = re.compile(r'<dialog class="drawer" [^>]* open>')
 
 
 @pytest.fixture
@@ -47,8 +50,35 @@ def test_a_key_is_shown_once_with_a_line_to_try(owner: Client) -> None:
 )
 def test_a_wrong_form_is_explained_and_makes_nothing(owner: Client, form: dict[str, object], words: str) -> None:
     response = owner.post("/keys/new/", form)
-    assert response.status_code == 400 and words in response.content.decode()
+    text = response.content.decode()
+    assert response.status_code == 400 and words in text.partition('id="form-error"')[2]
+    assert OPEN_DRAWER.search(text)
     assert not ApiKey.objects.exists()
+
+
+def test_a_refused_form_comes_back_with_its_fields_on_a_page_that_works(owner: Client) -> None:
+    make_checkpoint("tiny")
+    row, _ = api_key_create(name="known")
+    form = {
+        "name": "<mine>", "scopes": ["metrics"], "models": ["tiny"], "expires": "2031-02-03", "tokens_per_minute": "0",
+    }  # fmt: skip
+    text = owner.post("/keys/new/", form).content.decode()
+    for piece in (
+        'value="&lt;mine&gt;"', 'value="2031-02-03"', 'name="tokens_per_minute" type="number" min="1" max="1000000000" '
+        'value="0"', "<option selected>tiny</option>", 'value="metrics" checked', f"/keys/{row.prefix}/revoke/",
+        'href="/keys/?format=csv"', 'action="/keys/"',
+    ):  # fmt: skip
+        assert piece in text, piece
+    assert 'value="generate" checked' not in text
+    assert "hx-get" not in text  # this address can't be read again
+
+
+def test_the_form_is_in_a_drawer_that_an_address_opens(owner: Client) -> None:
+    text = owner.get("/keys/").content.decode()
+    assert '<dialog class="drawer" id="new-key"' in text and not OPEN_DRAWER.search(text)
+    assert 'href="/keys/?new=1" data-drawer="new-key"' in text and 'value="generate" checked' in text
+    text = owner.get("/keys/?new=1").content.decode()
+    assert OPEN_DRAWER.search(text) and 'href="/keys/?format=csv"' in text
 
 
 def test_revoking(owner: Client) -> None:
@@ -63,6 +93,7 @@ def test_roles_see_and_do_what_is_theirs(client: Client) -> None:
     client.force_login(account("edwin", "operator"))
     text = client.get("/keys/").content.decode()
     assert "Usage" in text and "secret name" not in text and "Make the key" not in text
+    assert "new-key" not in client.get("/keys/?new=1").content.decode()
     assert client.post("/keys/new/", {"name": "x"}).status_code == 403
     assert client.post(f"/keys/{row.prefix}/revoke/").status_code == 403
     client.force_login(account("vera", "viewer"))

