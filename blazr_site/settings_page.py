@@ -1,10 +1,9 @@
-"""The page of settings: what is in force and where each value comes from, accounts' roles, choices for all models."""
+"""The page of settings: what is in force and where each value comes from, choices for all models."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from django.contrib.auth import get_user_model
 from django.urls import reverse
 
 from blazr_site.settings import read, sources
@@ -29,8 +28,6 @@ class SettingsPage(StaffPage):
             {"row": row, "help": variable.help, "is_default": row.source == "default"}
             for variable, row in settings_in_force()
         ]
-        sees_accounts = self.request.user.has_perm("auth.view_user")
-        accounts = get_user_model().objects.order_by("username").prefetch_related("groups") if sees_accounts else []
         return {
             "settings": rows,
             "file": sources.config_file().path,
@@ -39,17 +36,6 @@ class SettingsPage(StaffPage):
             "max_currency": MAX_CURRENCY_CHARS,
             "counters": energy_counters_in_words(live.look()),
             "warnings": [" ".join(words) for words in read.warnings()],
-            "sees_accounts": sees_accounts,
-            "accounts": [
-                {
-                    "name": user.get_username(),
-                    "role": "owner" if user.is_superuser else ", ".join(group.name for group in user.groups.all()),
-                    "is_active": user.is_active and user.is_staff,
-                    "last_login": user.last_login,
-                    "pk": user.pk,
-                }
-                for user in accounts
-            ],
         }
 
 

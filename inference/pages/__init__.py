@@ -1,1 +1,1 @@
-"""Pages of the console about models in use, jobs, requests, keys and settings."""
+"""Pages of the console about models in use, jobs, requests, keys and accounts."""

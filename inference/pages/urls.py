@@ -5,7 +5,7 @@ Names of the parts that aren't pages themselves end in what they do: job-retry, 
 
 from __future__ import annotations
 
-from django.urls import path
+from django.urls import include, path
 
 from inference.pages import (
     batches,
@@ -44,6 +44,7 @@ urlpatterns = [
     path("keys/", keys.KeysPage.as_view(), name="keys"),
     path("keys/new/", keys.KeyCreate.as_view(), name="key-create"),
     path("keys/<slug:prefix>/revoke/", keys.KeyRevoke.as_view(), name="key-revoke"),
+    path("settings/accounts/", include("inference.pages.account_urls")),
     path("requests/", requests.RequestsPage.as_view(), name="requests"),
     path("models/<uuid:checkpoint_id>/tokenizer/", tokenizer.TokenizerPage.as_view(), name="model-tokenizer"),
     path("models/<uuid:checkpoint_id>/usage/", model_usage.UsagePage.as_view(), name="model-usage"),

@@ -91,7 +91,10 @@ def test_every_page_can_be_read_without_scripts(chromium: Browser, site: LiveSer
         "/jobs/": ("Queued generations",),
         "/requests/": ("completed", "demo"),
         "/keys/": ("API keys", "Usage"),
+        "/keys/?new=1": ("What it is for", "Make the key", "API keys"),
         "/settings/": ("data_dir", "command line"),
+        "/settings/accounts/": ("admin", "owner"),
+        "/settings/accounts/?new=1": ("Once more", "All accounts"),
         "/docs": ("/v1/chat/completions", "websocket"),
     }.items():
         show_texts(page, path, texts)

@@ -71,7 +71,11 @@ def paths(site: LiveServer) -> list[str]:
         "/schedules/",
         "/requests/",
         "/keys/",
+        "/keys/?new=1",
         "/settings/",
+        "/settings/accounts/",
+        "/settings/accounts/?new=1",
+        "/settings/accounts/1/",
     )
     return [
         *fixed,

@@ -124,7 +124,7 @@ def objects(db, data_dir, tmp_path, settings) -> dict[str, Any]:
         "app_label": "inference", "owner": key, "quantisation_id": quantisation.pk,
         "measurement_id": measurement.pk, "run_id": run.pk, "passport_id": passport.pk, "alias": "alias",
         "digest": "sha256:" + "0" * 64, "pull_id": pull.pk, "chat_id": chat.chat_id, "prefix": row.prefix,
-        "adapter_id": adapter.pk, "key": state.pk,
+        "adapter_id": adapter.pk, "key": state.pk, "account_id": chat.owner_id,
     }  # fmt: skip
 
 
