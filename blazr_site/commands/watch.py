@@ -16,16 +16,21 @@ from inference.errors import InvalidRequest
 from inference.models.readable_rows import readable_rows
 from models_registry.models import RunStep, TrainingRun
 from models_registry.runs.measuring import STEP_MEASUREMENTS, measure_next, next_step
+from models_registry.runs.promoted_copies import uncopied_steps
 from models_registry.runs.services import run_create, run_resume, run_update
 from models_registry.runs.turns import COPIES, start_copies
-from models_registry.runs.watching import LOOK_EVERY_S, NEXT_LOOK, run_look
+from models_registry.runs.watching import LOOK_EVERY_S, NEXT_LOOK, NOT_REGISTERED, run_look
 from models_registry.span_measurements import MAX_TEXT_BYTES
 
 OPTIONS = ("max_tokens", "temperature", "seed", "loss_tokens", "max_seconds")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Look every few seconds until Ctrl-C, or with ``--once`` until nothing is left to do."""
+    """Look every few seconds until Ctrl-C, or with ``--once`` until nothing is left to do.
+
+    Returns:
+        0; 1 if a checkpoint wasn't registered or a promoted one wasn't copied, which is printed.
+    """
     run_ = start(arguments)
     stderr.print(
         Text(f"watching {run_.directory} as {run_.name}; Ctrl-C stops, the rows stay", style="dim"), soft_wrap=True
@@ -40,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
             is_done = False
         if is_done and arguments.once:
             COPIES.wait()
-            return 0
+            return _print_failures(run_)
         time.sleep(LOOK_EVERY_S)
 
 
@@ -69,6 +74,28 @@ def _turn(run_: TrainingRun, printed: Printed, *, measures: bool) -> bool:
     printed.update(run_, steps)
     is_still = not any(step.reason.endswith(NEXT_LOOK) for step in steps)
     return is_still and (not measures or (next_step(run_) is None and not _is_measuring(run_)))
+
+
+def _print_failures(run_: TrainingRun) -> int:
+    """Print what was neither registered nor copied; returns the exit code."""
+    failures = failures_of(run_)
+    for failure in failures:
+        stderr.print(Text(failure), soft_wrap=True)
+    return 1 if failures else 0
+
+
+def failures_of(run_: TrainingRun) -> list[str]:
+    """Return what has failed, a line each: a directory that is gone, registrations, copies of promoted checkpoints."""
+    failures = [run_.reason] if run_.state == TrainingRun.State.MISSING else []
+    uncopied = {step.pk for step in uncopied_steps(run_)}
+    for step in readable_rows(run_.steps.all()):
+        if step.state == RunStep.State.REFUSED:
+            failures.append(f"{step.label}: refused: {step.reason}")
+        elif step.reason.startswith(NOT_REGISTERED):
+            failures.append(f"{step.label}: {step.reason}")
+        elif step.pk in uncopied:
+            failures.append(f"{step.label}: {step.reason or 'promoted, but not copied yet'}")
+    return failures
 
 
 def _is_measuring(run_: TrainingRun) -> bool:

@@ -23,18 +23,13 @@ from models_registry.services import checkpoint_files_verify, file_stamp, own_st
 from models_registry.uploads import available_bytes
 
 
-def has_uncopied(run: TrainingRun) -> bool:
-    """Whether ``copy_promoted`` has anything to copy."""
-    return bool(_promoted_steps(run))
-
-
 def copy_promoted(run: TrainingRun) -> list[Checkpoint]:
     """Copy the run's checkpoints that other aliases mean or meant; returns those that were copied.
 
     A checkpoint that can't be copied has the reason at its step, and is tried again at the next call.
     """
     copied = []
-    for step in _promoted_steps(run):
+    for step in uncopied_steps(run):
         assert step.checkpoint is not None
         try:
             is_copied, reason = _copy(step.checkpoint), ""
@@ -48,8 +43,8 @@ def copy_promoted(run: TrainingRun) -> list[Checkpoint]:
     return copied
 
 
-def _promoted_steps(run: TrainingRun) -> list[RunStep]:
-    """Return the steps whose checkpoints are promoted, and still the trainer's files."""
+def uncopied_steps(run: TrainingRun) -> list[RunStep]:
+    """Return the steps whose checkpoints are promoted, and still the trainer's files: ``copy_promoted`` copies them."""
     promoted = AliasRevision.objects.exclude(alias__name=run.name).values("checkpoint")
     steps = run.steps.filter(
         state=RunStep.State.REGISTERED, checkpoint__in=promoted, checkpoint__source=Checkpoint.Source.PATH,

@@ -16,7 +16,7 @@ from inference.models.readable_rows import readable_rows
 from models_registry.models import TrainingRun
 from models_registry.runs.allowed import is_allowed
 from models_registry.runs.measuring import measure_next
-from models_registry.runs.promoted_copies import copy_promoted, has_uncopied
+from models_registry.runs.promoted_copies import copy_promoted, uncopied_steps
 from models_registry.runs.watching import run_look
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ def start_copies(runs: Iterable[TrainingRun]) -> None:
     if COPIES.is_running:
         return
     waiting: list[TrainingRun] = []
-    _for_each(runs, lambda run: waiting.append(run) if has_uncopied(run) else None)
+    _for_each(runs, lambda run: waiting.append(run) if uncopied_steps(run) else None)
     if waiting:
         COPIES.start(waiting)
 

@@ -31,6 +31,8 @@ STILL_FOR = timedelta(seconds=2)
 """Time between two equal looks at a complete checkpoint."""
 NEXT_LOOK = "the next look decides."
 """End of a reason that the next look may take away."""
+NOT_REGISTERED = "not registered: "
+"""Start of a reason that the registration gave, not the files; the next look tries again."""
 LOOK_EVERY_S = 3.0
 """Seconds between looks at a directory."""
 
@@ -113,7 +115,7 @@ def _look_again(run: TrainingRun, step: StepFiles, row: RunStep, look: Look) -> 
     try:
         return _register(run, step, row, look)
     except (Unavailable, Conflict) as error:  # too many checks of templates, a name that was taken: the next look
-        _same(row).update(reason=error.message)
+        _same(row).update(reason=NOT_REGISTERED + error.message)
         return False
     except BlazrError as error:
         _same(row).update(state=StepState.REFUSED, reason=error.message, read=look.read)

@@ -7,13 +7,18 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from blazr_site.commands import watch
-from inference.errors import InvalidRequest
+from inference.errors import Conflict, InvalidRequest
+from models_registry import storage, uploads
+from models_registry.aliases import alias_promote
 from models_registry.models import RunStep, TrainingRun
+from models_registry.runs import turns, watching
 from tests.live.conftest import ROOT, wait_until
 from tests.models_registry.runs.trainers import oxidizr_run, oxidizr_step
 
@@ -65,6 +70,65 @@ def test_a_wrong_option_is_one_line(tmp_path: Path, options: list[str], message:
 def arguments(directory: Path, **values: object) -> argparse.Namespace:
     defaults = dict.fromkeys(("prompt", "text", *watch.OPTIONS)) | {"directory": str(directory), "name": ""}
     return argparse.Namespace(**defaults | values)
+
+
+@pytest.fixture
+def once(tmp_path: Path, settings, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Run ``blazr watch --once --no-measure`` for the run ``nano`` in this thread; returns its exit code."""
+
+    class Thread:
+        def __init__(self, target, args=(), **_: object) -> None:
+            self.start = lambda: target(*args)
+
+    settings.BLAZR_UPLOADS_DIR, settings.BLAZR_CHECKPOINTS_DIR = tmp_path / "uploads", tmp_path / "checkpoints"
+    monkeypatch.setattr(turns.threading, "Thread", Thread)
+    monkeypatch.setattr(turns.connection, "close", lambda: None)
+    monkeypatch.setattr(watching, "STILL_FOR", timedelta(0))
+    monkeypatch.setattr(watch, "LOOK_EVERY_S", 0.0)
+    directory = oxidizr_run(tmp_path / "nano")
+    return lambda: watch.run(arguments(directory, once=True, no_measure=True))
+
+
+@pytest.mark.django_db
+def test_once_fails_if_a_promoted_checkpoint_is_not_copied(
+    once: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    oxidizr_step(tmp_path / "nano", 10)
+    assert once() == 0
+    alias_promote(name="live", checkpoint=RunStep.objects.get().checkpoint)
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "free_bytes", lambda: uploads.DISK_RESERVE_BYTES + 1000)
+        capsys.readouterr()
+        assert once() == 1
+        assert "step 10: promoted, but not copied: its 2.9 MiB don't fit" in capsys.readouterr().err
+        patch.setattr(turns, "copy_promoted", lambda run: 1 / 0)
+        RunStep.objects.update(reason="")
+        assert once() == 1
+        assert "step 10: promoted, but not copied yet\n" in capsys.readouterr().err
+    assert once() == 0
+
+
+@pytest.mark.django_db
+def test_once_fails_if_a_checkpoint_is_not_registered(
+    once: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    oxidizr_step(tmp_path / "nano", 10)
+    (tmp_path / "nano" / "nano_64_1m_f32_step_20.safetensors").write_bytes(b"half")  # a trainer may be writing it
+    for error, reason in (
+        (Conflict("the name is taken."), "step 10: not registered: the name is taken.\n"),
+        (InvalidRequest("no family knows it."), "step 10: refused: no family knows it.\n"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(watching, "inspect_in_child", raises(error))
+            assert once() == 1
+        assert reason in capsys.readouterr().err
+
+
+def raises(error: Exception) -> Callable[..., None]:
+    def act(*_: object) -> None:
+        raise error
+
+    return act
 
 
 @pytest.mark.django_db

@@ -209,5 +209,5 @@ def test_a_name_that_is_taken_is_a_reason(run: TrainingRun, directory: Path, loo
     looks(2)
     step = run.steps.get()
     assert (step.state, step.reason) == (
-        "incomplete", "'nano' is the name of a checkpoint; choose another one for the alias.",
+        "incomplete", "not registered: 'nano' is the name of a checkpoint; choose another one for the alias.",
     )  # fmt: skip
