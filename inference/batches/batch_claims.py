@@ -14,6 +14,7 @@ from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Now
 
 from inference.jobs.claims import leases_shorten, seconds_from_now
+from inference.jobs.row_order import update_in_order
 from inference.models import Batch
 
 LEASE_S = 30.0
@@ -75,7 +76,7 @@ class BatchClaim:
 def batches_abandon(*, owner: str) -> int:
     """Expire the leases of ``owner``; called when a process of that name starts, as its predecessor is dead."""
     held = Batch.objects.filter(owner=owner, lease_until__isnull=False)
-    return held.update(lease_until=seconds_from_now(-1))
+    return update_in_order(held, lease_until=seconds_from_now(-1))
 
 
 def batch_claim(rows: QuerySet[Batch], *, owner: str, stopping: Callable[[], bool], **values: Any) -> BatchClaim | None:

@@ -21,6 +21,7 @@ from inference.batches.results import ID_BATCH, result_without_response, results
 from inference.errors import GenerationFailed
 from inference.host.fault_points import fault_point
 from inference.jobs.claims import LEASE_S, MAX_ATTEMPTS, MAX_DELAY_S, is_due, leases_shorten, seconds_from_now
+from inference.jobs.row_order import update_in_order
 from inference.jobs.row_watch import RowWatch
 from inference.models import Batch, BatchLine, BatchResult, BatchState, LineState
 
@@ -113,7 +114,7 @@ def lines_claim(
             rows = rows.select_for_update(skip_locked=True)
         keys = list(rows.order_by("id").values_list("pk", flat=True)[:limit])
         # A batch that another transaction is ending or has paused takes no new claims. The lock makes that exact: a
-        # pause waits for this claim, or is seen here. Lines first, then their batch, as ``results_write`` locks them.
+        # pause waits for this claim, or is seen here. Lines first, then their batch (``inference.batches.results``).
         claimable = Batch.objects.filter(pk=batch.pk, state=BatchState.IN_PROGRESS, ending="", paused_at=None)
         if not keys or not claimable.select_for_update(no_key=True).values_list("pk"):
             return []
@@ -165,7 +166,7 @@ def lines_heartbeat(*, owner: str) -> LineHeartbeat:
     """Renew the leases of all lines of a worker, in one statement."""
     with transaction.atomic():
         mine = BatchLine.objects.filter(owner=owner, state=LineState.RUNNING)
-        mine.update(lease_until=seconds_from_now(LEASE_S))
+        update_in_order(mine, lease_until=seconds_from_now(LEASE_S))
         found = list(mine.values_list("pk", "fence", "batch__ending"))
     return LineHeartbeat(
         frozenset((key, fence) for key, fence, _ in found),
@@ -236,7 +237,8 @@ def lines_release(
 
 def lines_abandon(*, owner: str) -> int:
     """Expire the leases of ``owner``; called when a process of that name starts, as its predecessor is dead."""
-    return BatchLine.objects.filter(owner=owner, state=LineState.RUNNING).update(lease_until=seconds_from_now(-1))
+    held = BatchLine.objects.filter(owner=owner, state=LineState.RUNNING)
+    return update_in_order(held, lease_until=seconds_from_now(-1))
 
 
 RUNNING_LINES = RowWatch(lambda: BatchLine.objects.filter(state=LineState.RUNNING))
@@ -256,6 +258,16 @@ def lines_sweep() -> int:
         f"The worker died {MAX_ATTEMPTS} times while it ran this request, the last time alone; it was given up."
     )
     with transaction.atomic():
+        # Before ``results_write`` locks batches. What is locked ends at this moment, or is swept by another worker.
+        requeued = update_in_order(
+            lapsed.filter(attempts__lt=MAX_ATTEMPTS),
+            skip_locked=True,
+            state=LineState.QUEUED,
+            lease_until=None,
+            owner="",
+        )
+        if requeued:
+            fault_point("lines.requeue")
         poison = rows_locked(lapsed.filter(attempts__gte=MAX_ATTEMPTS)).select_related("batch")
         rows = [
             result_without_response(
@@ -270,9 +282,6 @@ def lines_sweep() -> int:
             for row in poison[:ID_BATCH]
         ]
         results_write(rows)
-        requeued = lapsed.filter(attempts__lt=MAX_ATTEMPTS).update(state=LineState.QUEUED, lease_until=None, owner="")
-        if requeued:
-            fault_point("lines.requeue")
     return len(rows) + requeued
 
 

@@ -1,4 +1,12 @@
-"""Write the results of lines, each once, in the transaction that ends the line."""
+"""Lock lines, and write their results, each once, in the transaction that ends the line.
+
+All transactions lock rows in one order, so that no two of them wait for each other:
+
+1. Lines, then batches: a transaction that has changed or locked the row of a batch waits for no line. The lines that a
+   validation inserts are new, so nobody else has them.
+2. Rows of one table in the order of their keys (``inference.jobs.row_order``, and ``results_write`` for batches), or
+   with SKIP LOCKED, which never waits (``rows_locked``).
+"""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from django.db import transaction
 from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
@@ -18,10 +19,12 @@ from inference.access.api_keys import void_tenants
 from inference.batches.batch_claims import FenceLost, batch_claim
 from inference.batches.ending import batch_finalise
 from inference.batches.line_requests import LineError, errors_text
+from inference.batches.results import rows_locked
 from inference.batches.unrun_lines import fail_queued, unrun_error
 from inference.batches.validation import batch_validate
 from inference.errors import StorageFull
 from inference.jobs import hints
+from inference.jobs.row_order import update_in_order
 from inference.models import TERMINAL_BATCH_STATES, Batch, BatchLine, BatchState, LineState
 
 logger = logging.getLogger(__name__)
@@ -90,16 +93,23 @@ def _end_due() -> int:
 
 
 def _begin_end(rows: QuerySet[Batch], ending: BatchState, **values: Any) -> int:
-    done = rows.filter(state=BatchState.IN_PROGRESS).update(ending=ending, **values)
+    done = update_in_order(rows.filter(state=BatchState.IN_PROGRESS), ending=ending, **values)
     # A new fence stops the writes of a worker that is validating the file.
-    return done + rows.filter(state=BatchState.VALIDATING).update(
-        state=BatchState.FINALIZING, ending=ending, fence=F("fence") + 1, owner="", lease_until=None, **values
+    return done + update_in_order(
+        rows.filter(state=BatchState.VALIDATING),
+        state=BatchState.FINALIZING,
+        ending=ending,
+        fence=F("fence") + 1,
+        owner="",
+        lease_until=None,
+        **values,
     )
 
 
 def batches_sweep() -> int:
     """Delete the lines of batches that ended long ago; returns their number."""
     ended = Batch.objects.filter(state__in=TERMINAL_BATCH_STATES, ended_at__lt=timezone.now() - LINES_KEPT)
-    keys = list(BatchLine.objects.filter(batch__in=ended).values_list("pk", flat=True)[:5000])
-    removed, _ = BatchLine.objects.filter(pk__in=keys).delete()
+    with transaction.atomic():
+        rows = rows_locked(BatchLine.objects.filter(batch__in=ended).only("pk"))
+        removed, _ = BatchLine.objects.filter(pk__in=[row.pk for row in rows[:5000]]).delete()
     return removed

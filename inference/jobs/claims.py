@@ -27,6 +27,7 @@ from django.db.models.functions import Now
 
 from inference.errors import BlazrError, GenerationFailed
 from inference.host.fault_points import fault_point
+from inference.jobs.row_order import update_in_order
 from inference.jobs.selectors import chunks_end
 from inference.jobs.sharing import share_places
 from inference.models import TERMINAL_JOB_STATES, GenerationJob, JobChunk, JobState
@@ -104,7 +105,7 @@ def leases_shorten(running: QuerySet[Any], lease_s: float = LEASE_S) -> None:
 
     A living worker renews its leases in time; those of a dead one lapse as usual.
     """
-    long_leases(running, lease_s).update(lease_until=seconds_from_now(lease_s))
+    update_in_order(long_leases(running, lease_s), lease_until=seconds_from_now(lease_s))
 
 
 def long_leases(running: QuerySet[Any], lease_s: float = LEASE_S) -> QuerySet[Any]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from inference.batches import lines, upkeep
 from inference.batches.services import batch_cancel, batch_pause
-from inference.jobs.claims import LEASE_S, seconds_from_now
+from inference.jobs.claims import LEASE_S, MAX_ATTEMPTS, leases_shorten, seconds_from_now
 from inference.models import BatchLine, BatchResult, LineState
 from inference.values.principal import LOCAL
 from tests.inference.batches.fakes import contents, line, make_batch, make_runner, work
@@ -135,7 +137,84 @@ def test_results_that_come_twice_count_once(manager):
     assert (batch.num_completed, batch.completion_tokens, BatchResult.objects.count()) == (2, 10, 2)
 
 
-@pytest.mark.skipif(connection.vendor != "postgresql", reason="a transaction of SQLite locks the whole database")
+def test_a_sweep_changes_lines_before_it_changes_batches(manager):
+    """Who has the row of a batch must wait for no line: its end has the line, and waits for the batch."""
+    batch = make_batch([line("a"), line("poison")])
+    upkeep.batches_turn(owner="keeper")
+    batch.refresh_from_db()
+    _, poison = lines.lines_claim(batch=batch, owner="w", limit=2)
+    BatchLine.objects.filter(pk=poison.key).update(attempts=MAX_ATTEMPTS)
+    lines.lines_abandon(owner="w")
+    with CaptureQueriesContext(connection) as captured:
+        assert lines.lines_sweep() == 2
+    tables = [found[1] for query in captured if (found := re.match(r'UPDATE "inference_(\w+)"', query["sql"]))]
+    assert tables.index("batch") > max(at for at, table in enumerate(tables) if table == "batchline")
+
+
+on_postgresql = pytest.mark.skipif(
+    connection.vendor != "postgresql", reason="a transaction of SQLite locks the whole database"
+)
+
+
+@on_postgresql
+def test_a_sweep_waits_for_no_line_that_ends_late(manager, monkeypatch):
+    """Each waited for the other: the sweep had the batch, the line's end had the line."""
+    batch = make_batch([line("late"), line("poison")])
+    upkeep.batches_turn(owner="keeper")
+    batch.refresh_from_db()
+    late, poison = lines.lines_claim(batch=batch, owner="w", limit=2)
+    BatchLine.objects.filter(pk=poison.key).update(attempts=MAX_ATTEMPTS)
+    lines.lines_abandon(owner="w")
+    has_locked, may_end, write = threading.Event(), threading.Event(), lines.results_write
+
+    def write_late(results):
+        if [item.line_id for item in results] == [late.key]:
+            has_locked.set()
+            assert may_end.wait(60)
+        write(results)
+
+    monkeypatch.setattr(lines, "results_write", write_late)
+    finished = [lines.FinishedLine(line=late, payload="{}")]
+    with ThreadPoolExecutor(2) as threads:
+        ending = threads.submit(in_thread, lambda: lines.lines_finish(finished=finished))
+        try:
+            assert has_locked.wait(60)
+            sweeping = threads.submit(in_thread, lines.lines_sweep)
+            wait_for_a_lock(sweeping)
+        finally:
+            may_end.set()
+        assert (ending.result(60), sweeping.result(60)) == (set(), 1)
+    batch.refresh_from_db()
+    assert (batch.num_completed, batch.num_failed) == (1, 1)
+
+
+@on_postgresql
+@pytest.mark.parametrize(
+    "renew",
+    [
+        lambda: lines.lines_heartbeat(owner="w"),
+        lambda: lines.lines_abandon(owner="w"),
+        lambda: leases_shorten(BatchLine.objects.filter(state=LineState.RUNNING), 0),
+    ],
+    ids=["heartbeat", "abandon", "shorten"],
+)
+def test_lines_are_locked_in_the_order_of_their_keys(manager, renew):
+    """A plain UPDATE locks them as they lie in the table: a row that was written again lies behind the others."""
+    batch = make_batch([line("a"), line("b")])
+    upkeep.batches_turn(owner="keeper")
+    batch.refresh_from_db()
+    first, second = lines.lines_claim(batch=batch, owner="w", limit=2)
+    BatchLine.objects.filter(pk=first.key).update(lease_until=seconds_from_now(LEASE_S))
+    with ThreadPoolExecutor(1) as threads:
+        with transaction.atomic():
+            BatchLine.objects.select_for_update().get(pk=first.key)
+            renewing = threads.submit(in_thread, renew)
+            wait_for_a_lock(renewing)
+            assert BatchLine.objects.select_for_update(nowait=True).get(pk=second.key)
+        renewing.result(60)
+
+
+@on_postgresql
 @pytest.mark.parametrize("end", [batch_pause, batch_cancel])
 def test_no_line_starts_once_a_pause_has_answered(manager, monkeypatch, end):
     """A claim that had seen the batch unpaused committed after the pause's answer."""
@@ -152,12 +231,6 @@ def test_no_line_starts_once_a_pause_has_answered(manager, monkeypatch, end):
 
     monkeypatch.setattr(lines, "seconds_from_now", wait)
 
-    def in_thread(work):
-        try:
-            return work()
-        finally:
-            connection.close()
-
     def pause():
         end(batch_id=batch.batch_id, principal=LOCAL)
         return running.count()
@@ -167,14 +240,27 @@ def test_no_line_starts_once_a_pause_has_answered(manager, monkeypatch, end):
         claiming = threads.submit(in_thread, lambda: lines.lines_claim(batch=batch, owner="w", limit=1))
         assert has_checked.wait(60)
         pausing = threads.submit(in_thread, pause)
-        until = time.monotonic() + 60
-        while not pausing.done() and not waits_for_a_lock():
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_for_a_lock(pausing)
         may_commit.set()
         assert len(claiming.result(60)) == 1
         assert pausing.result(60) == running.count() == 1
     assert lines.lines_claim(batch=batch, owner="w", limit=1) == []
+
+
+def in_thread(work):
+    """Run a function and close the connection that it has opened in this thread."""
+    try:
+        return work()
+    finally:
+        connection.close()
+
+
+def wait_for_a_lock(waiting: Future) -> None:
+    """Wait until a function of another thread has ended or waits for a row's lock."""
+    until = time.monotonic() + 60
+    while not waiting.done() and not waits_for_a_lock():
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def waits_for_a_lock() -> bool:

@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-LINES = ("workers_that_claim_at_once_never_get_the_same_line", "no_line_starts_once_a_pause_has_answered")
+LINES = (
+    "workers_that_claim_at_once_never_get_the_same_line",
+    "no_line_starts_once_a_pause_has_answered",
+    "a_sweep_waits_for_no_line_that_ends_late",
+    "lines_are_locked_in_the_order_of_their_keys",
+)
 """Those of the tests of lines whose outcome depends on the database's locks."""
 
 
