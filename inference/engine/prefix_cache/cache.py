@@ -218,8 +218,8 @@ class PrefixCache:
         if is_due:
             sequence.last_snapshot = num_computed
         if sequence.has_unknown:
-            if is_due and (taken := self._snapshots.take(slot)):
-                sequence.taken[num_computed] = taken
+            if is_due:
+                self._take(sequence, slot, num_computed)
             return
         sequence.num_known = num_computed
         for position, taken in sequence.taken.items():
@@ -233,6 +233,16 @@ class PrefixCache:
             self._snapshots.add(node, offset, slot, give=False, is_junction=num_computed == sequence.junction)
         while sequence.breakpoints and sequence.breakpoints[0].position <= num_computed:
             self._keep(sequence, sequence.breakpoints.pop(0))
+
+    def _take(self, sequence: CachedSequence, slot: int, position: int) -> None:
+        """Copy a state that may be unusable; at the limit over the sequence's oldest copy, those at marks last."""
+        taken = self._snapshots.take(slot)
+        if not taken and sequence.taken:
+            marks = {sequence.junction, *(item.position for item in sequence.breakpoints)}
+            taken = sequence.taken.pop(min(sequence.taken, key=lambda at: (at in marks, at)))
+            self._snapshots.take_again(taken, slot)
+        if taken:
+            sequence.taken[position] = taken
 
     def _mark(self, sequence: CachedSequence, index: int, tokens: Sequence[int], position: int) -> tuple[Node, int]:
         """``_place`` for a snapshot of the sequence."""

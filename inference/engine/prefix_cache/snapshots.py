@@ -8,6 +8,9 @@ clock plus the number of tokens to compute again from the previous snapshot, whi
 clock is the value of the last evicted snapshot, so that the clock overtakes unused snapshots of any value. All
 snapshots of a model have the same size, so value per byte needs no division. Snapshots that are kept until a time are
 evicted after all others.
+
+A slot with the state after tokens that may be unusable is taken (``take``): no snapshot yet, and never evicted. At most
+half of the slots are, so that long prompts can't evict all snapshots of others.
 """
 
 from __future__ import annotations
@@ -36,7 +39,9 @@ class SnapshotStore:
         self, tree: PrefixTree, access: StateAccess, *, first_slot: int, num_slots: int, host_bytes: int
     ) -> None:
         self.num_slots = num_slots
+        self.max_taken = max(1, num_slots // 2)
         self.num_evicted = 0
+        self._num_taken = 0
         self._tree = tree
         self._access = access
         self._free = list(range(first_slot + num_slots - 1, first_slot - 1, -1))
@@ -79,31 +84,45 @@ class SnapshotStore:
         else:
             self._access.copy_slot(slot, free_slot)
             kept = free_slot
-        self.place(node, offset, kept, is_junction=is_junction)
+        self._place(node, offset, kept, is_junction=is_junction)
         return slot
 
     def take(self, slot: int) -> int:
-        """Copy a sequence's current state into a slot that ``place`` or ``give_back`` gets later; 0: there is none."""
-        taken = self._allocate_slot()
+        """Copy a sequence's current state into a slot that ``place`` or ``give_back`` gets later.
+
+        Returns:
+            The slot; 0: there is none, or ``max_taken`` are taken.
+        """
+        taken = self._allocate_slot() if self._num_taken < self.max_taken else 0
         if taken:
+            self._num_taken += 1
             self._access.copy_slot(slot, taken)
         return taken
 
+    def take_again(self, taken: int, slot: int) -> None:
+        """Copy a sequence's current state into a slot of ``take``, over the one in there."""
+        self._access.copy_slot(slot, taken)
+
     def give_back(self, taken: int) -> None:
         """Free a slot of ``take``."""
+        self._num_taken -= 1
         self._free.append(taken)
 
-    def place(self, node: Node, offset: int, kept: int, *, is_junction: bool = False) -> None:
-        """Let a slot of the store be the snapshot of a position, unless a snapshot of it is in a slot.
+    def place(self, node: Node, offset: int, taken: int, *, is_junction: bool = False) -> None:
+        """Let a slot of ``take`` be the snapshot of a position, unless a snapshot of it is in a slot.
 
         Args:
-            kept: The slot, with the state of the position.
+            taken: The slot, with the state of the position.
             is_junction: Whether two sequences diverge at this position.
         """
+        self._num_taken -= 1
+        self._place(node, offset, taken, is_junction=is_junction)
+
+    def _place(self, node: Node, offset: int, kept: int, *, is_junction: bool) -> None:
         present = node.snapshots.get(offset)
         if present is not None and present.slot:
             self.touch(present, use=False)
-            self.give_back(kept)
+            self._free.append(kept)
             return
         if present is not None:
             self._on_host.pop(present, None)

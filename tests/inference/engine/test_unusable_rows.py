@@ -166,3 +166,15 @@ def test_a_prompt_that_yields_no_token_fails_too(kind) -> None:
     ):
         entry: Collected = run(engine_of(kind), source)[source.request_id]
         assert "numerical_error" in entry.finals[0].error.message
+
+
+def test_a_long_prompt_leaves_half_of_the_snapshots_to_others() -> None:
+    """Its states waited in all slots for a first token, and where none was left, its last states weren't kept."""
+    engine = engine_of("slots", max_num_batched_tokens=256, max_model_len=2048, num_snapshot_slots=4)
+    short = list(range(40, 60))
+    run(engine, request("short", short, max_tokens=1))
+    long = [number % 30 for number in range(5 * 256 + 100)]
+    run(engine, request("long", long, max_tokens=1))
+    assert cached_tokens(engine, [*short, 95], "as short") >= len(short) - 1
+    assert cached_tokens(engine, [*long[:-1], 95], "as long") == len(long) - 1
+    check_tree(engine)

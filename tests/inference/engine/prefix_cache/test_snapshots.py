@@ -105,3 +105,22 @@ def test_dropping_all_frees_all_slots(host_bytes):
 def test_without_slots_nothing_is_kept():
     found = Store(0)
     assert found.add(1) == 1 and found.kept() == []
+
+
+def test_at_most_half_of_the_slots_are_taken():
+    found = Store(4)
+    for number in range(4):
+        found.add(number)
+    taken = [found.store.take(1) for _ in range(3)]
+    assert taken[2] == 0 and found.kept() == [2, 3]
+    found.slots.values[1] = 9
+    found.store.take_again(taken[0], 1)
+    node = found.tree.child(SPACE, (9,) * 8)
+    found.tree.acquire(node)
+    found.store.place(node, 8, taken[0])
+    found.store.give_back(taken[1])
+    assert found.state_of(9) == 9 and found.kept() == [2, 3, 9]
+    assert [found.store.take(1) > 0 for _ in range(3)] == [True, True, False], "those are free to be taken again"
+    single = Store(1)
+    single.add(0)
+    assert single.store.take(1) == 10
