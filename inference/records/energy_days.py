@@ -98,8 +98,12 @@ def last_energy_day() -> date | None:
     return found if isinstance(found, date) else None
 
 
-def energy_divide(day: date) -> None:
-    """Write each caller's part of a day's energy to its rows of usage; rows that others change now follow later."""
+def energy_divide(day: date, checkpoints: Collection[str] = ()) -> None:
+    """Write each caller's part of a day's energy to its rows of usage; rows that others change now follow later.
+
+    Args:
+        checkpoints: Names of checkpoints that have a colon; ``measured_model`` takes no other name for an adapter's.
+    """
     rows = _sound(EnergyDay.objects.filter(day=day)).exclude(model=IDLE).order_by()
     joules = {str(model): float(total) for model, total in rows.values_list("model").annotate(total=Sum("joules"))}
     if not joules:
@@ -107,7 +111,7 @@ def energy_divide(day: date) -> None:
     columns = ("pk", "model", "prompt_tokens", "cached_tokens", "completion_tokens")
     weights: dict[str, dict[int, int]] = {}
     for pk, model, *tokens in UsageDay.objects.filter(day=day).order_by("pk").values_list(*columns):
-        name = measured_model(str(model), joules)
+        name = measured_model(str(model), joules, checkpoints)
         if name is not None:
             weights.setdefault(name, {})[pk] = computed_tokens(*tokens)
     parts = {pk: part for name, own in weights.items() for pk, part in divided(joules[name], own).items()}
@@ -139,10 +143,16 @@ def divided(joules: float, weights: Mapping[int, int]) -> dict[int, float]:
     return {key: joules * (weight / total) for key, weight in weights.items()} if total else {}
 
 
-def measured_model(name: str, measured: Collection[str]) -> str | None:
-    """Return the model whose energy the requests of ``name`` use: itself, or the base of an adapter ``BASE:NAME``."""
+def measured_model(name: str, measured: Collection[str], checkpoints: Collection[str] = ()) -> str | None:
+    """Return the model whose energy the requests of ``name`` use: itself, or the base of an adapter ``BASE:NAME``.
+
+    Returns:
+        None: Nothing was measured of it. A checkpoint that is called so, as ``llama:7b``, has no base.
+    """
     if name in measured:
         return name
+    if name in checkpoints:
+        return None
     base = name.rpartition(":")[0]
     return base if base and base in measured else None
 

@@ -113,8 +113,10 @@ class SpanWriter(TurnThread):
         energy_add(self._energy.by_name({str(key): name for key, name in rows}))
         self._energy.pending.clear()
         today = now.astimezone(UTC).date()
+        tagged = Checkpoint.objects.filter(served_model_name__contains=":").values_list("served_model_name", flat=True)
+        checkpoints = frozenset(tagged)
         for day in sorted({last or today, today - timedelta(days=1), today}):
-            energy_divide(day)
+            energy_divide(day, checkpoints)
 
     def _write(self, now: datetime) -> None:
         """Store the spans that are due, the shortest first: quarters are the means of their minutes."""

@@ -122,6 +122,8 @@ def test_adapters_use_their_bases_energy() -> None:
     for name, model in (("tiny", "tiny"), ("tiny:sql", "tiny"), ("a:b", "a:b"), ("a:b:c", "a:b"), ("other", None),
                         ("a:c", None), (":x", None), ("", None)):  # fmt: skip
         assert measured_model(name, measured) == model
+    assert measured_model("tiny:7b", measured, {"tiny:7b"}) is None, "a checkpoint's own name, as those of Ollama"
+    assert measured_model("a:b", measured, {"a:b"}) == "a:b"
 
 
 @given(joules=st.floats(0, 1e12), weights=st.dictionaries(st.integers(), st.integers(0, 2**50), max_size=40))

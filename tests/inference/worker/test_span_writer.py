@@ -169,6 +169,25 @@ def test_energy_is_stored_each_minute_by_one_worker_and_divided(monkeypatch, clo
     assert energy_rows() == {(2, name): pytest.approx(260), (2, ""): pytest.approx(390)}
 
 
+def test_a_checkpoint_with_a_tag_uses_no_energy_of_its_namesake(
+    monkeypatch, clock: Clock, row: Checkpoint, tmp_path: Path
+) -> None:
+    """``llama:7b``, whose worker has no counter, got a part of what ``llama`` used, as if it were its adapter."""
+    name = row.served_model_name
+    path = write_checkpoint(tmp_path / "other", *small_hybrid())
+    services.checkpoint_register(path=path, served_model_name=f"{name}:7b")
+    for model in (name, f"{name}:7b", f"{name}:sql"):
+        UsageDay.objects.create(day=NOON.date(), tenant="local", model=model, prompt_tokens=100)
+    writer = SpanWriter(owner="w-0")
+    for second in (0, 5, 70):
+        clock.now = NOON + timedelta(seconds=second)
+        energy(monkeypatch, 2.0 * second, {str(row.pk): 2.0 * second}, "w-0")
+        writer.turn()
+    found = dict(UsageDay.objects.values_list("model", "joules"))
+    assert found[f"{name}:7b"] is None
+    assert found[name] == found[f"{name}:sql"] == pytest.approx(EnergyDay.objects.get(model=name).joules / 2)
+
+
 def test_usage_that_came_after_its_day_is_divided_when_energy_is_stored_next(monkeypatch, clock: Clock) -> None:
     writer = SpanWriter(owner="w-0")
     old = NOON.date() - timedelta(days=9)
