@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from playwright.sync_api import Page, Route, expect
 
@@ -198,7 +199,15 @@ def test_a_batch_is_paused_resumed_and_reordered(page: Page, site: LiveServer) -
     page.click("#pause")
     expect(page.locator("#toasts")).to_contain_text("The batch is paused; running lines end.")
     expect(page.locator("#batch-head")).to_contain_text("It is paused")
+    page.focus("#priority")
+    set_priority(site, batch_id, 5)
+    expect(page.locator("#batch-priority")).to_contain_text("5")
+    expect(page.locator("#priority")).to_have_value("5")  # somebody else's, as nothing was typed
+    expect(page.locator("#priority")).to_be_focused()
     page.fill("#priority", "7")  # stays, however often the region is drawn again
+    set_priority(site, batch_id, 4)
+    expect(page.locator("#batch-priority")).to_contain_text("4")
+    expect(page.locator("#priority")).to_have_value("7")
     page.click("#resume")
     expect(page.locator("#pause")).to_be_visible()
     expect(page.locator("#priority")).to_have_value("7")
@@ -209,6 +218,12 @@ def test_a_batch_is_paused_resumed_and_reordered(page: Page, site: LiveServer) -
     page.click("dialog >> text=Cancel the batch")
     expect(page.locator("#batch-head")).to_contain_text("It was cancelled")
     expect(page.locator("#priority-form")).to_have_count(0)
+
+
+def set_priority(site: LiveServer, batch_id: str, priority: int) -> None:
+    """Change a batch's priority as somebody else does, beside the page."""
+    url = f"{site.url}/v1/batches/{batch_id}/priority"
+    httpx.post(url, json={"priority": priority}, timeout=30).raise_for_status()
 
 
 def test_a_file_is_checked_before_it_is_queued(page: Page) -> None:

@@ -177,6 +177,13 @@ window.addEventListener("pageshow", () => (sentAt = -SENT_MS));
 const tell = (topics) => topics.forEach((topic) => document.body.dispatchEvent(new CustomEvent(`live:${topic}`)));
 let failures = 0;
 
+// A form with hx-preserve stays while a field of it is changed. Otherwise htmx doesn't find it and draws it again.
+const isChanged = (form) => [...form.elements].some((field) => "defaultValue" in field && field.value !== field.defaultValue);
+document.body.addEventListener("htmx:beforeSwap", ({ detail }) => {
+  if (!detail.shouldSwap) return;
+  for (const form of $$("form[hx-preserve]", detail.target)) if (!isChanged(form)) form.removeAttribute("id");
+});
+
 // A page whose subject somebody else has deleted keeps what it shows, and says so.
 document.body.addEventListener("htmx:responseError", (event) => {
   if (event.detail.xhr.status === 404) setNotice("gone", "What this page shows has been deleted.");
