@@ -26,20 +26,6 @@ _WORDS: dict[str, tuple[str, str, str]] = {
 """Name, explanation and colour of each phase."""
 
 
-_CACHE_WORDS = {
-    "hit": "The prefix cache had all of the prompt but its last token.",
-    "diverged": "The prefix cache had the beginning; the rest of the prompt was new.",
-    "cold": "It was new to the prefix cache: no earlier prompt of this caller began like it.",
-    "evicted": "Its state had been in the prefix cache and had to make room. A larger BLAZR_CACHE_BYTES keeps more.",
-    "no_snapshot": "The prefix cache knew the tokens, but kept no recurrent state at that place. More snapshots in "
-    "BLAZR_PREFIX_CACHE keep more places.",
-    "needs_all_rows": "The prefix cache couldn't be used: log-probabilities of the prompt, or a mean over it, need "
-    "every token computed.",
-    "disabled": "The prefix cache is switched off (BLAZR_PREFIX_CACHE, or prefix_cache of the model).",
-}
-"""Why the prefix cache had so much of a prompt, or so little, by ``UsageRecord.cache_outcome``."""
-
-
 def waterfall(row: UsageRecord) -> list[dict[str, Any]]:
     """Return the phases of a request that were measured, each with its place in a bar of ``WIDTH``."""
     seconds = phase_seconds(row)
@@ -110,8 +96,3 @@ def _reason(name: str, row: UsageRecord) -> str:
 def _stored(row: UsageRecord) -> dict[str, Any]:
     found: dict[str, Any] = json_value(row, "phases")
     return found
-
-
-def cache_words(row: UsageRecord) -> str:
-    """Return what the prefix cache had of a request's prompt, and why no more; empty if that isn't known."""
-    return _CACHE_WORDS.get(row.cache_outcome, "")

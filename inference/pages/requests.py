@@ -12,9 +12,10 @@ from inference.batches.replays import replay_list, why_not_replayable
 from inference.errors import BlazrError, UnknownRequest
 from inference.models import UsageRecord
 from inference.models.readable_rows import readable_rows
+from inference.pages.cache_words import cache_sentence
 from inference.pages.callers import caller_of, callers_of
 from inference.pages.replay_targets import REPLAY, VIEW, replay_targets
-from inference.pages.request_phases import cache_words, slow_words, waterfall
+from inference.pages.request_phases import slow_words, waterfall
 from inference.records.usage_spans import UNFAILED
 from inference.serving.running_requests import RunningRequest, request_cancel, unended_requests
 from inference.values.principal import LOCAL
@@ -113,7 +114,7 @@ class RequestPage(StaffPage):
             "mark": mark_of(row),
             "phases": waterfall(row),
             "slow": slow_words(row),
-            "cache": cache_words(row),
+            "cache": cache_sentence(row.cache_outcome),
             "rate": _rate(row),
             "cached_percent": round(100 * row.cached_tokens / row.prompt_tokens) if row.prompt_tokens else 0,
             "refusal": refusal,

@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from inference.models import UsageSpan
 from inference.models.readable_rows import json_value
+from inference.pages.cache_words import CACHE_WORDS
 from inference.pages.charts import Chart, Series, draw, sparkline
 from inference.records.usage_spans import ALL_MODELS, DAY, HOUR, PARTS, PERIODS, kept_begins, spans_read
 from models_registry.templatetags.registry import duration, number, seconds
@@ -22,16 +23,6 @@ MAX_MODELS = 20
 SLOWER = 2.0
 """The hour's first tokens are called slow from so many times the day's on."""
 MIN_REQUESTS = 20
-CACHE_WORDS = {
-    "hit": ("found whole", "all of the prompt but its last token"),
-    "diverged": ("found as far as it is shared", "the rest of the prompt was new"),
-    "cold": ("new", "no earlier prompt of this caller began like it"),
-    "evicted": ("evicted", "it was there, and had to make room"),
-    "no_snapshot": ("no state there", "the tokens are known, recurrent state is kept at other places only"),
-    "needs_all_rows": ("not usable", "log-probabilities of the prompt, or a mean over it, need every token computed"),
-    "disabled": ("off", "the model's cache is switched off"),
-}
-"""What the prefix cache found, in words: ``UsageRecord.cache_outcome``."""
 
 
 def traffic(query: QueryDict) -> dict[str, Any]:
@@ -186,7 +177,7 @@ def cache_parts(item: UsageSpan) -> dict[str, Any]:
         "prompt_tokens": item.prompt_tokens,
         "number": sum(counts.values()),
         "parts": [
-            {"name": CACHE_WORDS[name][0], "what": CACHE_WORDS[name][1], "number": count}
+            {"name": CACHE_WORDS[name].name, "what": CACHE_WORDS[name].what, "number": count}
             for name, count in sorted(counts.items(), key=lambda pair: -pair[1])
         ],
     }
