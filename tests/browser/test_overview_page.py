@@ -36,6 +36,24 @@ for length_s in sorted(PERIODS):
         loads = {"demo": Load(draw.uniform(20, 60), draw.uniform(0, 3))} if length_s == MINUTE else None
         spans_write(begin=begin, length_s=length_s, loads=loads)
 """
+NEXT = """
+from datetime import timedelta
+from django.db import transaction
+from inference.models import UsageSpan
+from inference.records.usage_spans import HOUR, MINUTE
+spans = UsageSpan.objects.filter(length_s=HOUR)
+with transaction.atomic():
+    newest = spans.latest("begin").begin
+    rows = [*spans.filter(begin=newest), *spans.filter(begin=newest, model="other")]
+    rows[-1].model = "third"
+    for row in rows:
+        row.pk, row.begin = None, newest + timedelta(seconds=MINUTE)
+        if row.model == "other":
+            row.requests = 123456
+    UsageSpan.objects.bulk_create(rows)
+"""
+"""The span that the server would write next. It leaves alone what is there, so the page shows this one for about a
+minute at least; rows of the newest span are shown no longer than until the server writes the next one."""
 EMPTY = """
 from inference.models import UsageRecord, UsageSpan
 UsageRecord.objects.filter(request_id__startswith="browser-").delete()
@@ -74,12 +92,7 @@ def test_curves_say_their_values_and_follow_the_chosen_model_and_span(page: Page
 def test_a_new_span_is_drawn_without_a_reload(page: Page, site: LiveServer) -> None:
     page.goto("/")
     page.evaluate("window.stays = true")
-    site.manage(
-        "from inference.models import UsageSpan;"
-        "row = UsageSpan.objects.filter(length_s=3600, model='other').latest('begin');"
-        "row.requests = 123456; row.save();"
-        "row.pk = None; row.model = 'third'; row.save(force_insert=True)"
-    )
+    site.manage(NEXT)
     expect(page.locator("#traffic")).to_contain_text("123,456")
     expect(page.locator("#traffic tbody")).to_contain_text("third")
     assert page.evaluate("window.stays") is True
