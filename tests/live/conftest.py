@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import select
 import signal
 import sqlite3
 import subprocess
@@ -107,17 +109,25 @@ class LiveServer:
         return f"{found[:8]}-{found[8:12]}-{found[12:16]}-{found[16:20]}-{found[20:]}"
 
     def manage(self, code: str) -> str:
-        """Run code in a process with this server's settings."""
-        done = subprocess.run(
-            [sys.executable, "manage.py", "shell", "--no-imports", "-c", code],
+        """Run code in a process with this server's settings; returns what it prints."""
+        pieces, results = self._shell.stdin, self._shell.stdout
+        pieces.write(json.dumps(code) + "\n")
+        pieces.flush()
+        assert select.select([results], [], [], 120)[0], "the code takes too long"
+        status, output, errors = json.loads(results.readline())
+        assert status == 0, errors
+        return output
+
+    @cached_property
+    def _shell(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.live.shell"],
             cwd=ROOT,
-            capture_output=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "BLAZR_DATA_DIR": str(self.data_dir)},
-            timeout=120,
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
 
     @cached_property
     def admin_headers(self) -> dict[str, str]:
@@ -135,8 +145,6 @@ class LiveServer:
 
     def stream(self, on_token: Callable[[int], None] = lambda number: None, **body: Any) -> tuple[str, list[Any]]:
         """Text and chunks of a streamed completion; ``on_token`` sees each token's number, with its chunk."""
-        import json
-
         body = {"model": "demo", "prompt": "The statement", "temperature": 0, "stream": True, **body}
         body["return_token_ids"] = True
         chunks: list[Any] = []
@@ -184,6 +192,8 @@ class LiveServer:
             return True
 
     def stop(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = 60) -> int:
+        if shell := self.__dict__.pop("_shell", None):
+            shell.communicate(timeout=timeout_s)  # which ends its input
         self.process.send_signal(number)
         try:
             return self.process.wait(timeout_s)
