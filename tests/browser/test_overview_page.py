@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.actions import await_loaded, axe_findings, show_texts
+from tests.browser.actions import await_loaded, axe_findings, schemes_of, show_texts
 from tests.live.conftest import LiveServer
 
 pytestmark = pytest.mark.browser
@@ -98,14 +98,15 @@ def test_a_new_span_is_drawn_without_a_reload(page: Page, site: LiveServer) -> N
     assert page.evaluate("window.stays") is True
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1440])
-def test_it_is_clean_and_fits(open_page: Callable[..., Page], width: int, scheme: str) -> None:
-    page = open_page(width, 900, color_scheme=scheme)
+@pytest.mark.parametrize(("width", "schemes"), [(360, ("light", "dark")), (1440, ("dark", "light"))])
+def test_it_is_clean_and_fits(open_page: Callable[..., Page], width: int, schemes: tuple[str, str]) -> None:
+    page = open_page(width, 900)
     for path in ("/", "/?span=day&model=demo", "/keys/"):
+        page.emulate_media(color_scheme=schemes[0])
         page.goto(path)
-        assert axe_findings(page) == [], path
-        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, path
+        for scheme, rules in schemes_of(page, *schemes):
+            assert axe_findings(page, rules) == [], (path, scheme)
+            assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, (path, scheme)
 
 
 def test_it_can_be_read_without_scripts(chromium: Browser, site: LiveServer, session_state: dict) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.actions import CONTRAST, axe_findings
+from tests.browser.actions import CONTRAST, axe_findings, schemes_of
 from tests.browser.conftest import TIMEOUT_MS
 from tests.browser.playground import answer_with, delta, forget_chat, kept
 
@@ -59,10 +59,9 @@ def fill(page: Page) -> None:
     page.get_by_role("button", name="Edit").first.click()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1440])
-def test_a_full_page_is_clean(open_page: Callable[..., Page], width: int, scheme: str) -> None:
-    page = open_page(width, color_scheme=scheme)
+@pytest.mark.parametrize(("width", "schemes"), [(360, ("light", "dark")), (1440, ("dark", "light"))])
+def test_a_full_page_is_clean(open_page: Callable[..., Page], width: int, schemes: tuple[str, str]) -> None:
+    page = open_page(width, color_scheme=schemes[0])
     page.set_default_timeout(TIMEOUT_MS)
     fill(page)
     found = {}
@@ -77,7 +76,8 @@ def test_a_full_page_is_clean(open_page: Callable[..., Page], width: int, scheme
         if state == "two columns":
             page.keyboard.press("Escape")
             page.get_by_role("button", name="Compare").click()
-        found[state] = axe_findings(page) + page.evaluate(CONTRAST)
+        for scheme, rules in schemes_of(page, *schemes):
+            found[state, scheme] = axe_findings(page, rules) + page.evaluate(CONTRAST)
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, state
     assert {state: problems for state, problems in found.items() if problems} == {}
     forget_chat(page, "Explain")
