@@ -72,7 +72,7 @@ class Bomb(BaseHTTPRequestHandler):
 @pytest.fixture
 def bomb() -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Bomb)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()

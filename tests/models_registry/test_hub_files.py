@@ -106,7 +106,7 @@ def test_the_token_goes_to_no_other_host(tmp_path, monkeypatch):
             self.wfile.write(b"abc")
 
     hub, foreign = (ThreadingHTTPServer(("127.0.0.1", 0), Host) for _ in range(2))
-    threads = [threading.Thread(target=server.serve_forever) for server in (hub, foreign)]
+    threads = [threading.Thread(target=server.serve_forever, args=(0.01,)) for server in (hub, foreign)]
     for thread in threads:
         thread.start()
     monkeypatch.setenv("HF_TOKEN", "hf_secret")

@@ -121,7 +121,7 @@ def tiny_hub(checkpoint: Path) -> Iterator[tuple[str, type[Hub]]]:
     values = {"files": files, "asked": [], "resumed": [], "ranges": [], "takes_ranges": True}
     handler = type("TinyHub", (Hub,), {**values, "gate": gate, "is_broken": False})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = Thread(target=server.serve_forever, daemon=True)
+    thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}", handler

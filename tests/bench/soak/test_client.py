@@ -40,7 +40,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def client():
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         found = SoakClient(server.server_address[1])
         yield found

@@ -34,6 +34,7 @@ class FakeServer(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a response's second part would wait 40 ms for the client's acknowledgement
     server: FakeServer
 
     def do_GET(self) -> None:
@@ -79,7 +80,7 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def fake_server() -> Iterator[FakeServer]:
     server = FakeServer()
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield server
