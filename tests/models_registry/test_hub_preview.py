@@ -35,8 +35,14 @@ def test_a_search_lists_what_the_hub_finds(hub) -> None:
     for text, limit in (("", 5), ("a", 0), ("a", 101)):
         with pytest.raises(InvalidRequest):
             hub_search(text, limit, endpoint=hub[0])
+
+
+def test_a_hub_that_is_away_cannot_be_searched(monkeypatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", pauses.append)  # 23 s in all
     with pytest.raises(Unavailable, match="can't be searched"):
         hub_search("tiny", endpoint="http://127.0.0.1:9")
+    assert pauses
 
 
 def test_a_preview_fetches_only_the_config(hub, hybrid, tmp_path) -> None:
