@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
-from inference.modelling.backends.native.build import BuildFailed, build
 from inference.modelling.backends.native.forms import FORMS
 from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
 from inference.modelling.layers.attention import Attention
@@ -192,23 +186,3 @@ def test_wrong_arguments_are_refused(wrong):
     torch.ops.blazr.gqa_attention(*given.values())
     with pytest.raises(RuntimeError, match=r"attention|rotation|norm"):
         torch.ops.blazr.gqa_attention(*(given | wrong).values())
-
-
-@pytest.mark.timeout(900)  # compiles, which takes some minutes where other work has the processors
-def test_the_variant_for_every_processor():
-    """The same tests, and those of MLA, with the library that has no instructions of this processor."""
-    if os.environ.get("BLAZR_NATIVE") == "generic":
-        pytest.skip("this is that run")
-    try:
-        build("generic")
-    except BuildFailed as error:
-        pytest.skip(f"no native kernels: {error}")
-    files = sorted(Path(__file__).parent.glob("test_*attention*.py"))
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
-        env=os.environ | {"BLAZR_NATIVE": "generic"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import pairwise
 
@@ -12,7 +9,6 @@ import pytest
 import torch
 
 from inference.modelling.backends.backend import Backend, NativeBackend
-from inference.modelling.backends.native.build import BuildFailed, build
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
 from inference.modelling.layers.conv import CausalConv1d
 from inference.modelling.layers.gated_delta import GatedDelta
@@ -341,24 +337,3 @@ def test_growth_of_an_empty_state_with_enormous_steps() -> None:
     found = run(layer, values(3), make_batch([(3, 1, 0)]), states)
     assert torch.isfinite(found).all()
     assert states["ssm_state"][1].abs().max().item() <= 30.0
-
-
-@pytest.mark.timeout(900)  # compiles, which takes some minutes where other work has the processors
-def test_the_generic_variant_passes_too() -> None:
-    """The same tests once more, in a process that loads the library without this processor's instructions."""
-    if os.environ.get("BLAZR_NATIVE") == "generic":
-        return
-    try:
-        build("generic")
-    except BuildFailed as error:
-        pytest.skip(f"no native kernels: {error}")
-    chosen = ["mixed_step and (mamba2-odd or mamba3-conv or mamba1-odd)", "convolution", "gated_norm"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__, "-k", " or ".join(chosen)],
-        env={**os.environ, "BLAZR_NATIVE": "generic"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:]

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.modelling.backends.native.build import BuildFailed, build
 from inference.modelling.backends.native.library import matrix_tiles
 from inference.modelling.backends.native.packing import (
     BLOCK_ROWS,
@@ -312,33 +306,6 @@ def test_wrong_calls_are_refused() -> None:
     with pytest.raises(RuntimeError, match="row 40 of 40"):
         packed.rows(torch.tensor([40]), torch.float32)
     assert packed.linear(x[:0], None).shape == (0, 40)
-
-
-@pytest.mark.timeout(900)  # compiles, which takes some minutes where other work has the processors
-def test_generic_kernels_pass_too() -> None:
-    """The same tests with the variant that has none of this processor's special instructions."""
-    if os.environ.get("BLAZR_NATIVE") == "generic":
-        pytest.skip("this is that run")
-    try:
-        build("generic")
-    except BuildFailed as error:
-        pytest.skip(f"no generic kernels: {error}")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        __file__,
-        str(Path(__file__).with_name("test_packing_codes.py")),
-        str(Path(__file__).with_name("test_forms_experts.py")),
-    ]
-    done = subprocess.run(
-        command, env={**os.environ, "BLAZR_NATIVE": "generic"}, capture_output=True, text=True, timeout=400, check=False
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
 
 
 @pytest.mark.parametrize("form", ["int8", "int4", "bfloat16", "float32"])
