@@ -15,6 +15,8 @@ from websockets.sync.client import connect as websockets_connect
 
 from inference.access.api_keys import api_key_create
 from inference.errors import GenerationFailed, PromptTooLong
+from inference.transport.held_messages import take_messages
+from tests.inference.api import scripted_worker
 from tests.inference.api.openai.test_views_openai_client import endless, wait_for
 from tests.inference.api.scripted_worker import Reply
 
@@ -240,16 +242,14 @@ def test_breaking_off_right_after_the_request_cancels_it(ws_url, worker):
     wait_for(lambda: len(worker.cancelled) == 10)
 
 
-def test_a_waiting_request_reports_where_it_stands(socket, worker):
+def test_a_waiting_request_reports_where_it_stands(socket, worker, monkeypatch):
     reported = threading.Event()
 
-    def script(reply: Reply):
-        assert reported.wait(60)
-        yield reply.start()
-        yield reply.delta("Hi", finish_reason="stop")
-        yield reply.done()
+    def take_later(*arguments: Any) -> Any:
+        """This worker doesn't say where the requests stand that it has taken."""
+        return take_messages(*arguments) if reported.is_set() else None
 
-    worker.script = script
+    monkeypatch.setattr(scripted_worker, "take_messages", take_later)
     send(socket, type="chat", id="a", request={**CHAT, "stream_options": {"include_queue": True}})
     frames = [receive(socket), receive(socket)]
     reported.set()
