@@ -1,8 +1,8 @@
 """Run all checks and the whole suite in two lanes, one for each of two cores: the engine beside the platform.
 
 Each lane has a session of pytest with a database, a Redis and folders of its own, and in the same order each time, so a
-red run is red again. The checks (ruff, import-linter, mypy) come before the shorter one. The arguments are given to
-both sessions: ``python -m tests.two_processes -x``.
+red run is red again. The checks (ruff, import-linter, mypy) run beside both in the time that tests wait, and give way
+to them. The arguments are given to both sessions: ``python -m tests.two_processes -x``.
 
 Where at most three tests of a lane failed, they run once more when both lanes have ended. What passes then, with the
 machine to itself, is named as UNSTEADY and doesn't make the run red: it has a race to be found. What fails again does.
@@ -79,14 +79,14 @@ def pytest(name: str, *arguments: str) -> Part:
 
 
 def lanes() -> list[list[Part]]:
-    """What runs at the same time; every test is in one of the two."""
+    """What runs at the same time; every test is in one of the first two."""
     # What is installed is left alone: the tools run in the environment that runs this.
-    make = ["make", "--no-print-directory", "--keep-going", "--old-file=.venv/.installed-dev"]
+    make = ["nice", "-n", "10", "make", "--no-print-directory", "--keep-going", "--old-file=.venv/.installed-dev"]
     checks = Part("checks", [*make, "lint", "imports", "types"])
     engine = pytest("engine", INFERENCE, *ENGINE, *(f"--ignore={INFERENCE}/{name}" for name in API))
     others = (*(f"{INFERENCE}/{name}" for name in OTHERS), *ENGINE)
     platform = pytest("platform", "tests", *(f"--ignore={path}" for path in others))
-    return [[engine], [checks, platform]]
+    return [[engine], [platform], [checks]]
 
 
 def repeated(lane: Part) -> Part | None:
