@@ -163,7 +163,7 @@ class LineHeartbeat:
 
 
 def lines_heartbeat(*, owner: str) -> LineHeartbeat:
-    """Renew the leases of all lines of a worker, in one statement."""
+    """Renew the leases of all lines of a worker, in one transaction."""
     with transaction.atomic():
         mine = BatchLine.objects.filter(owner=owner, state=LineState.RUNNING)
         update_in_order(mine, lease_until=seconds_from_now(LEASE_S))
@@ -258,7 +258,7 @@ def lines_sweep() -> int:
         f"The worker died {MAX_ATTEMPTS} times while it ran this request, the last time alone; it was given up."
     )
     with transaction.atomic():
-        # Before ``results_write`` locks batches. What is locked ends at this moment, or is swept by another worker.
+        # Before ``results_write`` locks batches. A locked line is being ended by its worker or by another sweep.
         requeued = update_in_order(
             lapsed.filter(attempts__lt=MAX_ATTEMPTS),
             skip_locked=True,

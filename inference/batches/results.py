@@ -1,6 +1,6 @@
 """Lock lines, and write their results, each once, in the transaction that ends the line.
 
-All transactions lock rows in one order, so that no two of them wait for each other:
+All transactions lock rows in one order, so that no two of them deadlock:
 
 1. Lines, then batches: a transaction that has changed or locked the row of a batch waits for no line. The lines that a
    validation inserts are new, so nobody else has them.

@@ -271,7 +271,7 @@ class Heartbeat:
 
 
 def jobs_heartbeat(*, owner: str, held: Iterable[tuple[int, int]]) -> Heartbeat:
-    """Renew the leases of a worker's jobs, in one statement.
+    """Renew the leases of a worker's jobs, in one transaction.
 
     Args:
         owner: The worker's id.
@@ -285,7 +285,7 @@ def jobs_heartbeat(*, owner: str, held: Iterable[tuple[int, int]]) -> Heartbeat:
     cancelled: set[tuple[int, int]] = set()
     with transaction.atomic():
         mine = GenerationJob.objects.filter(pk__in=keys, owner=owner, state=JobState.RUNNING)
-        mine.update(lease_until=seconds_from_now(LEASE_S))
+        update_in_order(mine, lease_until=seconds_from_now(LEASE_S))
         for key, fence, cancel in mine.values_list("pk", "fence", "cancel_requested"):
             if (key, fence) in assumed:
                 still.add((key, fence))

@@ -1,4 +1,4 @@
-"""Update many rows in the order of their keys, so that no two transactions wait for each other."""
+"""Update many rows in the order of their keys, so that transactions can't deadlock."""
 
 from __future__ import annotations
 

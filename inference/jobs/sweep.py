@@ -17,6 +17,7 @@ from inference.errors import BlazrError, GenerationFailed
 from inference.host.fault_points import fault_point
 from inference.jobs import hints
 from inference.jobs.claims import MAX_ATTEMPTS, leases_shorten, long_leases, seconds_from_now
+from inference.jobs.row_order import update_in_order
 from inference.jobs.row_watch import RowWatch
 from inference.jobs.selectors import chunks_end, open_jobs
 from inference.models import TERMINAL_JOB_STATES, GenerationJob, JobState, StoredResponse
@@ -39,7 +40,7 @@ def jobs_abandon(*, owner: str) -> int:
 
     The sweep then requeues the jobs, and counts the attempt: a job may have killed the process.
     """
-    return GenerationJob.objects.filter(owner=owner, state=JobState.RUNNING).update(lease_until=seconds_from_now(-1))
+    return update_in_order(_running().filter(owner=owner), lease_until=seconds_from_now(-1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,8 @@ _QUEUED_CANCELLED = RowWatch(_queued_cancelled)
 def _requeue() -> int:
     with transaction.atomic():
         rows = _lapsed().filter(attempts__lt=MAX_ATTEMPTS, cancel_requested=False)
-        requeued = rows.update(state=JobState.QUEUED, lease_until=None, owner="")
+        # What is locked is being written by its worker, or requeued by another sweep.
+        requeued = update_in_order(rows, skip_locked=True, state=JobState.QUEUED, lease_until=None, owner="")
         if requeued:
             fault_point("jobs.requeue")
             transaction.on_commit(hints.wake_workers, robust=True)
@@ -146,5 +148,5 @@ def finished_jobs_sweep() -> int:
 def _cancel_jobs_of_void_keys() -> None:
     not_cancelled = open_jobs().filter(cancel_requested=False)
     tenants = void_tenants(not_cancelled.order_by().values_list("tenant", flat=True).distinct())
-    if tenants and not_cancelled.filter(tenant__in=tenants).update(cancel_requested=True):
+    if tenants and update_in_order(not_cancelled.filter(tenant__in=tenants), cancel_requested=True):
         hints.wake_workers()

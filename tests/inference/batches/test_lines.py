@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import threading
-import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -20,6 +19,7 @@ from inference.models import BatchLine, BatchResult, LineState
 from inference.values.principal import LOCAL
 from tests.inference.batches.fakes import contents, line, make_batch, make_runner, work
 from tests.inference.batches.test_runner import die
+from tests.inference.row_locks import assert_in_order, in_thread, on_postgresql, wait_for_a_lock
 
 
 def test_a_dead_worker_costs_only_its_running_lines(manager):
@@ -151,11 +151,6 @@ def test_a_sweep_changes_lines_before_it_changes_batches(manager):
     assert tables.index("batch") > max(at for at, table in enumerate(tables) if table == "batchline")
 
 
-on_postgresql = pytest.mark.skipif(
-    connection.vendor != "postgresql", reason="a transaction of SQLite locks the whole database"
-)
-
-
 @on_postgresql
 def test_a_sweep_waits_for_no_line_that_ends_late(manager, monkeypatch):
     """Each waited for the other: the sweep had the batch, the line's end had the line."""
@@ -199,19 +194,11 @@ def test_a_sweep_waits_for_no_line_that_ends_late(manager, monkeypatch):
     ids=["heartbeat", "abandon", "shorten"],
 )
 def test_lines_are_locked_in_the_order_of_their_keys(manager, renew):
-    """A plain UPDATE locks them as they lie in the table: a row that was written again lies behind the others."""
     batch = make_batch([line("a"), line("b")])
     upkeep.batches_turn(owner="keeper")
     batch.refresh_from_db()
-    first, second = lines.lines_claim(batch=batch, owner="w", limit=2)
-    BatchLine.objects.filter(pk=first.key).update(lease_until=seconds_from_now(LEASE_S))
-    with ThreadPoolExecutor(1) as threads:
-        with transaction.atomic():
-            BatchLine.objects.select_for_update().get(pk=first.key)
-            renewing = threads.submit(in_thread, renew)
-            wait_for_a_lock(renewing)
-            assert BatchLine.objects.select_for_update(nowait=True).get(pk=second.key)
-        renewing.result(60)
+    lines.lines_claim(batch=batch, owner="w", limit=2)
+    assert_in_order(renew, *BatchLine.objects.order_by("pk"))
 
 
 @on_postgresql
@@ -245,28 +232,3 @@ def test_no_line_starts_once_a_pause_has_answered(manager, monkeypatch, end):
         assert len(claiming.result(60)) == 1
         assert pausing.result(60) == running.count() == 1
     assert lines.lines_claim(batch=batch, owner="w", limit=1) == []
-
-
-def in_thread(work):
-    """Run a function and close the connection that it has opened in this thread."""
-    try:
-        return work()
-    finally:
-        connection.close()
-
-
-def wait_for_a_lock(waiting: Future) -> None:
-    """Wait until a function of another thread has ended or waits for a row's lock."""
-    until = time.monotonic() + 60
-    while not waiting.done() and not waits_for_a_lock():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
-def waits_for_a_lock() -> bool:
-    """Whether another connection to this database waits for a row's lock."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
-        )
-        return bool(cursor.fetchone()[0])

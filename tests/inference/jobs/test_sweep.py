@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from inference.access.api_keys import api_key_create, api_key_revoke, principal_of_tenant
 from inference.errors import GenerationFailed
+from inference.jobs import sweep
 from inference.jobs.claims import (
     LEASE_S,
     MAX_ATTEMPTS,
@@ -24,10 +25,11 @@ from inference.jobs.claims import (
 )
 from inference.jobs.selectors import job_error, job_result
 from inference.jobs.services import job_cancel
-from inference.jobs.sweep import finished_jobs_sweep, jobs_abandon, jobs_sweep
+from inference.jobs.sweep import SweepReport, finished_jobs_sweep, jobs_abandon, jobs_sweep
 from inference.models import GenerationJob, JobChunk, JobState, StoredResponse, UsageDay, UsageRecord
 from inference.values.principal import LOCAL
 from tests.inference.jobs.submissions import lapse, request, submit
+from tests.inference.row_locks import assert_in_order, on_postgresql, without_waiting
 from tests.inference.rows import damage
 
 pytestmark = pytest.mark.usefixtures("model")
@@ -201,3 +203,30 @@ def test_a_sweep_reads_no_finished_jobs_and_writes_only_if_it_has_to():
     of_jobs = [plan for plan in plans if "inference_generationjob" in plan]
     assert len(of_jobs) > 6
     assert [plan for plan in of_jobs if "job_claim" not in plan and "job_leases" not in plan] == []
+
+
+def beat() -> None:
+    jobs_heartbeat(owner="w", held=GenerationJob.objects.values_list("pk", "fence"))
+
+
+@on_postgresql
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("change", [beat, lambda: jobs_abandon(owner="w"), jobs_sweep], ids=["beat", "abandon", "void"])
+def test_jobs_are_locked_in_the_order_of_their_keys(monkeypatch, change):
+    """``jobs_append`` locks several in that order: two that lock in other orders wait for each other."""
+    first, second = submit(request("1"), request("2"))
+    jobs_claim(owner="w", limit=2)
+    monkeypatch.setattr(sweep, "void_tenants", list)
+    assert_in_order(change, first, second)
+
+
+@on_postgresql
+@pytest.mark.django_db(transaction=True)
+def test_a_sweep_requeues_jobs_without_waiting_for_those_that_are_written():
+    written, lapsed = submit(request("1"), request("2"))
+    jobs_claim(owner="w", limit=2)
+    lapse()
+    assert without_waiting(jobs_sweep, written) == SweepReport(requeued=1, failed=0, cancelled=0)
+    lapsed.refresh_from_db()
+    assert lapsed.state == JobState.QUEUED
+    assert jobs_sweep().requeued == 1
