@@ -10,6 +10,7 @@ from django.utils import timezone
 from inference.batches.batch_claims import LEASE_S, FenceLost, batch_claim, batches_abandon
 from inference.models import Batch
 from tests.inference.batches.fakes import line, make_batch
+from tests.inference.row_locks import assert_in_order, on_postgresql
 
 
 def claimed(owner: str, stopping=lambda: False):
@@ -73,3 +74,10 @@ def test_a_process_that_starts_again_frees_what_its_predecessor_held(model):
     assert claimed("two") is not None
     with pytest.raises(FenceLost):
         first.keep()
+
+
+@on_postgresql
+def test_leases_of_batches_are_ended_in_the_order_of_their_keys(model):
+    first, second = (make_batch([line(name)]) for name in "ab")
+    assert claimed("one") and claimed("one")
+    assert_in_order(lambda: batches_abandon(owner="one"), first, second)

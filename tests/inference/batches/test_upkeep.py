@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import pytest
 from django.db.models import F
 from django.utils import timezone
 
@@ -12,6 +13,7 @@ from inference.batches.batch_claims import BatchClaim
 from inference.errors import StorageFull
 from inference.models import Batch, BatchLine, BatchResult
 from tests.inference.batches.fakes import contents, line, make_batch, make_runner, work
+from tests.inference.row_locks import assert_in_order, on_postgresql, without_waiting
 
 
 def test_the_window_is_a_limit(manager):
@@ -68,3 +70,22 @@ def test_a_full_disk_delays_one_batch_and_nothing_else(manager, monkeypatch, cap
     states = dict(Batch.objects.values_list("pk", "state"))
     assert states == {first.pk: "finalizing", second.pk: "completed"}
     assert "can't be ended yet: no room" in caplog.text
+
+
+@on_postgresql
+@pytest.mark.parametrize("state", ["in_progress", "validating"])
+def test_batches_that_expire_are_locked_in_the_order_of_their_keys(model, state):
+    first, second = (make_batch([line(name)]) for name in "ab")
+    Batch.objects.update(state=state, expires_at=timezone.now() - timedelta(seconds=1))
+    Batch.objects.filter(pk=first.pk).update(priority=1)  # an index leads to the second one first
+    assert_in_order(lambda: upkeep.batches_turn(owner="w", stopping=lambda: True), first, second)
+    assert set(Batch.objects.values_list("ending", flat=True)) == {"expired"}
+
+
+@on_postgresql
+def test_lines_are_removed_without_waiting_for_those_that_others_have(manager):
+    work(make_batch([line("a"), line("b")]), make_runner(manager))
+    Batch.objects.update(ended_at=timezone.now() - upkeep.LINES_KEPT - timedelta(seconds=1))
+    others, _ = BatchLine.objects.order_by("pk")
+    assert without_waiting(upkeep.batches_sweep, others)
+    assert BatchLine.objects.get() == others

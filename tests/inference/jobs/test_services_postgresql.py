@@ -24,7 +24,8 @@ def test_jobs_on_postgresql(postgres_url):
     names = ("services", "claims", "claims_state_machine", "selectors", "sweep", "runner")
     files = [HERE / f"test_{name}.py" for name in names]
     files += [HERE.parent / "records" / "test_usage.py"]
-    files += [HERE.parent / "batches" / name for name in ("test_runner.py", "test_progress.py")]
+    batches = ("runner", "progress", "upkeep", "batch_claims")
+    files += [HERE.parent / "batches" / f"test_{name}.py" for name in batches]
     files += [f"{HERE.parent / 'batches' / 'test_lines.py'}::test_{name}" for name in LINES]
     files += [HERE.parent / "schedules" / "test_runs.py"]
     done = subprocess.run(
