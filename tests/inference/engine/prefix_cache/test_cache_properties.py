@@ -124,6 +124,7 @@ def check_tree(engine):
     assert len(cache._owners) == len(blocks)
     assert all(node.num_users == 0 for node in nodes)
     store = cache._snapshots
+    assert store._num_taken == 0
     kept = [snapshot for node in nodes for snapshot in node.snapshots.values()]
     assert set(kept) == {*store._in_slots, *store._on_host} and len(kept) == len(set(kept))
     slots = [snapshot.slot for snapshot in kept if snapshot.slot] + store._free
