@@ -235,11 +235,10 @@ class PrefixCache:
             self._keep(sequence, sequence.breakpoints.pop(0))
 
     def _take(self, sequence: CachedSequence, slot: int, position: int) -> None:
-        """Copy a state that may be unusable; at the limit over the sequence's oldest copy, those at marks last."""
+        """Copy a state that may be unusable, at the limit over another copy of the sequence."""
         taken = self._snapshots.take(slot)
-        if not taken and sequence.taken:
-            marks = {sequence.junction, *(item.position for item in sequence.breakpoints)}
-            taken = sequence.taken.pop(min(sequence.taken, key=lambda at: (at in marks, at)))
+        if not taken and (replaced := sequence.replaced_by(position)):
+            taken = sequence.taken.pop(replaced)
             self._snapshots.take_again(taken, slot)
         if taken:
             sequence.taken[position] = taken

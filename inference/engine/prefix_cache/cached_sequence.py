@@ -43,3 +43,16 @@ class CachedSequence:
     has_unknown: bool = False
     num_known: int = 0
     taken: dict[int, int] = field(default_factory=dict)
+
+    def replaced_by(self, position: int) -> int:
+        """Return the position whose slot in ``taken`` the state of another position may overwrite; 0: of none.
+
+        Breakpoints are overwritten by later breakpoints only, and the junction not by the states of periodic positions.
+        """
+        oldest = min(self.taken, key=lambda at: (self._rank(at), at), default=0)
+        return oldest if self._rank(oldest) <= self._rank(position) else 0
+
+    def _rank(self, position: int) -> int:
+        if any(item.position == position for item in self.breakpoints):
+            return 2
+        return int(position == self.junction or position in self.stops)

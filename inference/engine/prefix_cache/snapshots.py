@@ -10,7 +10,7 @@ snapshots of a model have the same size, so value per byte needs no division. Sn
 evicted after all others.
 
 A slot with the state after tokens that may be unusable is taken (``take``): no snapshot yet, and never evicted. At most
-half of the slots are, so that long prompts can't evict all snapshots of others.
+half of the slots are, but a single slot may be, so that long prompts can't evict all snapshots of others.
 """
 
 from __future__ import annotations

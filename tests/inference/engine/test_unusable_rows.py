@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from inference.engine.request import FinishReason
+from inference.engine.request import CacheBreakpoint, FinishReason
 from inference.engine.scheduler import ScheduledRequest
 from inference.engine.unusable_rows import UnusableRows
 from tests.inference.engine.fakes import Collected, FakeNetwork, collect, make_engine, make_spec, request, run
@@ -178,3 +178,22 @@ def test_a_long_prompt_leaves_half_of_the_snapshots_to_others() -> None:
     assert cached_tokens(engine, [*short, 95], "as short") >= len(short) - 1
     assert cached_tokens(engine, [*long[:-1], 95], "as long") == len(long) - 1
     check_tree(engine)
+
+
+def test_where_slots_are_few_breakpoints_stay_before_the_junction_and_that_before_others() -> None:
+    """A breakpoint's state was overwritten by that of a position that nobody had named."""
+    prompt = [number % 30 for number in range(2048)]
+    for positions, found in (((300, 600), {300, 600}), ((300,), {300, 2047}), ((), {450, 2047})):
+        engine = engine_of("slots", max_num_batched_tokens=256, max_model_len=2100, num_snapshot_slots=4)
+        run(engine, request("before", [*prompt[:450], *[50] * 100], max_tokens=1))
+        marks = tuple(CacheBreakpoint(position, 60) for position in positions)
+        entry = run(engine, replace(request("long", prompt, max_tokens=1), cache_breakpoints=marks))["long"]
+        assert entry.finals[0].kept_prefixes == marks
+        nodes = engine._prefix_cache._tree.nodes()
+        assert {snapshot.position for node in nodes for snapshot in node.snapshots.values()} & {
+            300,
+            450,
+            600,
+            2047,
+        } == found
+        check_tree(engine)
