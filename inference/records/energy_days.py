@@ -98,29 +98,35 @@ def last_energy_day() -> date | None:
     return found if isinstance(found, date) else None
 
 
-def energy_divide(day: date, checkpoints: Collection[str] = ()) -> None:
+def energy_divide(day: date, *, adapters: Collection[str] = (), checkpoints: Collection[str] = ()) -> None:
     """Write each caller's part of a day's energy to its rows of usage; rows that others change now follow later.
 
     Args:
-        checkpoints: Names of checkpoints that have a colon; ``measured_model`` takes no other name for an adapter's.
+        adapters: Full names of adapters. One that was deleted is known by the part that its rows have already.
+        checkpoints: Names of checkpoints that have a colon, and so look like an adapter's.
     """
     rows = _sound(EnergyDay.objects.filter(day=day)).exclude(model=IDLE).order_by()
     joules = {str(model): float(total) for model, total in rows.values_list("model").annotate(total=Sum("joules"))}
     if not joules:
         return
-    columns = ("pk", "model", "prompt_tokens", "cached_tokens", "completion_tokens")
+    columns = ("pk", "model", "joules", "prompt_tokens", "cached_tokens", "completion_tokens")
     weights: dict[str, dict[int, int]] = {}
-    for pk, model, *tokens in UsageDay.objects.filter(day=day).order_by("pk").values_list(*columns):
-        name = measured_model(str(model), joules, checkpoints)
+    parts: dict[int, float | None] = {}
+    for pk, model, part, *tokens in UsageDay.objects.filter(day=day).order_by("pk").values_list(*columns):
+        is_adapter = model not in checkpoints and (model in adapters or part is not None)
+        name = measured_model(str(model), joules, is_adapter=is_adapter)
         if name is not None:
             weights.setdefault(name, {})[pk] = computed_tokens(*tokens)
-    parts = {pk: part for name, own in weights.items() for pk, part in divided(joules[name], own).items()}
+        elif part is not None:
+            parts[pk] = None
+    for name, own in weights.items():
+        parts |= divided(joules[name], own)
     keys = sorted(parts)
     for begin in range(0, len(keys), _BATCH):
         _write(keys[begin : begin + _BATCH], parts)
 
 
-def _write(keys: Sequence[int], parts: Mapping[int, float]) -> None:
+def _write(keys: Sequence[int], parts: Mapping[int, float | None]) -> None:
     with transaction.atomic():
         # The writer of usage holds several rows at once, in an order of its own: waiting for them could deadlock.
         free = UsageDay.objects.filter(pk__in=keys).select_for_update(skip_locked=True).only("pk", "joules")
@@ -143,17 +149,18 @@ def divided(joules: float, weights: Mapping[int, int]) -> dict[int, float]:
     return {key: joules * (weight / total) for key, weight in weights.items()} if total else {}
 
 
-def measured_model(name: str, measured: Collection[str], checkpoints: Collection[str] = ()) -> str | None:
+def measured_model(name: str, measured: Collection[str], *, is_adapter: bool) -> str | None:
     """Return the model whose energy the requests of ``name`` use: itself, or the base of an adapter ``BASE:NAME``.
 
+    Args:
+        is_adapter: Whether the name is an adapter's. A checkpoint may be called so too, as ``llama:7b``.
+
     Returns:
-        None: Nothing was measured of it. A checkpoint that is called so, as ``llama:7b``, has no base.
+        None: Nothing was measured of it.
     """
     if name in measured:
         return name
-    if name in checkpoints:
-        return None
-    base = name.rpartition(":")[0]
+    base = name.rpartition(":")[0] if is_adapter else ""
     return base if base and base in measured else None
 
 

@@ -23,7 +23,8 @@ from inference.records.usage_spans import MINUTE, PERIODS, Load, kept_begins, mi
 from inference.transport.worker_states import model_states_sync, worker_states_sync
 from inference.values.states import ModelState
 from inference.worker.energy_sums import EnergySums
-from models_registry.models import Checkpoint
+from models_registry.adapter_names import full_name
+from models_registry.models import Adapter, Checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -114,9 +115,10 @@ class SpanWriter(TurnThread):
         self._energy.pending.clear()
         today = now.astimezone(UTC).date()
         tagged = Checkpoint.objects.filter(served_model_name__contains=":").values_list("served_model_name", flat=True)
-        checkpoints = frozenset(tagged)
+        names = Adapter.objects.values_list("base__served_model_name", "name")
+        adapters, checkpoints = {full_name(*both) for both in names}, set(tagged)
         for day in sorted({last or today, today - timedelta(days=1), today}):
-            energy_divide(day, checkpoints)
+            energy_divide(day, adapters=adapters, checkpoints=checkpoints)
 
     def _write(self, now: datetime) -> None:
         """Store the spans that are due, the shortest first: quarters are the means of their minutes."""

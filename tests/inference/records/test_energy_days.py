@@ -72,7 +72,7 @@ def test_a_days_work_is_divided_by_computed_tokens(db) -> None:
     used("a", "other", prompt=1000)
     used("a", day=DAY + timedelta(days=1), prompt=7)
     energy_add({key("tiny"): 150.0, key("tiny", "box/package-1"): 90.0, key(): 1000.0})
-    energy_divide(DAY)
+    energy_divide(DAY, adapters={"tiny:sql"})
     one = 240.0 / (40 + GENERATED_WEIGHT * 40 + 40)
     assert parts() == {
         ("a", "tiny"): 40 * one,
@@ -121,9 +121,30 @@ def test_adapters_use_their_bases_energy() -> None:
     measured = {"tiny": 1.0, "a:b": 1.0}
     for name, model in (("tiny", "tiny"), ("tiny:sql", "tiny"), ("a:b", "a:b"), ("a:b:c", "a:b"), ("other", None),
                         ("a:c", None), (":x", None), ("", None)):  # fmt: skip
-        assert measured_model(name, measured) == model
-    assert measured_model("tiny:7b", measured, {"tiny:7b"}) is None, "a checkpoint's own name, as those of Ollama"
-    assert measured_model("a:b", measured, {"a:b"}) == "a:b"
+        assert measured_model(name, measured, is_adapter=True) == model
+    assert measured_model("tiny:7b", measured, is_adapter=False) is None, "a checkpoint's own name, as those of Ollama"
+    assert measured_model("a:b", measured, is_adapter=False) == "a:b"
+
+
+def test_a_checkpoint_with_the_name_of_a_former_adapter_gives_the_parts_back(db) -> None:
+    """They stayed beside those of the base's other callers, so that energy was counted twice."""
+    used("a", prompt=10)
+    used("a", "tiny:7b", prompt=10)
+    energy_add({key("tiny"): 30.0})
+    energy_divide(DAY, adapters={"tiny:7b"})
+    assert parts() == {("a", "tiny"): 15.0, ("a", "tiny:7b"): 15.0}
+    energy_divide(DAY, checkpoints={"tiny:7b"})
+    assert parts() == {("a", "tiny"): 30.0, ("a", "tiny:7b"): None}
+
+
+def test_what_was_deleted_is_divided_as_before(db) -> None:
+    """The rows of a checkpoint ``tiny:7b`` got a part of what ``tiny`` had used as soon as it was deleted."""
+    for model in ("tiny", "tiny:sql", "tiny:7b"):
+        used("a", model, prompt=10)
+    energy_add({key("tiny"): 30.0})
+    for names in ({"adapters": {"tiny:sql"}, "checkpoints": {"tiny:7b"}}, {}):
+        energy_divide(DAY, **names)
+        assert parts() == {("a", "tiny"): 15.0, ("a", "tiny:sql"): 15.0, ("a", "tiny:7b"): None}
 
 
 @given(joules=st.floats(0, 1e12), weights=st.dictionaries(st.integers(), st.integers(0, 2**50), max_size=40))
@@ -144,7 +165,7 @@ def test_the_rows_of_all_keys_are_the_working_joules_of_the_day(db, seed: int) -
     for tenant in range(20):
         for model in (*models, "a:x", "b:y"):
             used(f"key:{tenant}", model, prompt=draw.randrange(1, 9**9), output=draw.randrange(9**6))
-    energy_divide(DAY)
+    energy_divide(DAY, adapters={"a:x", "b:y"})
     found = energy_measured(DAY, DAY)
     assert found is not None
     assert sum(joules or 0.0 for joules in parts().values()) == pytest.approx(found.work_joules)

@@ -14,7 +14,7 @@ from inference.values.states import EnergyReading, ModelState, WorkerState
 from inference.worker import span_writer
 from inference.worker.span_writer import SpanWriter
 from models_registry import services
-from models_registry.models import Checkpoint
+from models_registry.models import Adapter, Checkpoint
 from tests.models_registry.detection.builders import small_hybrid, write_checkpoint
 
 pytestmark = pytest.mark.django_db
@@ -176,6 +176,7 @@ def test_a_checkpoint_with_a_tag_uses_no_energy_of_its_namesake(
     name = row.served_model_name
     path = write_checkpoint(tmp_path / "other", *small_hybrid())
     services.checkpoint_register(path=path, served_model_name=f"{name}:7b")
+    Adapter.objects.create(base=row, name="sql", path="/sql", digest="", rank=1, num_values=0, size_bytes=0)
     for model in (name, f"{name}:7b", f"{name}:sql"):
         UsageDay.objects.create(day=NOON.date(), tenant="local", model=model, prompt_tokens=100)
     writer = SpanWriter(owner="w-0")
