@@ -14,6 +14,7 @@ from rich.text import Text
 from blazr_site.commands.models import stderr
 from inference.errors import InvalidRequest
 from inference.models.readable_rows import readable_rows
+from models_registry import storage
 from models_registry.models import RunStep, TrainingRun
 from models_registry.runs.measuring import STEP_MEASUREMENTS, measure_next, next_step
 from models_registry.runs.promoted_copies import uncopied_steps
@@ -22,6 +23,10 @@ from models_registry.runs.turns import COPIES, start_copies
 from models_registry.runs.watching import LOOK_EVERY_S, NEXT_LOOK, NOT_REGISTERED, run_look
 from models_registry.span_measurements import MAX_TEXT_BYTES
 
+MAX_RETRIES = 10
+"""Looks of ``--once`` at what may be registered or copied at the next try."""
+MAX_COPY_LOOKS = 200
+"""Looks of ``--once`` while another process copies a checkpoint: ten minutes."""
 OPTIONS = ("max_tokens", "temperature", "seed", "loss_tokens", "max_seconds")
 
 
@@ -35,17 +40,20 @@ def run(arguments: argparse.Namespace) -> int:
     stderr.print(
         Text(f"watching {run_.directory} as {run_.name}; Ctrl-C stops, the rows stay", style="dim"), soft_wrap=True
     )
-    printed = Printed()
+    printed, retries, copy_looks = Printed(), MAX_RETRIES, MAX_COPY_LOOKS
     while True:
         try:
-            is_done = _turn(run_, printed, measures=not arguments.no_measure)
+            if _turn(run_, printed, measures=not arguments.no_measure) and arguments.once:
+                COPIES.wait()
+                if copy_looks and _is_copied_by_others(run_):
+                    copy_looks -= 1
+                elif retries and _is_retried(run_):
+                    retries -= 1
+                else:
+                    return _print_failures(run_)
         except OperationalError as error:  # an outage or a lock of the database: the rows are as they were
             stderr.print(f"[yellow]note:[/] the database can't be used now: {error}", highlight=False)
             close_old_connections()
-            is_done = False
-        if is_done and arguments.once:
-            COPIES.wait()
-            return _print_failures(run_)
         time.sleep(LOOK_EVERY_S)
 
 
@@ -74,6 +82,22 @@ def _turn(run_: TrainingRun, printed: Printed, *, measures: bool) -> bool:
     printed.update(run_, steps)
     is_still = not any(step.reason.endswith(NEXT_LOOK) for step in steps)
     return is_still and (not measures or (next_step(run_) is None and not _is_measuring(run_)))
+
+
+def _is_copied_by_others(run_: TrainingRun) -> bool:
+    """Whether another process copies one of the run's checkpoints now; this one copies none."""
+    for step in uncopied_steps(run_):
+        assert step.checkpoint is not None
+        with storage.copy_lock(step.checkpoint.pk) as is_free:
+            if not is_free:
+                return True
+    return False
+
+
+def _is_retried(run_: TrainingRun) -> bool:
+    """Whether the next look tries something again: a registration, or a copy that was left to another process."""
+    is_uncopied = any(not step.reason for step in uncopied_steps(run_))
+    return is_uncopied or any(step.reason.startswith(NOT_REGISTERED) for step in readable_rows(run_.steps.all()))
 
 
 def _print_failures(run_: TrainingRun) -> int:

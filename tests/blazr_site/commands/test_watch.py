@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,11 +11,13 @@ import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from django.db import OperationalError
 
 from blazr_site.commands import watch
-from inference.errors import Conflict, InvalidRequest
+from inference.errors import Conflict, InvalidRequest, Unavailable
 from models_registry import storage, uploads
 from models_registry.aliases import alias_promote
 from models_registry.models import RunStep, TrainingRun
@@ -122,6 +125,62 @@ def test_once_fails_if_a_checkpoint_is_not_registered(
             patch.setattr(watching, "inspect_in_child", raises(error))
             assert once() == 1
         assert reason in capsys.readouterr().err
+
+
+@pytest.mark.django_db
+def test_once_registers_what_is_refused_for_a_moment(
+    once: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oxidizr_step(tmp_path / "nano", 10)
+    errors, inspect = [Unavailable("too many templates are being checked.")] * 3, watching.inspect_in_child
+    monkeypatch.setattr(
+        watching, "inspect_in_child", lambda *args: raises(errors.pop())() if errors else inspect(*args)
+    )
+    assert once() == 0
+    assert (errors, RunStep.objects.get().state) == ([], "registered")
+
+
+@pytest.mark.django_db
+def test_once_waits_while_another_process_copies(
+    once: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    oxidizr_step(tmp_path / "nano", 10)
+    assert once() == 0
+    checkpoint = RunStep.objects.get().checkpoint
+    alias_promote(name="live", checkpoint=checkpoint)
+    monkeypatch.setattr(watch, "MAX_COPY_LOOKS", 3)
+    with storage.copy_lock(checkpoint.pk):
+        assert once() == 1
+        assert "step 10: promoted, but not copied yet\n" in capsys.readouterr().err
+    monkeypatch.setattr(watch, "MAX_COPY_LOOKS", 10**6)
+    lock, looks = contextlib.ExitStack(), []
+    lock.enter_context(storage.copy_lock(checkpoint.pk))
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 5:
+            lock.close()
+
+    monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=sleep))
+    assert once() == 0
+    assert len(looks) >= 5
+
+
+@pytest.mark.django_db
+def test_once_goes_on_after_an_outage_at_its_end(
+    once: Callable[[], int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    errors, find = [OperationalError("the server is gone")], watch.failures_of
+
+    def failures_of(run: TrainingRun) -> list[str]:
+        if errors:
+            raise errors.pop()
+        return find(run)
+
+    monkeypatch.setattr(watch, "failures_of", failures_of)
+    monkeypatch.setattr(watch, "close_old_connections", lambda: None)
+    assert once() == 0
+    assert "the database can't be used now: the server is gone" in capsys.readouterr().err
 
 
 def raises(error: Exception) -> Callable[..., None]:
