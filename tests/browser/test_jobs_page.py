@@ -22,6 +22,40 @@ CLICK_TWICE = """() => {
   }, 100);
 }"""
 
+CHANGED_FORMS = """() => {
+  const place = document.createElement("div");
+  const fields = {
+    number: '<input type="number" value="3">',
+    box: '<input type="checkbox" checked>',
+    radio: '<input type="radio" name="r" value="a" checked><input type="radio" name="r" value="b">',
+    list: "<select><option disabled>none</option><option>a</option><option>b</option></select>",
+    named: "<select><option>a</option><option selected>b</option></select>",
+    several: "<select multiple><option>a</option><option selected>b</option></select>",
+  };
+  place.innerHTML = Object.entries(fields).map(([id, html]) => `<form hx-preserve id="${id}">${html}</form>`).join("");
+  document.body.append(place);
+  const forms = [...place.children];
+  const preserved = () => {
+    const ids = forms.map((form) => form.id);
+    const swap = new CustomEvent("htmx:beforeSwap", { detail: { shouldSwap: true, target: place } });
+    document.body.dispatchEvent(swap);
+    const left = forms.map((form) => form.id).filter(Boolean);
+    forms.forEach((form, i) => (form.id = ids[i]));
+    return left;
+  };
+  const found = [preserved()];
+  const [number, box, radio, list, named, several] = forms.map((form) => form.lastElementChild);
+  number.value = "4";
+  box.checked = false;
+  radio.checked = true;
+  list.value = "b";
+  named.value = "a";
+  several.options[0].selected = true;
+  found.push(preserved());
+  place.remove();
+  return found;
+}"""
+
 pytestmark = pytest.mark.browser
 
 
@@ -249,3 +283,9 @@ def test_a_file_is_checked_before_it_is_queued(page: Page) -> None:
     page.locator("#queue-it").press("Enter")
     page.wait_for_url("**/batches/batch_*/")
     expect(page.locator("#batch-head")).to_contain_text("2 of 2, 1 failed")
+
+
+def test_a_changed_form_of_any_kind_stays_when_its_region_is_drawn_again(page: Page) -> None:
+    """Changes of a list, a box or a choice were lost."""
+    page.goto("/jobs/")
+    assert page.evaluate(CHANGED_FORMS) == [[], ["number", "box", "radio", "list", "named", "several"]]

@@ -178,7 +178,15 @@ const tell = (topics) => topics.forEach((topic) => document.body.dispatchEvent(n
 let failures = 0;
 
 // A form with hx-preserve stays while a field of it is changed. Otherwise htmx doesn't find it and draws it again.
-const isChanged = (form) => [...form.elements].some((field) => "defaultValue" in field && field.value !== field.defaultValue);
+function isFieldChanged(field) {
+  if (field.matches("[type=checkbox], [type=radio]")) return field.checked !== field.defaultChecked;
+  if (!field.options) return "defaultValue" in field && field.value !== field.defaultValue;
+  const options = [...field.options];
+  // A list that names no choice begins with its first one.
+  const first = field.multiple || options.some((option) => option.defaultSelected) ? null : options.find((option) => !option.disabled);
+  return options.some((option) => option.selected !== (option.defaultSelected || option === first));
+}
+const isChanged = (form) => [...form.elements].some(isFieldChanged);
 document.body.addEventListener("htmx:beforeSwap", ({ detail }) => {
   if (!detail.shouldSwap) return;
   for (const form of $$("form[hx-preserve]", detail.target)) if (!isChanged(form)) form.removeAttribute("id");
