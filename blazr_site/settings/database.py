@@ -17,6 +17,12 @@ SQLITE_OPTIONS = {
     "transaction_mode": "IMMEDIATE",
     "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA busy_timeout=20000;",
 }
+POSTGRESQL_LIMITS_MS = {
+    "statement_timeout": 30_000,
+    "lock_timeout": 5_000,
+    # Of a process that hangs between two statements: else what it has locked, the work of a lost worker too, stays so.
+    "idle_in_transaction_session_timeout": 5_000,
+}
 _ENGINES = ("django.db.backends.sqlite3", "django.db.backends.postgresql")
 
 
@@ -43,7 +49,7 @@ def database_config(url: str | None, place: str = "DATABASE_URL") -> dict[str, A
     config["CONN_MAX_AGE"] = 0
     config["OPTIONS"] = {
         "connect_timeout": 5,
-        "options": "-c statement_timeout=30000 -c lock_timeout=5000",
+        "options": " ".join(f"-c {name}={limit_ms}" for name, limit_ms in POSTGRESQL_LIMITS_MS.items()),
         **config.get("OPTIONS", {}),
     }
     return config

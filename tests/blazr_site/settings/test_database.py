@@ -22,6 +22,13 @@ def test_bad_database_url_is_refused_by_name_and_keeps_its_password(url):
     assert "hunter2" not in str(caught.value)
 
 
+def test_postgres_ends_what_hangs_and_what_waits_for_it():
+    options = database_config("postgres://u:p@h/db")["OPTIONS"]["options"]
+    assert options == (
+        "-c statement_timeout=30000 -c lock_timeout=5000 -c idle_in_transaction_session_timeout=5000"
+    )  # F73 shows why the last is needed
+
+
 def test_postgres_by_database_url(postgres_url, tmp_path):
     """Migrations run and a row is written and read back on a real PostgreSQL."""
     code = (
