@@ -65,6 +65,7 @@ WANTED = {
             ("F09", 200, "", "SIGTERM of a worker under 16 streams and a batch", 200),
             ("F12", 20, "", "runs with `FLUSHALL` and with the loss of Redis and its files", 20),
             ("F13", 20, " --outage 60", "minutes without Redis", 20),
+            ("F73", 25, "", "runs that kill and stop a worker each, and time the restart of its work", 25),
         )
     },
     **{

@@ -28,6 +28,8 @@ from tests.faults.work import Work, job_body, right_tokens
 
 ENDED_WITHIN_S = 120.0
 """From the last fault to the end of all work, on a machine with other work."""
+RESTARTED_WITHIN_S = 15.0
+"""From the loss of a worker until another one computes the last of its jobs and lines."""
 WINDOW = 128
 """Lines that a worker holds at once (``inference.batches.runner.WINDOW``)."""
 
@@ -55,6 +57,55 @@ def kills_under_a_batch(site: Site, work: Work, *, number: int, lines: int, seed
     again = num_claims - lines
     say(f"F02 seed {seed}: {lines} lines, {number} kills, {again} lines started again, batch {batch_id}")
     assert again <= number * WINDOW, f"{again} lines were started again, at most {number} * {WINDOW} were running"
+
+
+def lost_workers(site: Site, work: Work, *, number: int, lines: int, seed: int) -> None:
+    """F73: kill or stop, in turns, a worker that computes lines and jobs, and time their start at the other one.
+
+    Over PostgreSQL: a process that is stopped within a transaction of SQLite keeps all others from writing.
+    """
+    dice = random.Random(seed)
+    waits: dict[signal.Signals, list[float]] = {signal.SIGKILL: [], signal.SIGSTOP: []}
+    for turn in range(number):
+        wait_until(lambda: len(site.ready_workers()) == 2, ENDED_WITHIN_S, "the load of the model by both workers")
+        work.submit_batch(lines, f"f73-{seed}-{turn}")
+        for job in range(turn * WINDOW, turn * WINDOW + lines // 4):
+            work.submit_job(job)
+        victim = wait_until(lambda: _busiest(site), ENDED_WITHIN_S, "the start of the work")
+        time.sleep(dice.uniform(0.0, 0.1))
+        how = list(waits)[turn % len(waits)]
+        begun = time.monotonic()
+        site.signal(victim, how)
+        try:
+            orphans = _claims(site, "state = 'running' and owner = ?", victim)
+            wait_until(lambda lost=orphans: not lost & _claims(site, _OPEN), ENDED_WITHIN_S, "the restart of its work")
+            if orphans:
+                waits[how].append(time.monotonic() - begun)
+        finally:
+            if how == signal.SIGSTOP:
+                site.signal(victim, signal.SIGCONT)
+        work.wait(ENDED_WITHIN_S)
+    work.check()
+    for how, seconds in waits.items():
+        assert seconds, f"no worker had work at its {how.name}"
+        say(f"F73 seed {seed}: {how.name} of {len(seconds)} workers, their work restarted within {max(seconds):.1f} s")
+        assert max(seconds) <= RESTARTED_WITHIN_S
+
+
+_OPEN = "state in ('queued', 'running')"
+
+
+def _claims(site: Site, condition: str, *parameters: object) -> set[tuple[str, int, int]]:
+    """Table, key and fence of jobs and lines. A fence grows with the next claim, not when a row waits for it again."""
+    tables = ("inference_generationjob", "inference_batchline")
+    found = {table: site.rows(f"select id, fence from {table} where {condition}", *parameters) for table in tables}
+    return {(table, *row) for table, rows in found.items() for row in rows}
+
+
+def _busiest(site: Site) -> str | None:
+    """The worker that computes most; None while nothing runs."""
+    held = {name: len(_claims(site, "state = 'running' and owner = ?", name)) for name in site.workers}
+    return max(held, key=held.__getitem__) if any(held.values()) else None
 
 
 def deaths_of_a_web_process(site: Site, work: Work, points: list[tuple[str, str]]) -> None:

@@ -112,6 +112,7 @@ TITLES = {
     "F70": "a full disk under a state",
     "F71": "`kill -9` under a save and an upload of a state",
     "F72": "a state whose model or row changes",
+    "F73": "how long the work of a lost worker waits for another one",
 }
 """The rows; those with a test say more in the test's marker."""
 

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from tests.faults import job_rows
 from tests.faults.campaign import variant
 from tests.faults.clock import has_compiler
 from tests.faults.disturbed import await_consumers, run_steps
@@ -19,6 +20,7 @@ from tests.faults.proxy import Faults
 from tests.faults.site import Site, wait_until
 from tests.faults.test_site_faults import Load
 from tests.faults.upload import Upload
+from tests.faults.work import Work, right_tokens
 
 pytestmark = pytest.mark.live
 
@@ -159,6 +161,19 @@ def test_f68_probes_tell_that_the_database_is_away(database_site, postgres, kind
         load.wait_for_more()
     assert load.seen.keys() <= {"200", "503 with Retry-After"}, load.seen
     await_consumers(site)
+
+
+@pytest.mark.fault(
+    "F73",
+    provoked="`kill -9`, then SIGSTOP, of a worker that computes lines of a batch and jobs, beside another worker",
+    holds="within 15 s the other worker has begun the last of them; each has one end, the right tokens and one charge",
+)
+def test_f73_the_work_of_a_lost_worker_starts_again_in_time(database_site):
+    work = Work(database_site, right_tokens(database_site))
+    try:
+        job_rows.lost_workers(database_site, work, number=2, lines=12, seed=1)
+    finally:
+        work.close()
 
 
 @pytest.mark.fault(

@@ -230,7 +230,7 @@ class Work:
 
     def _left(self) -> Iterator[str]:
         for table, condition in (
-            ("jobchunk", "1"),
+            ("jobchunk", "true"),
             ("batchline", "lease_until is not null"),
             ("batch", "lease_until is not null"),
         ):
