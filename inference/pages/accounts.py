@@ -144,12 +144,17 @@ class AccountRole(_AccountAction):
 
 
 class AccountPassword(_AccountAction):
-    """Set a password: ``password`` and ``again`` of the form; one that the server makes is shown once."""
+    """Set a password: ``password`` and ``again`` of the form; one that the server makes is shown once.
+
+    For the owner's own account it makes none: an answer that doesn't arrive would lock the owner out.
+    """
 
     @sensitive_variables("password", "typed")
     def response(self, account_id: int) -> HttpResponse:
         """Set it. An owner's own other sessions end, this one stays."""
         typed = _typed_password(self.request.POST)
+        if not typed and account_id == self.request.user.pk:
+            raise InvalidRequest("Your own password is one that you choose: fill in both fields.", param="password")
         password = typed or generated_password()
         user = account_password_change(actor=self.actor, account_id=account_id, password=password)
         if user.pk == self.request.user.pk:

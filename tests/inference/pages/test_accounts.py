@@ -160,6 +160,21 @@ def test_ones_own_role_and_sign_in_stay_and_ones_own_session_survives_a_new_pass
     assert owner.get(address).status_code == 200 and other.get(address).status_code == 302
 
 
+def test_the_server_makes_no_password_for_ones_own_account_and_a_form_is_sent_once(owner: Client) -> None:
+    """Of two such passwords the valid one may never be shown, and the only owner would be locked out."""
+    olga, vera = User.objects.get(username="olga"), account("vera", "viewer")
+    before = olga.password
+    response = owner.post(f"{PAGE}{olga.pk}/password/", {"password": "", "again": ""})
+    assert response.status_code == 400 and b"Your own password is one that you choose" in response.content
+    assert User.objects.get(pk=olga.pk).password == before and not LogEntry.objects.exists()
+    own, other = (
+        owner.get(f"{PAGE}{pk}/").content.decode().partition('id="password-title"')[2] for pk in (olga.pk, vera.pk)
+    )
+    assert len(re.findall(r'<input [^>]*type="password"[^>]* required>', own)) == 2 and "The server makes none" in own
+    assert not re.search(r'type="password"[^>]* required>', other) and "the server makes a password" in other
+    assert re.search(r'/password/" class="stack" data-once>', own) and re.search(r'/password/"[^>]* data-once>', other)
+
+
 def test_whoever_is_no_owner_gets_nowhere_even_with_permissions(client: Client) -> None:
     vera = account("vera", "viewer")
     paths = [f"{PAGE}{vera.pk}/{step}" for step in ("role/", "sign-in/", "password/", "delete/")]
