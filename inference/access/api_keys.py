@@ -251,16 +251,27 @@ def principal_of_tenant(tenant: str) -> Principal:
 
 
 def void_tenants(among: Iterable[str]) -> list[str]:
-    """Return the tenants of ``among`` whose API key was revoked, or has expired.
+    """Return the tenants of ``among`` whose API key was revoked or has expired, or whose account may not sign in.
+
+    An account that is gone may not either. Costs a query for keys and one for accounts, if there are any in ``among``.
 
     Args:
-        among: Stored tenants; iterated only if any key at all is revoked or expired.
+        among: Stored tenants.
     """
-    void = ApiKey.objects.exclude(ApiKey.valid())
-    if not void.exists():
-        return []
-    numbers = [int(number) for kind, _, number in (tenant.partition(":") for tenant in among) if kind == "key"]
-    return [f"key:{pk}" for pk in void.filter(pk__in=numbers).values_list("pk", flat=True)]
+    numbers: dict[str, set[int]] = {"key": set(), "user": set()}
+    for tenant in among:
+        kind, _, number = tenant.partition(":")
+        if kind in numbers and number.isdecimal() and len(number) < 19:
+            numbers[kind].add(int(number))
+    keys, accounts = numbers["key"], numbers["user"]
+    void = []
+    if keys:
+        rows = ApiKey.objects.exclude(ApiKey.valid()).filter(pk__in=keys)
+        void += [f"key:{pk}" for pk in rows.values_list("pk", flat=True)]
+    if accounts:
+        active = get_user_model().objects.filter(pk__in=accounts, is_active=True, is_staff=True)
+        void += [f"user:{pk}" for pk in accounts.difference(active.values_list("pk", flat=True))]
+    return void
 
 
 def key_limits(row: ApiKey) -> KeyLimits:

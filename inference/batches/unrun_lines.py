@@ -70,7 +70,10 @@ def unrun_error(ending: str) -> tuple[str, str]:
     if ending == BatchState.EXPIRED:
         return "batch_expired", "This request could not be executed before the completion window expired."
     if ending == BatchState.FAILED:
-        return "invalid_api_key", "The API key of the batch was revoked or has expired; this request was not executed."
+        return "invalid_api_key", (
+            "The API key of the batch was revoked or has expired, or its account may no longer sign in; "
+            "this request was not executed."
+        )
     return "batch_cancelled", "This request was not executed: the batch was cancelled."
 
 

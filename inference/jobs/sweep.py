@@ -1,4 +1,4 @@
-"""Requeue, fail or cancel the jobs whose worker or API key is gone, and delete jobs that ended long ago."""
+"""Requeue, fail or cancel the jobs whose worker, API key or account is gone, and delete jobs that ended long ago."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class SweepReport:
 def jobs_sweep() -> SweepReport:
     """Requeue the jobs of lost workers, fail them after ``MAX_ATTEMPTS``, or finish their cancellation.
 
-    Jobs of keys that were revoked or have expired are cancelled in every state.
+    Jobs of keys that were revoked or have expired, and of accounts that may not sign in, are cancelled in every state.
 
     Safe to run anywhere, at any time, several at once. Runs every second or two.
     """
-    _cancel_jobs_of_void_keys()
+    _cancel_jobs_of_void_tenants()
     # Looked up first: on SQLite each transaction that may write waits for all others.
     if _LONG_LEASES.exists():
         leases_shorten(_running())
@@ -145,8 +145,13 @@ def finished_jobs_sweep() -> int:
             return removed
 
 
-def _cancel_jobs_of_void_keys() -> None:
-    not_cancelled = open_jobs().filter(cancel_requested=False)
-    tenants = void_tenants(not_cancelled.order_by().values_list("tenant", flat=True).distinct())
-    if tenants and update_in_order(not_cancelled.filter(tenant__in=tenants), cancel_requested=True):
+def _cancel_jobs_of_void_tenants() -> None:
+    # Each state has its index; a query of both, or of the running ones' distinct tenants, would read finished jobs.
+    queued, running = (
+        GenerationJob.objects.filter(state=state).order_by().values_list("tenant", flat=True)
+        for state in (JobState.QUEUED, JobState.RUNNING)
+    )
+    void = void_tenants({*queued.distinct(), *running})
+    open_ones = open_jobs().filter(cancel_requested=False)
+    if void and update_in_order(open_ones.filter(tenant__in=void), cancel_requested=True):
         hints.wake_workers()

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.contrib.auth.models import User
 from django.utils import timezone
 
 from inference.access import api_keys
@@ -21,6 +22,7 @@ from inference.access.api_keys import (
 from inference.errors import InvalidRequest, NotAuthenticated, NotFound
 from inference.models import ApiKey
 from inference.values.limits import MAX_LIMIT, KeyLimits
+from tests.accounts import account
 
 
 def test_a_key_is_shown_once_and_not_stored(db):
@@ -124,7 +126,7 @@ def test_a_revoked_key_is_void_for_work_that_goes_on_without_a_request(db):
     api_key_revoke(prefix=rows[1].prefix)
     assert api_key_revoke(prefix=rows[1].prefix).revoked_at is not None
     ApiKey.objects.filter(pk=rows[2].pk).update(expires_at=timezone.now() - timedelta(seconds=1))
-    assert sorted(void_tenants([*tenants, "local", "user:1"])) == sorted(tenants[1:])
+    assert sorted(void_tenants([*tenants, "local", "key:nonsense", "key:" + "9" * 30])) == sorted(tenants[1:])
     assert principal_of_tenant(tenants[0]).key_id == rows[0].pk
     for tenant in (*tenants[1:], "key:999999", "key:nonsense"):
         with pytest.raises(NotAuthenticated):
@@ -132,3 +134,16 @@ def test_a_revoked_key_is_void_for_work_that_goes_on_without_a_request(db):
     with pytest.raises(NotAuthenticated, match="inactive"):
         principal_of_tenant("user:1")
     assert principal_of_tenant("local").kind == "local"
+
+
+def test_an_account_that_may_not_sign_in_is_void_for_work_that_goes_on_without_a_request(db, django_assert_num_queries):
+    users = [account(name, "member") for name in ("active", "inactive", "plain", "gone")]
+    tenants = [f"user:{user.pk}" for user in users]
+    assert void_tenants(tenants) == []
+    User.objects.filter(pk=users[1].pk).update(is_active=False)
+    User.objects.filter(pk=users[2].pk).update(is_staff=False)
+    users[3].delete()
+    with django_assert_num_queries(1):
+        assert sorted(void_tenants([*tenants, "local", "user:nobody"])) == sorted(tenants[1:])
+    with django_assert_num_queries(0):
+        assert void_tenants(["local"]) == []

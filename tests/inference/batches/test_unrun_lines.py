@@ -6,10 +6,13 @@ import orjson
 import pytest
 from django.utils import timezone
 
+from inference.access.account_changes import account_sign_in_change
+from inference.access.accounts import principal_of_staff
 from inference.access.api_keys import api_key_create, api_key_revoke, principal_of_tenant
 from inference.batches.services import batch_cancel
 from inference.models import ApiKey, Batch, UsageRecord
 from inference.values.principal import LOCAL
+from tests.accounts import account
 from tests.inference.batches.fakes import contents, line, make_batch, make_runner, work
 
 
@@ -33,6 +36,17 @@ def test_cancel_before_the_validation_leaves_nothing(manager):
     batch_cancel(batch_id=batch.batch_id, principal=LOCAL)
     batch = work(batch, make_runner(manager))
     assert (batch.state, batch.num_total, batch.output_file_id) == ("cancelled", 0, "")
+
+
+def test_batches_of_an_account_that_may_no_longer_sign_in_end(manager):
+    user = account("vera", "member")
+    batch = make_batch([line("a")], principal_of_staff(user))
+    other = make_batch([line("b")], principal_of_staff(account("nora", "member")))
+    account_sign_in_change(actor=account("olga", "superuser"), account_id=user.pk, is_allowed=False)
+    item = make_runner(manager)
+    batch = work(batch, item)
+    assert batch.state == "failed" and "its account may no longer sign in" in batch.errors
+    assert work(other, item).state == "completed"
 
 
 @pytest.mark.parametrize("how", ["revoked", "expired"])

@@ -9,6 +9,8 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from inference.access.account_changes import account_sign_in_change
+from inference.access.accounts import principal_of_staff
 from inference.access.api_keys import api_key_create, api_key_revoke, principal_of_tenant
 from inference.errors import GenerationFailed
 from inference.jobs import sweep
@@ -28,6 +30,7 @@ from inference.jobs.services import job_cancel
 from inference.jobs.sweep import SweepReport, finished_jobs_sweep, jobs_abandon, jobs_sweep
 from inference.models import GenerationJob, JobChunk, JobState, StoredResponse, UsageDay, UsageRecord
 from inference.values.principal import LOCAL
+from tests.accounts import account
 from tests.inference.jobs.submissions import lapse, request, submit
 from tests.inference.row_locks import assert_in_order, on_postgresql, without_waiting
 from tests.inference.rows import damage
@@ -70,6 +73,20 @@ def test_jobs_of_a_revoked_key_end():
     assert (queued.state, other.state) == (JobState.CANCELLED, JobState.QUEUED)
     beat = jobs_heartbeat(owner="w", held=[(running.pk, running.fence)])
     assert beat.cancelled == {(running.pk, running.fence)}
+
+
+def test_jobs_of_an_account_that_may_no_longer_sign_in_end():
+    user = account("vera", "member")
+    running, queued = submit(request("1"), request("2"), principal=principal_of_staff(user))
+    (other,) = submit(request("3"), principal=principal_of_staff(account("nora", "member")))
+    jobs_claim(owner="w", limit=1)
+    assert jobs_sweep().cancelled == 0
+    account_sign_in_change(actor=account("olga", "superuser"), account_id=user.pk, is_allowed=False)
+    assert jobs_sweep().cancelled == 1
+    for job in (running, queued, other):
+        job.refresh_from_db()
+    assert (queued.state, other.state) == (JobState.CANCELLED, JobState.QUEUED)
+    assert running.cancel_requested and not other.cancel_requested
 
 
 def test_a_worker_that_comes_back_gives_its_jobs_up_and_the_attempt_counts():
