@@ -171,13 +171,14 @@ def account_password_change(*, actor: User, account_id: int, password: str) -> U
 
 
 def account_sign_in_change(*, actor: User, account_id: int, is_allowed: bool) -> None:
-    """Let an account sign in, or no longer: then its sessions end, for good.
+    """Let an account sign in, or no longer. Its sessions end either way, as the admin takes sign-in away without that.
 
     Raises:
         NotFound: There is no such account.
         Conflict: It is the actor's own.
         PermissionRefused: The actor isn't an owner.
     """
+    keys = _session_keys(account_id)  # reads all sessions, so not in the transaction
     with transaction.atomic():
         user = _lock(actor, account_id)
         _check_is_other(actor, user, "lock yourself out")
@@ -186,9 +187,10 @@ def account_sign_in_change(*, actor: User, account_id: int, is_allowed: bool) ->
         user.is_active = is_allowed
         user.is_staff = user.is_staff or is_allowed
         user.save(update_fields=["is_active", "is_staff"])
-        if not is_allowed:
-            _end_sessions(user)
+        _end_sessions(keys)
         _log(actor, user, CHANGE, "May sign in." if is_allowed else "May no longer sign in.")
+    if not is_allowed:
+        _end_sessions(_session_keys(account_id))  # of a sign-in that was checked before the commit
 
 
 def account_delete(*, actor: User, account_id: int) -> None:
@@ -266,10 +268,13 @@ def _give_role(user: User, role: str) -> None:
     user.user_permissions.clear()
 
 
-def _end_sessions(user: User) -> None:
-    """Delete the sessions of an account, which would be valid again once it can sign in again."""
-    sessions = Session.objects.filter(expire_date__gt=timezone.now())
-    keys = [row.session_key for row in sessions if row.get_decoded().get(SESSION_KEY) == str(user.pk)]
+def _session_keys(account_id: int) -> list[str]:
+    """Return the keys of an account's sessions, which would be valid again once it can sign in again."""
+    sessions = Session.objects.filter(expire_date__gt=timezone.now()).iterator()
+    return [row.session_key for row in sessions if row.get_decoded().get(SESSION_KEY) == str(account_id)]
+
+
+def _end_sessions(keys: list[str]) -> None:
     Session.objects.filter(session_key__in=keys).delete()
 
 

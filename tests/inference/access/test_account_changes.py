@@ -9,10 +9,12 @@ from django.apps import apps
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Group, Permission, User
 from django.contrib.sessions.models import Session
+from django.db import connection
 from django.db.models import CASCADE
 from django.test import Client
 from django.utils import timezone
 
+from inference.access import account_changes
 from inference.access.account_changes import (
     _DEPENDENTS,
     account_create,
@@ -133,6 +135,44 @@ def test_an_account_that_may_not_sign_in_has_no_session_even_later(owner: User, 
     plain = User.objects.create_user("plain")  # of manage.py: active, but no staff
     account_sign_in_change(actor=owner, account_id=plain.pk, is_allowed=True)
     assert User.objects.get(pk=plain.pk).is_staff
+
+
+def test_sessions_of_an_account_that_the_admin_had_stopped_stay_ended(owner: User, client: Client) -> None:
+    user, other = account("vera", "viewer"), Client()
+    client.force_login(user)
+    other.force_login(owner)
+    User.objects.filter(pk=user.pk).update(is_active=False)
+    account_sign_in_change(actor=owner, account_id=user.pk, is_allowed=True)
+    assert client.get("/").status_code == 302 and other.get("/").status_code == 200
+
+
+def test_a_sign_in_that_was_under_way_leaves_no_session(owner: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was checked before the commit, and stores its session after the first look at the sessions."""
+    user, late = account("vera", "viewer"), Client()
+    end = account_changes._end_sessions
+
+    def end_and_sign_in(keys: list[str]) -> None:
+        end(keys)
+        if not late.cookies:
+            late.force_login(User.objects.get(pk=user.pk))
+
+    monkeypatch.setattr(account_changes, "_end_sessions", end_and_sign_in)
+    account_sign_in_change(actor=owner, account_id=user.pk, is_allowed=False)
+    assert late.cookies and not Session.objects.exists()
+
+
+def test_sessions_are_decoded_outside_of_the_transaction(owner: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes long where many are signed in, and the transaction holds locks."""
+    account_client = Client()
+    account_client.force_login(account("vera", "viewer"))
+    depths: list[int] = []
+    decoded = Session.get_decoded
+    monkeypatch.setattr(
+        Session, "get_decoded", lambda row: depths.append(len(connection.atomic_blocks)) or decoded(row)
+    )
+    before = len(connection.atomic_blocks)
+    account_sign_in_change(actor=owner, account_id=User.objects.get(username="vera").pk, is_allowed=False)
+    assert depths and set(depths) == {before}
 
 
 def test_nobody_locks_himself_out(owner: User) -> None:
