@@ -57,9 +57,9 @@ def role_choices() -> dict[str, str]:
 
 def role_of(user: User) -> str:
     """Return the role of an account; one that was put together in the admin is described. Empty: it has none."""
-    if user.is_superuser:
-        return OWNER
-    parts = sorted(group.name for group in user.groups.all())
+    groups = sorted(group.name for group in user.groups.all())
+    parts = [OWNER] if user.is_superuser else []
+    parts += [f"group {name}" if name == OWNER else name for name in groups]
     if num_own := len(user.user_permissions.all()):
         parts.append("1 permission of its own" if num_own == 1 else f"{num_own} permissions of its own")
     return ", ".join(parts)
@@ -118,18 +118,19 @@ def account_create(*, actor: User, name: str, role: str, password: str) -> User:
             role, or Django's validators refuse the password.
         PermissionRefused: The actor isn't an owner.
     """
-    _check_role(role)
     user = User(username=User.normalize_username(name.strip()), is_staff=True)
     _check_name(user)
     user.password = _password_hash(password, user)
     try:
         with transaction.atomic():
             _lock(actor)
+            _check_role(role)
+            _check_is_free(user.username)
             user.save()
             _give_role(user, role)
             _log(actor, user, ADDITION, f"Added with the role {role}.")
     except IntegrityError:
-        raise InvalidRequest(_TAKEN.format(shown(user.username)), param="name") from None
+        raise _taken(user.username) from None
     return user
 
 
@@ -142,13 +143,13 @@ def account_role_change(*, actor: User, account_id: int, role: str) -> None:
         Conflict: It is the actor's own.
         PermissionRefused: The actor isn't an owner.
     """
-    _check_role(role)
     with transaction.atomic():
         user = _lock(actor, account_id)
+        _check_role(role)
         _check_is_other(actor, user, "change your own role")
-        before = role_of(user)
-        if before == role:
+        if _has_role(user, role):
             return
+        before = role_of(user)
         _give_role(user, role)
         _log(actor, user, CHANGE, f"Role: {before or 'none'} → {role}.")
 
@@ -214,8 +215,6 @@ def account_delete(*, actor: User, account_id: int) -> None:
 
 # --- checks and steps ----------------------------------------------------------------------------
 
-_TAKEN = "There is an account {} already; capital letters make no difference."
-
 
 def _lock(actor: User, account_id: int | None = None) -> User:
     """Return an account (None: the actor's), locked with all owners: no two take each other's role at the same time."""
@@ -247,8 +246,19 @@ def _check_name(user: User) -> None:
         user.clean_fields(exclude=["password"])
     except ValidationError as error:
         raise InvalidRequest(" ".join(error.messages), param="name") from None
-    if User.objects.filter(username__iexact=user.username).exists():
-        raise InvalidRequest(_TAKEN.format(shown(user.username)), param="name")
+
+
+def _check_is_free(name: str) -> None:
+    """Check that no account has this name in other capitals; SQLite compares those of ASCII alone."""
+    names = User.objects.values_list("username", flat=True).iterator()
+    if name.casefold() in (taken.casefold() for taken in names):
+        raise _taken(name)
+
+
+def _taken(name: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"There is an account {shown(name)} already; capital letters make no difference.", param="name"
+    )
 
 
 def _password_hash(password: str, user: User) -> str:
@@ -259,6 +269,14 @@ def _password_hash(password: str, user: User) -> str:
     except ValidationError as error:
         raise InvalidRequest(" ".join(error.messages), param="password") from None
     return make_password(password)
+
+
+def _has_role(user: User, role: str) -> bool:
+    """Whether an account has a role, and nothing else."""
+    groups = set(user.groups.values_list("name", flat=True))
+    is_owner = role == OWNER
+    expected = set() if is_owner else {role}
+    return user.is_superuser == is_owner and groups == expected and not user.user_permissions.exists()
 
 
 def _give_role(user: User, role: str) -> None:

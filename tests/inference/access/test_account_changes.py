@@ -104,6 +104,52 @@ def test_a_role_takes_the_place_of_groups_and_own_permissions(owner: User) -> No
         account_role_change(actor=owner, account_id=user.pk, role="king")
 
 
+def test_a_group_that_is_named_owner_is_not_the_role_owner(owner: User) -> None:
+    """The admin can make one; who is in it gets the role all the same."""
+    user = account("vera", "viewer")
+    user.groups.set([Group.objects.create(name="owner")])
+    assert role_of(user) == "group owner"
+    account_role_change(actor=owner, account_id=user.pk, role="owner")
+    user = User.objects.get(pk=user.pk)
+    assert user.is_superuser and role_of(user) == "owner" and logged(user) == ["Role: group owner → owner."]
+    user.groups.set([Group.objects.get(name="member")])
+    assert role_of(user) == "owner, member"
+    account_role_change(actor=owner, account_id=user.pk, role="owner")
+    assert not user.groups.exists() and logged(user)[0] == "Role: owner, member → owner."
+    user.groups.set([Group.objects.get(name="member")])
+    account_role_change(actor=owner, account_id=user.pk, role="member")
+    assert role_of(User.objects.get(pk=user.pk)) == "member"
+
+
+@pytest.mark.parametrize(("taken", "name"), [("ÉMILE", "émile"), ("straße", "STRASSE"), ("Vera", "vERA")])
+def test_names_that_differ_in_capitals_only_are_one_name(owner: User, taken: str, name: str) -> None:
+    account(taken, "viewer")
+    with pytest.raises(InvalidRequest, match="capital letters make no difference") as error:
+        account_create(actor=owner, name=name, role="viewer", password=PASSWORD)
+    assert error.value.param == "name" and User.objects.count() == 2
+
+
+def test_name_and_role_are_checked_under_the_lock(owner: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another owner may have taken the name, or deleted the group, since the form was sent."""
+    lock = account_changes._lock
+    Group.objects.create(name="auditors")
+    vera = account("vera", "viewer")
+
+    def lock_late(*arguments: Any) -> User:
+        found = lock(*arguments)
+        Group.objects.filter(name="auditors").delete()
+        User.objects.get_or_create(username="NORA")
+        return found
+
+    monkeypatch.setattr(account_changes, "_lock", lock_late)
+    with pytest.raises(InvalidRequest, match="'auditors'"):
+        account_create(actor=owner, name="otto", role="auditors", password=PASSWORD)
+    with pytest.raises(InvalidRequest, match="'auditors'"):
+        account_role_change(actor=owner, account_id=vera.pk, role="auditors")
+    with pytest.raises(InvalidRequest, match="'nora' already"):
+        account_create(actor=owner, name="nora", role="viewer", password=PASSWORD)
+
+
 def test_a_new_password_ends_the_sessions(owner: User, client: Client) -> None:
     user = account("vera", "viewer")
     client.force_login(user)
