@@ -24,6 +24,16 @@ from django.utils import timezone
 
 from inference.errors import Conflict, InvalidRequest, NotFound, PermissionRefused, shown
 from inference.models import Batch, GenerationJob, SavedChat, Schedule, StoredFile, StoredResponse, StoredState
+from models_registry.models import (
+    CheckpointJob,
+    Passport,
+    PullJob,
+    Quantisation,
+    SpanMeasurement,
+    StepMeasurement,
+    TrainingRun,
+    Upload,
+)
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
@@ -46,6 +56,22 @@ _DEPENDENTS: tuple[tuple[Any, str, str], ...] = (
     (StoredResponse, "stored response", "stored responses"),
 )
 """Rows with a tenant that are of no use to others, with their words. Usage isn't one: it stays, by the tenant."""
+_RUNNING = (CheckpointJob.State.RUNNING,)
+_OPEN_WORK: tuple[tuple[Any, tuple[str, ...], str, str], ...] = (
+    (Upload, Upload.OPEN, "open upload", "open uploads"),
+    (PullJob, (PullJob.State.RUNNING,), "running pull", "running pulls"),
+    (Quantisation, _RUNNING, "running quantisation", "running quantisations"),
+    (SpanMeasurement, _RUNNING, "running memory measurement", "running memory measurements"),
+    (StepMeasurement, _RUNNING, "running measurement of a run", "running measurements of runs"),
+    (Passport, _RUNNING, "running passport", "running passports"),
+    (
+        TrainingRun,
+        (TrainingRun.State.WATCHING, TrainingRun.State.MISSING),
+        "training run that isn't stopped",
+        "training runs that aren't stopped",
+    ),
+)
+"""Rows with an owner, who must stay while their state is one of these, with their words."""
 
 
 def role_choices() -> dict[str, str]:
@@ -94,6 +120,8 @@ def dependents_of(user: User) -> list[str]:
     """Return what would be lost, or would belong to nobody, without the account: ``2 schedules``, ``1 kept chat``."""
     tenant = f"user:{user.pk}"
     counts = [(_rows_of(model, tenant).count(), one, many) for model, one, many in _DEPENDENTS]
+    for model, states, one, many in _OPEN_WORK:
+        counts.append((model.objects.filter(owner=user, state__in=states).count(), one, many))
     counts.append((SavedChat.objects.filter(owner=user).count(), "kept chat", "kept chats"))
     # Django deletes the history of what an account has changed with it.
     counts.append((LogEntry.objects.filter(user=user).count(), "logged change", "logged changes"))

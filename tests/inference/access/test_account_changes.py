@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,13 +11,14 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Group, Permission, User
 from django.contrib.sessions.models import Session
 from django.db import connection
-from django.db.models import CASCADE
+from django.db.models import CASCADE, SET_NULL
 from django.test import Client
 from django.utils import timezone
 
 from inference.access import account_changes
 from inference.access.account_changes import (
     _DEPENDENTS,
+    _OPEN_WORK,
     account_create,
     account_delete,
     account_log,
@@ -31,6 +33,7 @@ from inference.access.account_changes import (
 from inference.access.accounts import account_now, principal_of_staff
 from inference.errors import Conflict, InvalidRequest, NotFound, PermissionRefused
 from inference.models import SavedChat, StoredFile, UsageDay
+from models_registry.models import Adapter, CheckpointOverride, PullJob, SpanMeasurement, TrainingRun, Upload
 from tests.accounts import account
 from tests.inference.schedules.fakes import make_schedule
 
@@ -289,9 +292,59 @@ def test_every_table_that_an_account_can_leave_behind_is_known() -> None:
     }
     usage = {apps.get_model("inference", name) for name in ("UsageRecord", "UsageDay")}
     assert with_tenant - usage == {model for model, _, _ in _DEPENDENTS}
-    going = {
-        relation.related_model
+    relations = [
+        relation
         for relation in User._meta.get_fields(include_hidden=True)
-        if getattr(relation, "on_delete", None) is CASCADE and not relation.related_model._meta.auto_created
-    }
-    assert going == {SavedChat, LogEntry}
+        if hasattr(relation, "on_delete") and not relation.related_model._meta.auto_created
+    ]
+    assert {row.related_model for row in relations if row.on_delete is CASCADE} == {SavedChat, LogEntry}
+    emptied = {(row.related_model, row.field.name) for row in relations if row.on_delete is SET_NULL}
+    never_open = {(CheckpointOverride, "author"), (Adapter, "owner")}  # no states: they stay without the account
+    assert emptied - never_open == {(model, "owner") for model, _, _, _ in _OPEN_WORK}
+    assert len(relations) == len(emptied) + 2
+
+
+@pytest.mark.parametrize(
+    ("make", "ended", "words"),
+    [
+        (
+            lambda user: Upload.objects.create(
+                owner=user, served_model_name="a", size_bytes=1, active_at=timezone.now()
+            ),
+            "done",
+            "1 open upload",
+        ),
+        (
+            lambda user: PullJob.objects.create(owner=user, origin="org/tiny", active_at=timezone.now()),
+            "cancelled",
+            "1 running pull",
+        ),
+        (
+            lambda user: SpanMeasurement.objects.create(
+                owner=user, source_name="a", max_tokens=1, max_seconds=1, active_at=timezone.now()
+            ),
+            "failed",
+            "1 running memory measurement",
+        ),
+        (
+            lambda user: TrainingRun.objects.create(
+                owner=user, name="run", directory="/runs", max_tokens=1, temperature=0, seed=0, text="Hi",
+                loss_tokens=1, max_seconds=1,
+            ),
+            "stopped",
+            "1 training run that isn't stopped",
+        ),
+    ],
+    ids=["upload", "pull", "job", "run"],
+)  # fmt: skip
+def test_an_account_is_not_deleted_while_its_work_on_models_goes_on(
+    owner: User, make: Callable[[User], Any], ended: str, words: str
+) -> None:
+    user = account("vera", "operator")
+    row = make(user)
+    with pytest.raises(Conflict, match=f"it has {words}[.]"):
+        account_delete(actor=owner, account_id=user.pk)
+    type(row).objects.update(state=ended)
+    account_delete(actor=owner, account_id=user.pk)
+    row.refresh_from_db()
+    assert row.owner is None
