@@ -278,8 +278,7 @@ def _check_name(user: User) -> None:
 
 def _check_is_free(name: str) -> None:
     """Check that no account has this name in other capitals; SQLite compares those of ASCII alone."""
-    names = User.objects.values_list("username", flat=True).iterator()
-    if name.casefold() in (taken.casefold() for taken in names):
+    if name.casefold() in {taken.casefold() for taken in User.objects.values_list("username", flat=True)}:
         raise _taken(name)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +12,7 @@ from django.apps import apps
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Group, Permission, User
 from django.contrib.sessions.models import Session
-from django.db import connection
+from django.db import connection, connections
 from django.db.models import CASCADE, SET_NULL
 from django.test import Client
 from django.utils import timezone
@@ -34,7 +36,7 @@ from inference.access.accounts import account_now, principal_of_staff
 from inference.errors import Conflict, InvalidRequest, NotFound, PermissionRefused
 from inference.models import SavedChat, StoredFile, UsageDay
 from models_registry.models import Adapter, CheckpointOverride, PullJob, SpanMeasurement, TrainingRun, Upload
-from tests.accounts import account
+from tests.accounts import account, make_roles
 from tests.inference.schedules.fakes import make_schedule
 
 pytestmark = pytest.mark.django_db
@@ -257,6 +259,36 @@ def test_whoever_is_no_owner_any_more_changes_nothing(owner: User, change: dict[
     now = User.objects.get(pk=owner.pk)
     assert (now.is_superuser, now.is_active, User.objects.count()) == (True, True, 2)
     assert not now.check_password(PASSWORD)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_two_owners_that_take_each_others_role_at_once_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second waits for the first to commit. Without the lock both would meet at the barrier, with the role."""
+    owners = [account(name, "superuser") for name in ("olga", "otto")]
+    barrier, refused = threading.Barrier(2), []
+    check = account_changes._check_is_other
+
+    def check_late(*arguments: Any) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            barrier.wait(2)
+        check(*arguments)
+
+    def take(actor: User, other: User) -> None:
+        try:
+            account_role_change(actor=actor, account_id=other.pk, role="viewer")
+        except PermissionRefused as error:
+            refused.append(error)
+        finally:
+            connections.close_all()
+
+    monkeypatch.setattr(account_changes, "_check_is_other", check_late)
+    make_roles()
+    threads = [threading.Thread(target=take, args=pair) for pair in (owners, owners[::-1])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert User.objects.filter(is_superuser=True).count() == 1 and len(refused) == 1
 
 
 def test_an_account_without_dependents_is_deleted_and_its_usage_stays(owner: User) -> None:

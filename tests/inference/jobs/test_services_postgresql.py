@@ -1,4 +1,4 @@
-"""The rules of jobs, batches and usage on PostgreSQL too: row locks with SKIP LOCKED, its own clock, its own text."""
+"""The rules of jobs, batches, usage and accounts on PostgreSQL too: its row locks, its own clock, its own text."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def test_jobs_on_postgresql(postgres_url):
     files += [HERE.parent / "batches" / f"test_{name}.py" for name in batches]
     files += [f"{HERE.parent / 'batches' / 'test_lines.py'}::test_{name}" for name in LINES]
     files += [HERE.parent / "schedules" / "test_runs.py"]
+    files += [HERE.parent / "access" / "test_account_changes.py"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, files)],
         cwd=HERE.parents[2],
