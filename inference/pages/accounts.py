@@ -41,11 +41,16 @@ if TYPE_CHECKING:
 NEW = {"name": "", "role": "member"}
 """Fields of an empty form."""
 MAX_FIELD_CHARS = 200
+NUM_ACCOUNTS = 200
+"""Accounts that the list shows; a search finds the others."""
 _LOG_WORDS = {ADDITION: "Added.", DELETION: "Deleted."}
 
 
 class OwnersOnly(StaffView):
-    """What changes accounts: whoever could do it with a permission alone could make himself an owner."""
+    """A page or step that changes accounts.
+
+    Django's permission alone doesn't open it: an account that may set passwords and roles can become an owner.
+    """
 
     section = "settings"
     permission_required = "auth.change_user"
@@ -71,7 +76,8 @@ class AccountsPage(StaffPage):
 
     def page_context(self, **kwargs: Any) -> dict[str, Any]:
         """Return the accounts with their last changes."""
-        return {**list_context(self.request.user), "is_open": "new" in self.request.GET}
+        query = self.request.GET
+        return {**list_context(self.request.user, query.get("q", "")), "is_open": "new" in query}
 
 
 class AccountPage(OwnersOnly, StaffPage):
@@ -101,7 +107,11 @@ class AccountCreate(OwnersOnly):
         except PermissionRefused:
             raise PermissionDenied from None
         except BlazrError as error:
-            context = {**list_context(request.user, form, error.message), "section": self.section, "is_open": True}
+            context = {
+                **list_context(request.user, form=form, error=error.message),
+                "section": self.section,
+                "is_open": True,
+            }
             return render(request, "registry/accounts.html", context, status=error.http_status)
         if typed:
             return redirect("account", user.pk)
@@ -187,17 +197,24 @@ class AccountDelete(_AccountAction):
         return redirect(reverse("accounts"))
 
 
-def list_context(viewer: Any, form: dict[str, str] | None = None, error: str = "") -> dict[str, Any]:
-    """Return all accounts, and the form of a new one.
+def list_context(
+    reader: Any, search: str = "", *, form: dict[str, str] | None = None, error: str = ""
+) -> dict[str, Any]:
+    """Return the first accounts by name, and the form of a new one.
 
     Args:
-        viewer: Who looks at them.
+        reader: The account that is signed in.
+        search: A part of the names; empty: all.
         form: The fields as they were sent; None: an empty form.
         error: Why they were refused.
     """
+    search = search[:MAX_FIELD_CHARS].replace("\0", "").strip()
     users = User.objects.order_by("username").prefetch_related("groups", "user_permissions")
+    found = list(users.filter(username__icontains=search)[: NUM_ACCOUNTS + 1])
     return {
-        "accounts": [_account_words(user, viewer) for user in users],
+        "accounts": [_account_words(user, reader) for user in found[:NUM_ACCOUNTS]],
+        "has_more": len(found) > NUM_ACCOUNTS,
+        "q": search,
         "log": log_rows(account_log()),
         "roles": role_choices().items(),
         "form": form or NEW,
@@ -205,15 +222,15 @@ def list_context(viewer: Any, form: dict[str, str] | None = None, error: str = "
     }
 
 
-def account_context(user: User, viewer: Any, *, error: str = "") -> dict[str, Any]:
+def account_context(user: User, reader: Any, *, error: str = "") -> dict[str, Any]:
     """Return one account, and what can be done about it.
 
     Args:
-        viewer: Who looks at it.
+        reader: The account that is signed in.
         error: Why a step was refused.
     """
     return {
-        "account": _account_words(user, viewer),
+        "account": _account_words(user, reader),
         "roles": role_choices().items(),
         "dependents": dependents_of(user),
         "log": log_rows(account_log(user.pk)),
@@ -234,14 +251,14 @@ def log_rows(entries: Iterable[LogEntry]) -> list[dict[str, Any]]:
     ]
 
 
-def _account_words(user: User, viewer: Any) -> dict[str, Any]:
+def _account_words(user: User, reader: Any) -> dict[str, Any]:
     return {
         "pk": user.pk,
         "name": user.get_username(),
         "role": role_of(user),
         "can_sign_in": can_sign_in(user),
         "last_login": user.last_login,
-        "is_viewer": user.pk == viewer.pk,
+        "is_own": user.pk == reader.pk,
     }
 
 

@@ -113,15 +113,15 @@ class KeyRevoke(StaffAction):
         return reverse("keys")
 
 
-def keys_context(viewer: Any, address: QueryDict) -> dict[str, Any]:
+def keys_context(reader: Any, address: QueryDict) -> dict[str, Any]:
     """Return keys, if an account may see them, and sums of usage.
 
     Args:
-        viewer: The account.
+        reader: The account that is signed in.
         address: Which sums.
     """
     query = _usage_query(address)
-    sees_keys = viewer.has_perm(VIEW_KEYS)
+    sees_keys = reader.has_perm(VIEW_KEYS)
     csv_address = address.copy()
     csv_address.pop("new", None)
     csv_address["format"] = "csv"

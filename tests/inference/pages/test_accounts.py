@@ -89,11 +89,27 @@ def test_the_form_is_in_the_page_without_scripts(owner: Client) -> None:
     assert re.search(r'<dialog class="drawer" [^>]* open>', owner.get(f"{PAGE}?new=1").content.decode())
 
 
+def test_the_list_is_limited_and_can_be_searched(owner: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("anna", "vera", "Verena"):
+        account(name, "viewer")
+    assert 'name="q"' not in owner.get(PAGE).content.decode()
+    monkeypatch.setattr("inference.pages.accounts.NUM_ACCOUNTS", 2)
+    response = owner.get(PAGE)
+    assert len(response.context["accounts"]) == 2
+    assert "The first 2 accounts by name" in response.content.decode()
+    response = owner.get(PAGE, {"q": "VER"})
+    assert sorted(row["name"] for row in response.context["accounts"]) == ["Verena", "vera"]
+    text = response.content.decode()
+    assert 'name="q" value="VER"' in text and "The first 2" not in text
+    assert "No account has this in its name." in owner.get(PAGE, {"q": "<b>\0"}).content.decode()
+
+
 def test_role_sign_in_and_deletion(owner: Client) -> None:
     vera = account("vera", "viewer")
     address = f"{PAGE}{vera.pk}/"
     text = owner.get(address).content.decode()
     assert re.search(r'value="viewer" checked', text) and "Stop it from signing in" in text
+    assert "its open jobs and batches end" in text
     assert owner.post(f"{address}role/", {"role": "operator"})["Location"] == address
     assert owner.post(f"{address}sign-in/", {"allowed": "no"})["Location"] == address
     text = owner.get(address).content.decode()
