@@ -148,7 +148,13 @@ document.addEventListener("click", (event) => {
   event.preventDefault();
   document.getElementById(opener.dataset.drawer).showModal();
 });
-for (const drawer of $$(".drawer[open]")) {
+for (const drawer of $$(".drawer")) {
+  // One that the address or a refusal has opened has nothing to return the focus to.
+  drawer.addEventListener("close", () => {
+    const focused = document.activeElement;
+    if (!drawer.open && (focused === document.body || drawer.contains(focused))) $(`[data-drawer="${drawer.id}"]`)?.focus();
+  });
+  if (!drawer.open) continue;
   drawer.close();
   drawer.showModal();
 }
