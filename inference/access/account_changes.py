@@ -1,8 +1,8 @@
 """Change the accounts of the pages: add one, set its role, password and sign-in, delete it.
 
 Owners (superusers) do, and nobody else. No account changes its own role or sign-in, or deletes itself, and the actor is
-looked up again under a lock of all owners: so one active owner always stays. Each change is a ``LogEntry``, as those of
-Django's admin are.
+looked up again under a lock of all owners: so these functions always leave one active owner, unlike the admin and
+``manage.py``. Each change is a ``LogEntry``, as those of Django's admin are.
 """
 
 from __future__ import annotations
