@@ -174,6 +174,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3vl": Architecture(partial(dense_configs.plain, model_type="qwen3"), names.QWEN, names.OUTER),
     "qwen3vlmoe": Architecture(configs.qwen_moe, names.QWEN_MOE, names.OUTER),
     "mistral3": Architecture(dense_configs.mistral3, names.LLAMA, names.OUTER),
+    "exaone": Architecture(partial(dense_configs.plain, model_type="llama"), names.QWEN, names.OUTER),
+    "minicpm": Architecture(dense_configs.minicpm, names.LLAMA, names.OUTER),
+    "baichuan": Architecture(dense_configs.baichuan, names.LLAMA, names.OUTER),
+    "qwen": Architecture(dense_configs.qwen1, names.QWEN1, names.OUTER),
+    "xverse": Architecture(partial(dense_configs.plain, model_type="llama"), names.LLAMA, names.OUTER),
+    "orion": Architecture(dense_configs.orion, names.STABLELM, names.BIASED_OUTER),
+    "codeshell": Architecture(dense_configs.starcoder2, names.CODESHELL, names.BIASED_OUTER),
+    "pangu-embedded": Architecture(partial(dense_configs.plain, model_type="llama"), names.QWEN, names.OUTER),
+    "hunyuan_vl": Architecture(dense_configs.hunyuan_vl, names.HUNYUAN, names.OUTER),
+    "paddleocr": Architecture(partial(dense_configs.plain, model_type="llama"), names.QWEN, names.OUTER),
 }
 """``general.architecture`` to how it is read."""
 

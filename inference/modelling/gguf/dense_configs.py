@@ -6,6 +6,8 @@ another value for granted than llama.cpp, llama.cpp's is stated. Standard librar
 
 from __future__ import annotations
 
+import math
+
 from inference.errors import UnsupportedArchitecture
 from inference.modelling.gguf.config_parts import (
     Config,
@@ -14,12 +16,17 @@ from inference.modelling.gguf.config_parts import (
     granite_multipliers,
     rope,
     stated_rope,
+    width_of_head,
     window_types,
 )
 from inference.modelling.gguf.metadata import Metadata
 
 EXAONE_32B_LAYERS, EXAONE_32B_WINDOW = 64, 4096
 """EXAONE 4's larger model has windows even if its file doesn't state them."""
+BAICHUAN_13B_LAYERS = 40
+"""Layers of the Baichuan whose scores fall with the distance (ALiBi); the file doesn't state it."""
+MINICPM_EMBEDDING, MINICPM_DEPTH, MINICPM_WIDTH = 12.0, 1.4, 256
+"""Factors of the first MiniCPM files, which don't state any: the published models'."""
 
 
 def plain(meta: Metadata, model_type: str, **changes: object) -> Config:
@@ -154,15 +161,31 @@ def apertus(meta: Metadata) -> Config:
     return {"rope_scaling": {"rope_type": "default"}} | plain(meta, "apertus", hidden_act="xielu")
 
 
-def minicpm3(meta: Metadata) -> Config:
-    """MiniCPM 3; its factors are the published model's, and so llama.cpp's."""
-    found = decoder(meta) | rope(meta)
-    for key in ("head_dim", "num_key_value_heads", "partial_rotary_factor"):
-        found.pop(key, None)  # of the whole head, of which latent attention rotates a part
+def minicpm(meta: Metadata) -> Config:
+    """MiniCPM 1, 2 and 4, which compute as Granite does."""
+    layers, hidden = meta.integer("block_count"), meta.integer("embedding_length")
+    usual = given(
+        embedding_multiplier=MINICPM_EMBEDDING,
+        residual_multiplier=MINICPM_DEPTH / math.sqrt(layers) if layers else None,
+        logits_scaling=hidden / MINICPM_WIDTH if hidden else None,
+    )
+    return _in_context(plain(meta, "granite"), meta) | usual | granite_multipliers(meta)
+
+
+def _in_context(found: Config, meta: Metadata) -> Config:
+    """With LongRoPE as MiniCPM's files leave it: nothing is stretched beyond the model's context."""
     stretch = found.get("rope_scaling")
     if stretch is not None and stretch["rope_type"] == "longrope":
-        # The trained context and the magnitude aren't stated: nothing is stretched beyond the model's context.
+        # The trained context and the magnitude aren't stated.
         stretch |= {"attention_factor": 1.0, "original_max_position_embeddings": meta.integer("context_length")}
+    return found
+
+
+def minicpm3(meta: Metadata) -> Config:
+    """MiniCPM 3; its factors are the published model's, and so llama.cpp's."""
+    found = _in_context(decoder(meta) | rope(meta), meta)
+    for key in ("head_dim", "num_key_value_heads", "partial_rotary_factor"):
+        found.pop(key, None)  # of the whole head, of which latent attention rotates a part
     return found | given(
         model_type="minicpm3",
         q_lora_rank=meta.integer("attention.q_lora_rank"),
@@ -186,4 +209,40 @@ def mistral3(meta: Metadata) -> Config:
             mscale=1.0 if log_multiplier else None,
             mscale_all_dim=log_multiplier or None,
         )
+    return found
+
+
+def baichuan(meta: Metadata) -> Config:
+    """Baichuan's 7B models, which compute as Llama does.
+
+    Raises:
+        UnsupportedArchitecture: The 13B model, whose attention has no positions but a bias.
+    """
+    if meta.integer("block_count") == BAICHUAN_13B_LAYERS:
+        raise UnsupportedArchitecture(
+            f"the GGUF key baichuan.block_count is {BAICHUAN_13B_LAYERS}, as in the 13B models, whose scores fall with "
+            "the distance (ALiBi); the 7B models are read.",
+            param="block_count",
+        )
+    return plain(meta, "llama")
+
+
+def qwen1(meta: Metadata) -> Config:
+    """The first Qwen, whose stated width is that of gate and up together; llama.cpp doesn't scale its scores."""
+    width = max(meta.per_layer("feed_forward_length"), default=0)
+    eps = meta.number("attention.layer_norm_rms_epsilon") or meta.number("attention.layer_norm_epsilon")
+    return plain(meta, "qwen2", intermediate_size=width // 2 or None, rms_norm_eps=eps)
+
+
+def orion(meta: Metadata) -> Config:
+    """Orion, which computes as a StableLM whose heads are rotated as a whole."""
+    return with_layer_norms(meta, "stablelm", use_parallel_residual=False, qk_layernorm=False)
+
+
+def hunyuan_vl(meta: Metadata) -> Config:
+    """The text model of Hunyuan VL and OCR: for text, the positions of a token are one; a factor stretches the base."""
+    found, width = plain(meta, "hunyuan_v1_dense"), width_of_head(meta)
+    alpha = meta.number("rope.scaling.alpha")
+    if alpha and width and width > 2:
+        found["rope_theta"] *= alpha ** (width / (width - 2))
     return found

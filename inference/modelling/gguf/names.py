@@ -331,11 +331,12 @@ _POST_NORMS = (
     Rename("post_attention_norm.weight", "post_attention_layernorm.weight"),
     Rename("post_ffw_norm.weight", "post_feedforward_layernorm.weight"),
 )
-_FUSED_QKV = both("attn_qkv", "self_attn.{e}_proj", "fused_qkv")
+FUSED_QKV = both("attn_qkv", "self_attn.{e}_proj", "fused_qkv")
 _FUSED_MLP = (*both("ffn_up", "mlp.gate_up_proj"), *both("ffn_down", "mlp.down_proj"))
 _PLAIN_MLP = (*both("ffn_up", "mlp.up_proj"), *both("ffn_down", "mlp.down_proj"))
 """Without a gate."""
 
+QWEN1 = (*QWEN, *FUSED_QKV)
 GEMMA1 = (
     *attention(norms=None),
     *mlp(),
@@ -344,7 +345,7 @@ GEMMA1 = (
 )
 PHI2 = (
     *attention(output="dense", norms=None),
-    *_FUSED_QKV,
+    *FUSED_QKV,
     *both("attn_norm", "input_layernorm"),
     *both("ffn_up", "mlp.fc1"),
     *both("ffn_down", "mlp.fc2"),
@@ -355,6 +356,7 @@ STARCODER2 = (
     *both("ffn_up", "mlp.c_fc"),
     *both("ffn_down", "mlp.c_proj"),
 )
+CODESHELL = (*STARCODER2, *FUSED_QKV)
 STABLELM = (
     *attention(norms=None),
     *mlp(),
@@ -366,10 +368,10 @@ COHERE = (*attention(), *mlp(), Rename("attn_norm.weight", "input_layernorm.weig
 OLMO = (*attention(rotary=True, norms=None), *mlp())
 OLMO2 = (*attention(), *mlp(), *_POST_NORMS)
 OLMOE = (*attention(), *layer_norms(), *experts("mlp.", "gate"))
-CHATGLM = (*attention(norms=None), *_FUSED_QKV, *layer_norms(), *_FUSED_MLP)
+CHATGLM = (*attention(norms=None), *FUSED_QKV, *layer_norms(), *_FUSED_MLP)
 GLM4 = (
     *attention(norms=None),
-    *_FUSED_QKV,
+    *FUSED_QKV,
     *layer_norms(),
     *_FUSED_MLP,
     Rename("post_attention_norm.weight", "post_self_attn_layernorm.weight"),
@@ -427,7 +429,7 @@ MINIMAX_M2 = (
 )
 PHIMOE = (
     *attention(norms=None),
-    *_FUSED_QKV,
+    *FUSED_QKV,
     *_BIASED_NORMS,
     *experts("block_sparse_moe.", "gate", **MIXTRAL_EXPERT),
 )

@@ -19,8 +19,11 @@ from tests.inference.modelling.gguf.converter import NAMED_AS
 EXPERTS = {"ffn_gate_inp", "ffn_gate_exps", "ffn_down_exps", "ffn_up_exps"}
 UNREAD = {
     **{name: {"attn_rot_embd"} for name in (
-        "llama", "starcoder2", "smollm3", "nemotron", "arcee", "llama4", "internlm2", "glm-dsa", "deepseek32"
+        "llama", "starcoder2", "smollm3", "nemotron", "arcee", "llama4", "internlm2", "glm-dsa", "deepseek32",
+        "exaone", "baichuan", "qwen", "xverse", "orion",
     )},
+    "codeshell": {"attn_rot_embd", "position_embd"},
+    "minicpm": {"attn_rot_embd", *EXPERTS},
     "mistral3": {"attn_rot_embd", *EXPERTS},
     "deepseek2": {"attn_rot_embd", "attn_k", "attn_v"},
     "phi2": {"ffn_norm"},
@@ -32,8 +35,8 @@ UNREAD = {
     "lfm2": {"dense_2"},
     "nemotron_h_moe": {"ffn_latent_down", "ffn_latent_up"},
 }  # fmt: skip
-"""Rotary tables of the first files, names that the package lists but no model has, experts in a latent space, the head
-of an embedding model, drafts of GLM-OCR, and variants of MPT."""
+"""Rotary tables of the first files, names that the package lists but no model has, experts in a latent space and those
+of a MiniCPM that the converter doesn't know, the head of an embedding model, drafts of GLM-OCR, and variants of MPT."""
 
 
 LEAF = re.compile(r"\.(weight|bias)$")
