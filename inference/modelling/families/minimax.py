@@ -145,12 +145,13 @@ def _lightning(
     check_size(view, head_dim, f"length of {base}norm.weight by {heads} heads", "head_dim")
     factor = 1 - number / (layout.num_layers - 1 + 1e-5) + 1e-5
     fused = f"{base}qkv_proj.weight"
+    output = "out_proj" if f"{base}out_proj.weight" in view.tensors else "o_proj"  # GGUF names all outputs alike
     parts = tuple(Piece(fused, per_group=(3 * head_dim, at * head_dim, (at + 1) * head_dim)) for at in range(3))
     return LightningSpec(heads, head_dim, factor, INNER_NORM, act), {
         "in_proj.weight": Source(parts),
         "gate_proj.weight": tensor(f"{base}output_gate.weight"),
         "norm.weight": tensor(f"{base}norm.weight"),
-        "out_proj.weight": tensor(f"{base}out_proj.weight"),
+        "out_proj.weight": tensor(f"{base}{output}.weight"),
     }
 
 

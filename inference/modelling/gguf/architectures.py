@@ -22,6 +22,7 @@ from inference.modelling.gguf import (
     expert_configs,
     expert_names,
     gemma_configs,
+    mixed_configs,
     names,
 )
 from inference.modelling.gguf.config_parts import draft_layers
@@ -184,6 +185,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "pangu-embedded": Architecture(partial(dense_configs.plain, model_type="llama"), names.QWEN, names.OUTER),
     "hunyuan_vl": Architecture(dense_configs.hunyuan_vl, names.HUNYUAN, names.OUTER),
     "paddleocr": Architecture(partial(dense_configs.plain, model_type="llama"), names.QWEN, names.OUTER),
+    "bailingmoe": Architecture(expert_configs.bailing_moe, names.ERNIE4_5_MOE, names.OUTER),
+    "bailingmoe2": Architecture(expert_configs.bailing_moe2, expert_names.BAILING_MOE2, names.OUTER, drafts="layers"),
+    "bailingmoe3": Architecture(mixed_configs.bailing_moe3, expert_names.BAILING_MOE3, names.OUTER, drafts="layers"),
+    "hy_v3": Architecture(expert_configs.hy_v3, expert_names.HY_V3, names.OUTER, drafts="layers"),
+    "laguna": Architecture(mixed_configs.laguna, expert_names.LAGUNA, names.OUTER),
+    "granite_swa": Architecture(mixed_configs.granite_swa, expert_names.GRANITE_SWA, names.OUTER),
+    "minimax-01": Architecture(mixed_configs.minimax_01, expert_names.MINIMAX_01, names.OUTER),
 }
 """``general.architecture`` to how it is read."""
 

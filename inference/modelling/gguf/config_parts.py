@@ -80,12 +80,13 @@ def stated_rope(meta: Metadata) -> Config:
     return {"rope_theta": 10000.0, "partial_rotary_factor": 1.0} | rope(meta)
 
 
-def window_types(meta: Metadata, window: int | None, *, every: int = 4) -> Config:
+def window_types(meta: Metadata, window: int | None, *, every: int = 4, full_first: bool = False) -> Config:
     """The width of the windows, and the type of each layer.
 
     Args:
         window: In positions; None and 0: no layer has one.
         every: The last of so many layers is full, unless the file states which are.
+        full_first: The first of them is, instead of the last.
     """
     if not window:
         return {"sliding_window": None}
@@ -94,7 +95,8 @@ def window_types(meta: Metadata, window: int | None, *, every: int = 4) -> Confi
     if isinstance(flags, int):
         every, flags = flags, None
     if flags is None:
-        flags = [every == 0 or (number + 1) % every != 0 for number in range(count)]
+        place = 0 if full_first else every - 1
+        flags = [every == 0 or number % every != place for number in range(count)]
     types = ["sliding_attention" if has_window else "full_attention" for has_window in flags[:count]]
     return {"sliding_window": window, "layer_types": types}
 
@@ -116,6 +118,20 @@ def expect_gating(meta: Metadata, *known: int) -> None:
         raise UnsupportedArchitecture(
             f"the GGUF key {meta.architecture}.expert_gating_func is {gating}; {read} is read.",
             param="expert_gating_func",
+        )
+
+
+def expect_normalised(meta: Metadata) -> None:
+    """Refuse chosen scores that aren't divided by their sum; a file may leave it out.
+
+    Raises:
+        UnsupportedArchitecture: The file states it.
+    """
+    if meta.boolean("expert_weights_norm") is False:
+        raise UnsupportedArchitecture(
+            f"the GGUF key {meta.architecture}.expert_weights_norm is false; this architecture is read with scores "
+            "that are divided by their sum.",
+            param="expert_weights_norm",
         )
 
 
@@ -152,7 +168,7 @@ def scaling(meta: Metadata, rotated: int) -> Config | None:
             rope_type="yarn",
             factor=factor,
             original_max_position_embeddings=trained,
-            attention_factor=meta.number("rope.scaling.attn_factor"),
+            attention_factor=meta.number("rope.scaling.attn_factor") or meta.number("rope.scaling.yarn_attn_factor"),
             beta_fast=meta.number("rope.scaling.yarn_beta_fast"),
             beta_slow=meta.number("rope.scaling.yarn_beta_slow"),
         )

@@ -13,6 +13,7 @@ from inference.modelling.gguf.config_parts import (
     decoder,
     draft_layers,
     expect_gating,
+    expect_normalised,
     given,
     granite_multipliers,
     outer,
@@ -374,4 +375,48 @@ def llama4(meta: Metadata) -> Config:
         num_experts_per_tok=meta.integer("expert_used_count"),
         interleave_moe_layer_step=meta.integer("interleave_moe_layer_step"),
         use_qk_norm=count != LLAMA4_WITHOUT_NORMS,
+    )
+
+
+def hy_v3(meta: Metadata) -> Config:
+    """Hunyuan 3, whose chosen scores are divided by their sum."""
+    expect_gating(meta, GATING_SIGMOID)
+    expect_normalised(meta)
+    drafts = draft_layers(meta)
+    return plain(
+        meta,
+        "hy_v3",
+        num_hidden_layers=(meta.integer("block_count") or 0) - drafts,
+        num_nextn_predict_layers=drafts,
+        num_experts=meta.integer("expert_count"),
+        num_experts_per_tok=meta.integer("expert_used_count"),
+        moe_intermediate_size=meta.integer("expert_feed_forward_length"),
+        router_scaling_factor=meta.number("expert_weights_scale") or 1.0,
+    )
+
+
+def bailing_moe(meta: Metadata) -> Config:
+    """Ling 1 (Bailing), which computes as ERNIE 4.5 does, with pairs that are neighbours in the file.
+
+    Raises:
+        UnsupportedArchitecture: The experts' sum is multiplied, or their scores aren't divided by theirs.
+    """
+    expect_normalised(meta)
+    if meta.number("expert_weights_scale") not in (None, 0.0, 1.0):
+        raise UnsupportedArchitecture(
+            f"the GGUF key bailingmoe.expert_weights_scale is {meta.number('expert_weights_scale')}; 1 is read.",
+            param="expert_weights_scale",
+        )
+    return ernie4_5_moe(meta)
+
+
+def bailing_moe2(meta: Metadata) -> Config:
+    """Ling 2 and Ring 2 (Bailing), and Sarvam, which compute as GLM 4.5 with norms of queries and keys."""
+    expect_gating(meta, GATING_SIGMOID)
+    found = _sigmoid_experts(meta, "glm4_moe", "n_routed_experts", "n_shared_experts")
+    found.pop("n_shared_experts", None)  # the width of each isn't stated in the same way by all files
+    return found | given(
+        use_qk_norm=True,
+        first_k_dense_replace=meta.integer("leading_dense_block_count"),
+        num_nextn_predict_layers=draft_layers(meta),
     )

@@ -9,13 +9,16 @@ from inference.modelling.gguf.names import (
     COHERE,
     DEEPSEEK2,
     DRAFTS,
+    FUSED_QKV,
     LATENT_ATTENTION,
     LAYER_INPUTS,
     MIXTRAL_EXPERT,
+    QWEN,
     SIGMOID_EXPERTS,
     attention,
     both,
     experts,
+    latent_attention,
     layer_norms,
     mlp,
     shared_expert,
@@ -105,3 +108,67 @@ MINIMAX_M3 = (
     *shared_expert("block_sparse_moe.shared_experts."),
     Rename("exp_probs_b.bias", "block_sparse_moe.e_score_correction_bias"),
 )
+BAILING_MOE2 = (
+    *QWEN,
+    *FUSED_QKV,
+    *SIGMOID_EXPERTS,
+    *DRAFTS,
+    Rename("layer_output_norm.weight", "shared_head.norm.weight"),
+)
+HY_V3 = (
+    *QWEN,
+    *experts("mlp.", "router.gate"),
+    Rename("ffn_gate_up_exps.weight", "mlp.experts.{e}.gate_proj.weight", "expert_halves"),
+    *shared_expert("mlp.shared_mlp."),
+    Rename("exp_probs_b", "mlp.expert_bias"),
+    Rename("exp_probs_b.bias", "mlp.expert_bias"),
+    *DRAFTS,
+)
+LAGUNA = (
+    *QWEN,
+    Rename("attn_gate.weight", "self_attn.g_proj.weight"),
+    *experts("mlp.", "gate"),
+    *shared_expert("mlp.shared_expert."),
+    Rename("exp_probs_b.bias", "mlp.experts.e_score_correction_bias"),
+)
+GRANITE_SWA = (
+    *attention(rotary=True, norms=None),
+    Rename("attn_sinks.weight", "self_attn.sinks"),
+    *mlp(),
+    *layer_norms(),
+    Rename("ffn_gate_inp.weight", "block_sparse_moe.router.layer.weight"),
+    Rename("ffn_gate_up_exps.weight", "block_sparse_moe.input_linear.weight"),
+    Rename(("ffn_gate_exps.weight", "ffn_up_exps.weight"), "block_sparse_moe.input_linear.weight", "join_experts"),
+    Rename("ffn_down_exps.weight", "block_sparse_moe.output_linear.weight"),
+    Rename("ffn_up_shexp.weight", "shared_mlp.input_linear.weight"),
+    Rename("ffn_down_shexp.weight", "shared_mlp.output_linear.weight"),
+)
+"""Gate and up of the shared MLP are one tensor, as in the checkpoint."""
+MINIMAX_01 = (
+    *attention(norms=None),
+    *layer_norms(),
+    Rename("attn_qkv.weight", "self_attn.qkv_proj.weight"),
+    Rename("attn_gate.weight", "self_attn.output_gate.weight"),
+    Rename("attn_norm_2.weight", "self_attn.norm.weight"),
+    *experts("block_sparse_moe.", "gate", **MIXTRAL_EXPERT),
+)
+BAILING_MOE3 = (
+    *latent_attention("attention.", output="dense"),
+    *(Rename(f"attn_{letter}.weight", f"attention.{letter}_proj.weight") for letter in "kv"),
+    *(Rename(f"ssm_conv1d_{letter}.weight", f"attention.{letter}_conv1d.weight", "conv") for letter in "qkv"),
+    *(Rename(f"ssm_{letter}_a.weight", f"attention.{letter}_proj.weight") for letter in "fg"),
+    Rename("attn_gate.weight", "attention.g_proj.weight"),
+    Rename("ssm_beta.weight", "attention.b_proj.weight"),
+    Rename("ssm_a", "attention.A_log", "exp_vector"),
+    Rename("ssm_dt.bias", "attention.dt_bias"),
+    Rename("ssm_norm.weight", "attention.o_norm.weight"),
+    *mlp(),
+    *layer_norms(),
+    *experts("mlp.", "gate"),
+    Rename("ffn_gate_up_exps.weight", "mlp.experts.{e}.gate_proj.weight", "expert_halves"),
+    *shared_expert("mlp.shared_experts."),
+    Rename("exp_probs_b.bias", "mlp.gate.expert_bias"),
+    *DRAFTS,
+    Rename("layer_output_norm.weight", "shared_head.norm.weight"),
+)
+"""A delta layer has both gates as one matrix each, an attention layer a gate for each head."""

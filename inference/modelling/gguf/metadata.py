@@ -140,6 +140,11 @@ class Metadata:
         """Whether the file has a tensor of this name."""
         return name in self.parts.tensors
 
+    def rows(self, name: str) -> int | None:
+        """Rows of a tensor; None: it isn't there."""
+        found = self.parts.tensors.get(name)
+        return found[1].shape[0] if found is not None else None
+
     def _key(self, name: str) -> str:
         return f"{self.architecture}.{name}"
 

@@ -306,17 +306,23 @@ DRAFTS = (
     Rename("nextn.shared_head_norm.weight", "shared_head.norm.weight"),
 )
 """Of a layer that drafts tokens."""
-LATENT_ATTENTION = (
-    *both("attn_q", "self_attn.q_proj"),
-    *both("attn_q_a", "self_attn.q_a_proj"),
-    Rename("attn_q_a_norm.weight", "self_attn.q_a_layernorm.weight"),
-    *both("attn_q_b", "self_attn.q_b_proj"),
-    *both("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
-    Rename("attn_kv_a_norm.weight", "self_attn.kv_a_layernorm.weight"),
-    Rename("attn_kv_b.weight", "self_attn.kv_b_proj.weight"),
-    Rename(("attn_k_b.weight", "attn_v_b.weight"), "self_attn.kv_b_proj.weight", "latent"),
-    *both("attn_output", "self_attn.o_proj"),
-)
+
+
+def latent_attention(base: str = "self_attn.", *, output: str = "o_proj") -> tuple[Rename, ...]:
+    return (
+        *both("attn_q", f"{base}q_proj"),
+        *both("attn_q_a", f"{base}q_a_proj"),
+        Rename("attn_q_a_norm.weight", f"{base}q_a_layernorm.weight"),
+        *both("attn_q_b", f"{base}q_b_proj"),
+        *both("attn_kv_a_mqa", f"{base}kv_a_proj_with_mqa"),
+        Rename("attn_kv_a_norm.weight", f"{base}kv_a_layernorm.weight"),
+        Rename("attn_kv_b.weight", f"{base}kv_b_proj.weight"),
+        Rename(("attn_k_b.weight", "attn_v_b.weight"), f"{base}kv_b_proj.weight", "latent"),
+        *both("attn_output", base + output),
+    )
+
+
+LATENT_ATTENTION = latent_attention()
 DEEPSEEK2 = (
     *LATENT_ATTENTION,
     *mlp(),

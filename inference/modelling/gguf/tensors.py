@@ -15,12 +15,12 @@ from inference.modelling.gguf.block_types import BLOCK_TYPES
 from inference.modelling.gguf.container import GgufTensor
 from inference.modelling.gguf.parts import GgufParts
 
-Folded = Literal["", "plus_one", "negative_exp"]
-"""What the converter did to the values: added 1 (norms of Gemma), or took -exp (A_log of Mamba)."""
+Folded = Literal["", "plus_one", "negative_exp", "exp"]
+"""What the converter did to the values: added 1 (norms of Gemma), or took -exp (A_log of Mamba) or exp (of Ling)."""
 
 How = Literal[
-    "", "rotary", "rotary_kv", "norm", "a_log", "a_log_vector", "vector", "conv", "row", "experts", "expert_halves",
-    "join", "join_experts", "take_turns", "latent", "beta_alpha", "fused_qkv", "head_norms",
+    "", "rotary", "rotary_kv", "norm", "a_log", "a_log_vector", "exp_vector", "vector", "conv", "row", "experts",
+    "expert_halves", "join", "join_experts", "take_turns", "latent", "beta_alpha", "fused_qkv", "head_norms",
 ]  # fmt: skip
 
 Order = Literal["", "rows", "last_rows", "columns"]
@@ -305,12 +305,14 @@ def _undone(
     shape = place.shape
     if how == "conv":
         shape = (math.prod(place.shape[:-1]), 1, place.shape[-1])
-    elif how in ("vector", "a_log_vector"):
+    elif how in ("vector", "a_log_vector", "exp_vector"):
         shape = (math.prod(place.shape),)
     elif how == "row":
         shape = (1, math.prod(place.shape))
     if how in ("a_log", "a_log_vector"):
         return {target: CheckpointTensor(shape, (whole,), folded="negative_exp")}
+    if how == "exp_vector":
+        return {target: CheckpointTensor(shape, (whole,), folded="exp")}
     if how == "norm":
         return {target: CheckpointTensor(shape, (whole,), folded="plus_one")}
     return {target: CheckpointTensor(shape, (whole,))}

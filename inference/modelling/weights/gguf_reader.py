@@ -171,6 +171,8 @@ class GgufPlace:
             return values.float() - 1
         if self.tensor.folded == "negative_exp":
             return torch.log(-values.float())
+        if self.tensor.folded == "exp":
+            return torch.log(values.float())
         return self._columns(values)
 
     def _read_at(self, target: memoryview, part: int, begin: int) -> None:

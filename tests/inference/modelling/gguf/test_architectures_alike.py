@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gguf import GGUFWriter
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from inference.errors import UnsupportedArchitecture
@@ -22,6 +24,7 @@ from tests.inference.modelling.gguf.test_dense_configs import SIZES, read
 from tests.inference.modelling.harness import assert_matches_oracle
 from tests.inference.modelling.huggingface import make_checkpoint
 from tests.inference.modelling.test_network_attention import BASE, LLAMA3, longrope
+from tests.inference.modelling.test_network_dense import CASES as DENSE
 
 LONG_CONTEXT_LLAMA3 = {**LLAMA3, "original_max_position_embeddings": 8192}
 MINICPM = {
@@ -87,6 +90,14 @@ CASES = {
         left_out=("rope.freq_base",),
         keys=lambda writer: (writer.add_rope_freq_base(10000.0), writer.add_float32(ALPHA_KEY, 50.0)),
     ),
+    "bailingmoe": Alike(
+        "ernie4_5_moe",
+        {**DENSE["ernie4_5_moe"][1], "moe_layer_start_index": 0, "use_bias": False, "head_dim": 16},
+        keys=lambda writer: (writer.add_expert_weights_scale(1.0), writer.add_expert_weights_norm(True)),
+    ),
+    "bailingmoe2": Alike(
+        "glm4_moe", {**DENSE["glm4_moe"][1], "attention_bias": False, "n_group": 4, "topk_group": 2}, is_fused=True
+    ),
     "paddleocr": Alike("llama", {"num_key_value_heads": 1, "head_dim": 16}),
 }
 ALPHA_KEY = "hunyuan_vl.rope.scaling.alpha"
@@ -95,9 +106,9 @@ ALPHA_KEY = "hunyuan_vl.rope.scaling.alpha"
 class AlikeConverter(DenseConverter):
     """One conversion of a case."""
 
-    def __init__(self, directory: Path, path: Path, case: Alike) -> None:
+    def __init__(self, directory: Path, path: Path, case: Alike, *, drafts: int = 0) -> None:
         self.case = case
-        super().__init__(directory, path)
+        super().__init__(directory, path, drafts=drafts)
         if case.is_fused:
             for name in [name for name in self.tensors if ".q_proj." in name]:
                 parts = [self.tensors.pop(name.replace("q_proj", f"{letter}_proj")) for letter in "qkv"]
@@ -123,9 +134,43 @@ def test_gives_the_same_logits(name, tmp_path, monkeypatch):
     assert_matches_oracle(load_gguf(path), oracle)
 
 
+def test_a_layer_of_ling_2_that_drafts_is_the_models_head(tmp_path, monkeypatch):
+    case = CASES["bailingmoe2"]
+    directory, oracle = make_checkpoint(AutoConfig.for_model(case.model_type, **(BASE | case.values)), tmp_path)
+    monkeypatch.setitem(converter.ARCHITECTURES, case.model_type, "bailingmoe2")
+    tensors = load_file(directory / "model.safetensors")
+    last = 1 + max(int(name.split(".")[2]) for name in tensors if name.startswith("model.layers."))
+    head = {
+        name.replace(f"layers.{last - 1}.", f"layers.{last}."): given.clone()
+        for name, given in tensors.items()
+        if f"layers.{last - 1}." in name
+    }
+    for part, size in (("eh_proj", (32, 64)), ("enorm", (32,)), ("hnorm", (32,)), ("final_layernorm", (32,))):
+        head[f"model.layers.{last}.{part}.weight"] = torch.rand(size)
+    save_file(head | tensors, directory / "model.safetensors")
+    AlikeConverter(directory, tmp_path / "model.gguf", case, drafts=1).run()
+    assert f"blk.{last}.layer_output_norm.weight" in read_checkpoint([tmp_path / "model.gguf"]).parts.tensors
+    network = load_gguf(tmp_path / "model.gguf")
+    assert network.spec.prediction_head is not None
+    assert_matches_oracle(network, oracle)
+
+
 def test_baichuan_with_a_bias_by_distance_is_refused(tmp_path):
     with pytest.raises(UnsupportedArchitecture, match=r"baichuan\.block_count is 40, .*ALiBi"):
         read(tmp_path, "baichuan", SIZES | {"block_count": 40})
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"expert_weights_scale": 2.5}, r"expert_weights_scale is 2\.5; 1 is read"),
+        ({"expert_weights_norm": False}, "bailingmoe.expert_weights_norm is false"),
+        ({"expert_gating_func": 2}, r"expert_gating_func is 2; 1 \(softmax\) is read"),
+    ],
+)
+def test_another_mixture_of_ling_is_refused(keys, message, tmp_path):
+    with pytest.raises(UnsupportedArchitecture, match=message):
+        read(tmp_path, "bailingmoe", SIZES | keys)
 
 
 def test_the_first_qwen_states_the_width_of_two_matrices(tmp_path):

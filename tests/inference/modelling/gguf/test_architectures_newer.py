@@ -42,7 +42,11 @@ LAYER = {
         for stem in ("mlp", "block_sparse_moe")
         for part in ("gate", "up", "down")
     },
-    **dict.fromkeys(("mlp.gate.weight", "block_sparse_moe.gate.weight"), "ffn_gate_inp.weight"),
+    **{f"mlp.shared_mlp.{part}_proj.weight": f"ffn_{part}_shexp.weight" for part in ("gate", "up", "down")},
+    **dict.fromkeys(
+        ("mlp.gate.weight", "mlp.router.gate.weight", "block_sparse_moe.gate.weight"), "ffn_gate_inp.weight"
+    ),
+    "mlp.expert_bias": "exp_probs_b",
     **dict.fromkeys(
         (
             "mlp.gate.e_score_correction_bias", "mlp.e_score_correction_bias",
@@ -139,7 +143,18 @@ def _minimax_m3(config: dict[str, Any], writer: GGUFWriter) -> None:
     writer.add_uint32("minimax-m3.attention.indexer.local_blocks", config["index_local_blocks"])
 
 
-KEYS = {"mellum": _mellum, "cohere2moe": _cohere2_moe, "minimax-m3": _minimax_m3}
+def _hy_v3(config: dict[str, Any], writer: GGUFWriter) -> None:
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_expert_count(config["num_experts"])
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    writer.add_expert_shared_feed_forward_length(config["moe_intermediate_size"] * config["num_shared_experts"])
+    writer.add_expert_weights_norm(True)
+    writer.add_expert_weights_scale(config["router_scaling_factor"])
+    writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+
+
+KEYS = {"mellum": _mellum, "cohere2moe": _cohere2_moe, "minimax-m3": _minimax_m3, "hy_v3": _hy_v3}
 CASES: dict[str, tuple[str, tuple[str, dict[str, Any]], dict[str, Any]]] = {
     "mellum": ("mellum", DENSE["mellum"], {"mlp_layer_types": None, "norm_topk_prob": True}),
     "cohere2_moe": (
@@ -147,6 +162,7 @@ CASES: dict[str, tuple[str, tuple[str, dict[str, Any]], dict[str, Any]]] = {
         DENSE["cohere2_moe"],
         {"expert_selection_fn": "sigmoid", "norm_topk_prob": True},
     ),
+    "hy_v3": ("hy_v3", DENSE["hy_v3"], {}),
     "minimax_m3": ("minimax-m3", LARGE["minimax_m3_vl_text"], {"swiglu_limit": 7.0, "swiglu_alpha": 1.702}),
 }
 """The architecture, a case of the network's tests, and what llama.cpp has fixed."""

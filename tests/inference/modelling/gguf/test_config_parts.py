@@ -99,6 +99,25 @@ def test_the_pattern_of_windows_is_stated_in_several_ways(pattern, expected, met
     assert config_parts.window_types(meta("exaone-moe", keys | stated), 0) == {"sliding_window": None}
 
 
+def test_the_first_of_so_many_layers_may_be_the_full_one(meta):
+    found = config_parts.window_types(meta("laguna", HEADS | {"block_count": 6}), 8, full_first=True)
+    assert found["layer_types"] == [FULL, WINDOW, WINDOW, WINDOW, FULL, WINDOW]
+
+
+def test_the_magnitude_of_yarn_has_two_keys(meta):
+    stretched = HEADS | {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+    for key in ("attn_factor", "yarn_attn_factor"):
+        found = configs.llama(meta("llama", stretched | {f"rope.scaling.{key}": 1.25}))
+        assert found["rope_scaling"]["attention_factor"] == 1.25
+
+
+def test_scores_that_are_not_divided_are_refused(meta):
+    for stated in ({}, {"expert_weights_norm": True}):
+        config_parts.expect_normalised(meta("hy_v3", HEADS | stated))
+    with pytest.raises(UnsupportedArchitecture, match=r"hy_v3\.expert_weights_norm is false"):
+        config_parts.expect_normalised(meta("hy_v3", HEADS | {"expert_weights_norm": False}))
+
+
 def test_a_function_of_the_scores_is_known_or_left_out(meta):
     for gating in ({}, {"expert_gating_func": 0}, {"expert_gating_func": 2}):
         config_parts.expect_gating(meta("dots1", HEADS | gating), config_parts.GATING_SIGMOID)

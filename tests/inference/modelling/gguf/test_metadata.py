@@ -61,6 +61,11 @@ def test_a_number_holds_for_all_layers_or_is_stated_for_each(meta):
     assert found.per_layer("none") == []
 
 
+def test_rows_of_a_tensor(meta):
+    found = meta({}, [Tensor("t", (3, 2), bytes(24))])
+    assert (found.rows("t"), found.rows("u")) == (3, None)
+
+
 def test_small_tensors_are_read(meta):
     found = meta({}, [Tensor("t", (3,), struct.pack("<3f", 1.0, 0.1, 1.0625))])
     assert found.floats("t") == [1.0, 0.1, 1.0625]

@@ -61,12 +61,13 @@ def test_deepseeks_two_expansions_are_one_again(read):
 def test_shapes_lose_and_gain_what_the_converter_changed(read):
     rows = [
         Rename("c", "c", "conv"), Rename("a", "a", "a_log_vector"), Rename("r", "r", "row"), Rename("n", "n", "norm"),
+        Rename("e", "e", "exp_vector"),
     ]  # fmt: skip
-    found = read(*rows, c=(6, 4), a=(6, 1), r=(6,), n=(6,))
+    found = read(*rows, c=(6, 4), a=(6, 1), r=(6,), n=(6,), e=(6, 1))
     assert {name: tensor.shape for name, tensor in found.items()} == {
-        "l.0.c": (6, 1, 4), "l.0.a": (6,), "l.0.r": (1, 6), "l.0.n": (6,),
+        "l.0.c": (6, 1, 4), "l.0.a": (6,), "l.0.r": (1, 6), "l.0.n": (6,), "l.0.e": (6,),
     }  # fmt: skip
-    assert (found["l.0.a"].folded, found["l.0.n"].folded) == ("negative_exp", "plus_one")
+    assert [found[f"l.0.{name}"].folded for name in "ane"] == ["negative_exp", "plus_one", "exp"]
 
 
 DELTA = DeltaHeads(keys=2, values=6, width=12)

@@ -140,6 +140,7 @@ def test_what_was_folded_into_values_is_undone(stored):
     found = read(make(folded="negative_exp"))
     positive = values.flatten() < 0
     assert torch.equal(found[positive], torch.log(-values.flatten()[positive]))
+    assert torch.equal(read(make(folded="exp"))[~positive], torch.log(values.flatten()[~positive]))
 
 
 def test_segments_lie_one_below_the_other(stored):
