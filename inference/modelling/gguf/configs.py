@@ -6,6 +6,7 @@ in ``config_parts.py``. Standard library only.
 
 from __future__ import annotations
 
+from inference.errors import UnsupportedArchitecture
 from inference.modelling.gguf.config_parts import (
     GATING_SIGMOID,
     GATING_SOFTMAX,
@@ -279,8 +280,18 @@ def nemotron_h(meta: Metadata) -> Config:
 
 
 def deepseek2(meta: Metadata) -> Config:
-    """DeepSeek V2 (softmax scores) and V3 (sigmoid ones), GLM-4.7-Flash, and Youtu-LLM, which has no experts."""
+    """DeepSeek V2 (softmax scores) and V3 (sigmoid ones), GLM-4.7-Flash, and Youtu-LLM, which has no experts.
+
+    Raises:
+        UnsupportedArchitecture: Mistral Large 3, whose queries grow with the position.
+    """
     expect_gating(meta, GATING_SOFTMAX, GATING_SIGMOID)
+    if meta.number("attention.temperature_scale"):
+        raise UnsupportedArchitecture(
+            f"the GGUF key {meta.architecture}.attention.temperature_scale says that queries grow with the position; "
+            "latent attention is read without.",
+            param="attention.temperature_scale",
+        )
     gating = meta.integer("expert_gating_func")
     if not gating and any(name.endswith(".exp_probs_b.bias") for name in meta.parts.tensors):
         gating = GATING_SIGMOID  # experts are chosen with a bias in V3 and GLM only

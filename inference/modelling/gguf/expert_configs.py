@@ -281,7 +281,7 @@ def dbrx(meta: Metadata) -> Config:
 
 
 def sparse_deepseek(meta: Metadata, model_type: str) -> Config:
-    """DeepSeek-V3.2 and GLM-5: a layer without an indexer sees what an earlier one chose."""
+    """DeepSeek-V3.2 and GLM-5: a layer that has or uses no indexer of its own sees what an earlier one chose."""
     expect_gating(meta, GATING_SIGMOID)
     found = deepseek2(meta) | given(
         model_type=model_type,
@@ -290,10 +290,11 @@ def sparse_deepseek(meta: Metadata, model_type: str) -> Config:
         index_topk=meta.integer("attention.indexer.top_k"),
     )
     if model_type == "glm_moe_dsa":
-        has_own = [
-            meta.has_tensor(f"blk.{number}.indexer.attn_k.weight") for number in range(found["num_hidden_layers"])
-        ]
-        found["indexer_types"] = ["full" if own else "shared" for own in has_own]
+        stated = meta.flags("attention.indexer.types")
+        count = found["num_hidden_layers"]
+        has_own = [meta.has_tensor(f"blk.{number}.indexer.attn_k.weight") for number in range(count)]
+        uses_own = stated[:count] if isinstance(stated, list) else has_own
+        found["indexer_types"] = ["full" if own else "shared" for own in uses_own]
     return found
 
 

@@ -40,6 +40,13 @@ def test_deepseek_is_told_by_its_scores(meta):
         configs.deepseek2(meta("deepseek2", {"block_count": 2, "expert_gating_func": 3}))
 
 
+@pytest.mark.parametrize("arch", ["deepseek2", "glm-dsa"])
+def test_latent_attention_whose_queries_grow_is_refused(arch, meta):
+    keys = {"block_count": 2, "attention.temperature_scale": 0.1}
+    with pytest.raises(UnsupportedArchitecture, match=rf"{arch}\.attention\.temperature_scale says that queries grow"):
+        configs.deepseek2(meta(arch, keys))
+
+
 def test_yarn_of_deepseek_states_its_magnitude(meta):
     keys = {
         "block_count": 2, "rope.dimension_count": 64, "rope.scaling.type": "yarn", "rope.scaling.factor": 40.0,

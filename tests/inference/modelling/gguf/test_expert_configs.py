@@ -17,6 +17,8 @@ from inference.modelling.gguf.architectures import read_checkpoint
 from tests.inference.modelling.gguf.dense_converter import convert_dense
 from tests.inference.modelling.gguf.test_architectures import load_gguf
 from tests.inference.modelling.gguf.test_dense_configs import SIZES, checkpoint, read
+from tests.inference.modelling.gguf.writer import Tensor
+from tests.inference.modelling.gguf.writer import value as typed
 from tests.inference.modelling.harness import assert_matches_oracle
 from tests.inference.modelling.huggingface import make_checkpoint
 from tests.inference.modelling.test_network_dense import tiny_config
@@ -83,6 +85,14 @@ def test_granite_with_a_shared_expert_is_a_type_of_its_own(tmp_path):
     assert read(tmp_path, "granitemoe", SIZES).config["model_type"] == "granitemoe"
     keys = SIZES | {"expert_shared_feed_forward_length": 8}
     assert read(tmp_path, "granitemoe", keys).config["model_type"] == "granitemoeshared"
+
+
+def test_glm_5_states_which_layers_choose_keys(tmp_path):
+    indexers = [Tensor(f"blk.{number}.indexer.attn_k.weight", (8, 64), bytes(2048)) for number in range(4)]
+    assert read(tmp_path, "glm-dsa", SIZES, *indexers).config["indexer_types"] == ["full"] * 4
+    stated = {"attention.indexer.types": typed([True, False, False, True], "bool")}
+    found = read(tmp_path, "glm-dsa", SIZES | stated, *indexers).config
+    assert found["indexer_types"] == ["full", "shared", "shared", "full"]
 
 
 def convert_llama4(directory: Path, path: Path) -> None:
