@@ -189,6 +189,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "bailingmoe2": Architecture(expert_configs.bailing_moe2, expert_names.BAILING_MOE2, names.OUTER, drafts="layers"),
     "bailingmoe3": Architecture(mixed_configs.bailing_moe3, expert_names.BAILING_MOE3, names.OUTER, drafts="layers"),
     "hy_v3": Architecture(expert_configs.hy_v3, expert_names.HY_V3, names.OUTER, drafts="layers"),
+    "hy_v4": Architecture(mixed_configs.hy_v4, expert_names.HY_V4, expert_names.HY_V4_OUTER),
     "laguna": Architecture(mixed_configs.laguna, expert_names.LAGUNA, names.OUTER),
     "granite_swa": Architecture(mixed_configs.granite_swa, expert_names.GRANITE_SWA, names.OUTER),
     "minimax-01": Architecture(mixed_configs.minimax_01, expert_names.MINIMAX_01, names.OUTER),

@@ -281,7 +281,7 @@ def dbrx(meta: Metadata) -> Config:
 
 
 def sparse_deepseek(meta: Metadata, model_type: str) -> Config:
-    """DeepSeek-V3.2 and GLM-5: a layer that has or uses no indexer of its own sees what an earlier one chose."""
+    """DeepSeek-V3.2, GLM-5 and HY 4: a layer that has or uses no indexer of its own sees what an earlier one chose."""
     expect_gating(meta, GATING_SIGMOID)
     found = deepseek2(meta) | given(
         model_type=model_type,
@@ -289,7 +289,7 @@ def sparse_deepseek(meta: Metadata, model_type: str) -> Config:
         index_head_dim=meta.integer("attention.indexer.key_length"),
         index_topk=meta.integer("attention.indexer.top_k"),
     )
-    if model_type == "glm_moe_dsa":
+    if model_type != "deepseek_v32":
         stated = meta.flags("attention.indexer.types")
         count = found["num_hidden_layers"]
         has_own = [meta.has_tensor(f"blk.{number}.indexer.attn_k.weight") for number in range(count)]

@@ -13,6 +13,7 @@ from inference.modelling.gguf.names import (
     LATENT_ATTENTION,
     LAYER_INPUTS,
     MIXTRAL_EXPERT,
+    OUTER,
     QWEN,
     SIGMOID_EXPERTS,
     attention,
@@ -94,6 +95,20 @@ DEEPSEEK32 = (
     Rename("indexer.attn_k.weight", "self_attn.indexer.wk.weight"),
     Rename("indexer.proj.weight", "self_attn.indexer.weights_proj.weight"),
     *both("indexer.k_norm", "self_attn.indexer.k_norm"),
+)
+HY_V4_OUTER: dict[str, tuple[str, How]] = {
+    **OUTER,
+    **{f"output_hc_{leaf}.weight": (f"model.hc_head.hc_{leaf}", "") for leaf in ("fn", "base", "scale")},
+}
+HY_V4 = (
+    *DEEPSEEK32,
+    Rename("attn_sinks.weight", "self_attn.sinks"),
+    Rename("attn_gate.weight", "self_attn.gate_proj.weight"),
+    *(
+        Rename(f"hc_{part}_{leaf}.weight", f"{part}_hc.{leaf}")
+        for part in ("attn", "ffn")
+        for leaf in ("fn", "base", "scale")
+    ),
 )
 COHERE2_MOE = (*COHERE, *experts("mlp.", "gate"), *shared_expert("mlp.shared_experts."))
 MINIMAX_M3 = (

@@ -20,7 +20,8 @@ from inference.modelling.gguf.config_parts import (
     window_types,
 )
 from inference.modelling.gguf.dense_configs import plain, ropes_by_type
-from inference.modelling.gguf.metadata import Metadata
+from inference.modelling.gguf.expert_configs import sparse_deepseek
+from inference.modelling.gguf.metadata import Metadata, shortest
 
 CLAMPS = ("swiglu_clamp_exp", "swiglu_clamp_shexp")
 
@@ -83,6 +84,31 @@ def minimax_01(meta: Metadata) -> Config:
         num_experts_per_tok=meta.integer("expert_used_count"),
         **{f"{name}_alpha_factor": alpha for name in ("full_attn", "linear_attn", "mlp")},
     ) | {"sliding_window": None}
+
+
+def hy_v4(meta: Metadata) -> Config:
+    """HY 4 (Hunyuan), all of whose layers choose keys, by an indexer of their own or an earlier one.
+
+    Raises:
+        UnsupportedArchitecture: Layers see all keys, or experts' inner values aren't cut, or not at one bound.
+    """
+    if not meta.integer("attention.indexer.top_k"):
+        raise UnsupportedArchitecture(
+            "the GGUF key hy_v4.attention.indexer.top_k is missing; HY 4 is read whose layers choose keys.",
+            param="attention.indexer.top_k",
+        )
+    limits = set(meta.numbers(CLAMPS[0]))
+    if len(limits) != 1 or not min(limits):
+        raise UnsupportedArchitecture(
+            f"the GGUF key hy_v4.{CLAMPS[0]} has {len(limits)} different bounds, of which one above 0 is read.",
+            param=CLAMPS[0],
+        )
+    return sparse_deepseek(meta, "hy_v4") | given(
+        swiglu_limit=shortest(min(limits)),
+        hc_mult=meta.integer("hyper_connection.count"),
+        hc_eps=meta.number("hyper_connection.epsilon"),
+        hc_magnitude=meta.number("hyper_connection.magnitude"),
+    )
 
 
 def bailing_moe3(meta: Metadata) -> Config:

@@ -39,7 +39,7 @@ ARCHITECTURES = {
 NAMED_AS = {
     "deepseek32": "glm-dsa", "mellum": "qwen3moe", "cohere2moe": "cohere2", "minimax-m3": "minimax-m2",
     "hy_v3": "exaone-moe", "laguna": "qwen3moe", "granite_swa": "granite", "minimax-01": "phimoe",
-    "bailingmoe3": "kimi-linear",
+    "bailingmoe3": "kimi-linear", "hy_v4": "glm-dsa",
 }  # fmt: skip
 """Architectures that are newer than the package, to those whose names of tensors they have."""
 LATENT = ("deepseek2", "deepseek32", "glm-dsa")

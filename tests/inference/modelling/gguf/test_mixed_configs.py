@@ -23,8 +23,9 @@ from tests.inference.modelling.gguf.writer import Tensor, value
 from tests.inference.modelling.harness import SequenceRunner, assert_matches_oracle, load_directory
 from tests.inference.modelling.huggingface import make_checkpoint
 from tests.inference.modelling.test_network_dense import CASES as DENSE
-from tests.inference.modelling.test_network_dense import tiny_config
+from tests.inference.modelling.test_network_dense import PLAIN, tiny_config
 from tests.inference.modelling.test_network_kimi import CASES as KIMI
+from tests.inference.modelling.test_network_large import CASES as LARGE
 from tests.inference.modelling.test_network_linear import CASES as LINEAR
 from tests.inference.modelling.test_network_linear import MINIMAX
 from tests.inference.modelling.test_network_recurrent import make_model, oracle_of
@@ -52,7 +53,24 @@ NAMES = {
     "attention.b_proj.weight": "ssm_beta.weight",
     "attention.o_norm.weight": "ssm_norm.weight",
     "attention.dt_bias": "ssm_dt.bias",
-}
+    **{f"self_attn.{ours}.weight": f"attn_{theirs}.weight" for ours, theirs in (
+        ("q_a_proj", "q_a"), ("q_a_layernorm", "q_a_norm"), ("q_b_proj", "q_b"), ("linear_gate", "gate"),
+        ("kv_a_proj_with_mqa", "kv_a_mqa"), ("kv_a_layernorm", "kv_a_norm"),
+    )},
+    "self_attn.learnable_sink_param": "attn_sinks.weight",
+    **{f"self_attn.indexer.{ours}": f"indexer.{theirs}" for ours, theirs in (
+        ("wq_b.weight", "attn_q_b.weight"), ("wk.weight", "attn_k.weight"), ("weights_proj.weight", "proj.weight"),
+        ("k_norm.weight", "k_norm.weight"), ("k_norm.bias", "k_norm.bias"),
+    )},
+    "mlp.linear_gate.weight": "ffn_gate.weight",
+    "mlp.shared_experts.linear_gate.weight": "ffn_gate_shexp.weight",
+    **{
+        f"hc_pre.hc_{ours}_layer.hc_{leaf}": f"hc_{theirs}_{leaf}.weight"
+        for ours, theirs in (("attn", "attn"), ("mlp", "ffn"))
+        for leaf in ("fn", "base", "scale")
+    },
+    **{f"model.hc_pre.hc_head.hc_head_{leaf}": f"output_hc_{leaf}.weight" for leaf in ("fn", "base", "scale")},
+}  # fmt: skip
 """By llama.cpp's table: those outside of layers, and those inside of one."""
 SKIPPED = re.compile(r"\.self_attn\.(slope_rate|\w+_decay)$")
 
@@ -99,12 +117,12 @@ def _renamed(
     if "granite" in config["model_type"] and re.search(r"self_attn\.[qk]_proj", rest):
         heads = config["num_attention_heads" if ".q_" in rest else "num_key_value_heads"]
         content = torch.from_numpy(permuted(content.numpy(), heads))
-    if rest == "block_sparse_moe.experts.gate_up_proj":
+    if rest.endswith(".experts.gate_up_proj"):
         yield f"{layer}ffn_gate_exps.weight", content.chunk(2, 1)[0]
         yield f"{layer}ffn_up_exps.weight", content.chunk(2, 1)[1]
-    elif rest == "block_sparse_moe.experts.down_proj":
+    elif rest.endswith(".experts.down_proj"):
         yield f"{layer}ffn_down_exps.weight", content
-    elif rest == "attention.kv_b_proj.weight":
+    elif rest.endswith(".kv_b_proj.weight"):
         whole = content.view(config["num_attention_heads"], -1, config["kv_lora_rank"])
         nope = config["qk_nope_head_dim"]
         yield f"{layer}attn_k_b.weight", whole[:, :nope].transpose(1, 2)
@@ -207,18 +225,55 @@ def _bailing_moe3(config: dict[str, Any], writer: GGUFWriter) -> None:
     writer.add_array("bailingmoe3.swiglu_clamp_exp", [0.0] * config["num_hidden_layers"])
 
 
-KEYS = {"laguna": _laguna, "granite_swa": _granite_swa, "minimax-01": _minimax_01, "bailingmoe3": _bailing_moe3}
+def _hy_v4(config: dict[str, Any], writer: GGUFWriter) -> None:
+    _replace(writer, "attention.head_count_kv")
+    writer.add_head_count_kv(1)
+    _experts({**config, "num_experts": config["n_routed_experts"]}, writer)
+    rotated = config["qk_rope_head_dim"]
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_rope_dimension_count(rotated)
+    writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_kv_lora_rank(config["kv_lora_rank"])
+    writer.add_key_length(config["kv_lora_rank"] + rotated)
+    writer.add_value_length(config["kv_lora_rank"])
+    writer.add_key_length_mla(config["qk_nope_head_dim"] + rotated)
+    writer.add_value_length_mla(config["v_head_dim"])
+    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    writer.add_expert_shared_count(config["n_shared_experts"])
+    writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    writer.add_expert_weights_norm(config["norm_topk_prob"])
+    writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+    writer.add_array("hy_v4.swiglu_clamp_exp", [config["swiglu_limit"]] * config["num_hidden_layers"])
+    writer.add_uint32("hy_v4.hyper_connection.count", config["hc_mult"])
+    writer.add_float32("hy_v4.hyper_connection.epsilon", config["hc_eps"])
+    writer.add_float32("hy_v4.hyper_connection.magnitude", config["hc_magnitude"])
+    writer.add_indexer_head_count(config["index_n_heads"])
+    writer.add_indexer_key_length(config["index_head_dim"])
+    writer.add_indexer_top_k(config["index_topk"])
+    writer.add_array("hy_v4.attention.indexer.types", [kind == "full" for kind in config["indexer_types"]])
+
+
+KEYS = {
+    "hy_v4": _hy_v4,
+    "laguna": _laguna,
+    "granite_swa": _granite_swa,
+    "minimax-01": _minimax_01,
+    "bailingmoe3": _bailing_moe3,
+}
 FULL_FIRST = ["full_attention", *["sliding_attention"] * 3]
 MAGNIFIED = {
     kind: {**rope, "attention_factor": 1.3} if rope["rope_type"] == "yarn" else rope
     for kind, rope in DENSE["laguna"][1]["rope_parameters"].items()
 }
+CASES = DENSE | LARGE
 ATTENTION = {
     "laguna": ("laguna", {"layer_types": FULL_FIRST, "num_attention_heads_per_layer": [4, 2, 6, 4]}),
     "laguna-magnified": ("laguna", {"layer_types": FULL_FIRST, "rope_parameters": MAGNIFIED}),
     "laguna-gates-of-values": ("laguna", {}),
     "granite_swa": ("granite_swa", {"layer_rope_theta": [1e4, 0, 1e4, 1e4]}),
     "granitemoe_swa": ("granite_swa", {}),
+    "hy_v4": ("hy_v4", {}),
+    "hy_v4-two-streams-biases": ("hy_v4", {"attention_bias": False, "rope_parameters": PLAIN}),
 }
 """The architecture, and what differs from the case of the network's tests, as no file of it can state that."""
 
@@ -226,7 +281,7 @@ ATTENTION = {
 @pytest.mark.parametrize("name", ATTENTION)
 def test_attention_of_several_kinds_gives_the_same_logits(name, tmp_path):
     arch, changes = ATTENTION[name]
-    model_type, values = DENSE[name if name in DENSE else name.partition("-")[0]]
+    model_type, values = CASES[name if name in CASES else name.partition("-")[0]]
     directory, oracle = make_checkpoint(tiny_config(model_type, {**values, **changes}), tmp_path)
     path = write(directory, tmp_path / "model.gguf", arch)
     assert read_checkpoint([path]).config["model_type"] == model_type
@@ -285,6 +340,8 @@ def test_the_layers_of_laguna_follow_from_their_number(tmp_path):
     [
         ("laguna", {"rope.dimension_count_swa": 8}, "dimension_count_swa is 8"),
         ("laguna", {"expert_weights_norm": False}, "expert_weights_norm is false"),
+        ("hy_v4", {}, r"indexer\.top_k is missing"),
+        ("hy_v4", {"attention.indexer.top_k": 8}, "swiglu_clamp_exp has 0 different bounds"),
         ("bailingmoe3", {"rope.dimension_sections": value([8, 12, 12, 0], "i32")}, "positions are triples"),
         ("bailingmoe3", {"kda.safe_gate": False}, "safe_gate is false"),
         ("bailingmoe3", {"swiglu_clamp_exp": value([0.0, 7.0, 7.0, 7.0], "f32")}, "swiglu_clamp_exp cuts"),

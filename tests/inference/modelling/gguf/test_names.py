@@ -20,7 +20,7 @@ EXPERTS = {"ffn_gate_inp", "ffn_gate_exps", "ffn_down_exps", "ffn_up_exps"}
 UNREAD = {
     **{name: {"attn_rot_embd"} for name in (
         "llama", "starcoder2", "smollm3", "nemotron", "arcee", "llama4", "internlm2", "glm-dsa", "deepseek32",
-        "exaone", "baichuan", "qwen", "xverse", "orion",
+        "hy_v4", "exaone", "baichuan", "qwen", "xverse", "orion",
     )},
     "codeshell": {"attn_rot_embd", "position_embd"},
     "minicpm": {"attn_rot_embd", *EXPERTS},
