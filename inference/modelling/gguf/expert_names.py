@@ -9,7 +9,6 @@ from inference.modelling.gguf.names import (
     COHERE,
     DEEPSEEK2,
     DRAFTS,
-    FUSED_QKV,
     LATENT_ATTENTION,
     LAYER_INPUTS,
     MIXTRAL_EXPERT,
@@ -67,7 +66,7 @@ GEMMA4 = (
 )
 """Scales beside the router and the last projection are tensors of their own, not factors of NVFP4."""
 MIMO2 = (
-    *attention(norms=None),
+    *attention(norms=None, may_be_fused=False),  # values are narrower than keys
     Rename("attn_sinks.weight", "self_attn.sinks"),
     *mlp(),
     *layer_norms(),
@@ -125,7 +124,6 @@ MINIMAX_M3 = (
 )
 BAILING_MOE2 = (
     *QWEN,
-    *FUSED_QKV,
     *SIGMOID_EXPERTS,
     *DRAFTS,
     Rename("layer_output_norm.weight", "shared_head.norm.weight"),
@@ -160,7 +158,7 @@ GRANITE_SWA = (
 )
 """Gate and up of the shared MLP are one tensor, as in the checkpoint."""
 MINIMAX_01 = (
-    *attention(norms=None),
+    *attention(norms=None, may_be_fused=False),
     *layer_norms(),
     Rename("attn_qkv.weight", "self_attn.qkv_proj.weight"),
     Rename("attn_gate.weight", "self_attn.output_gate.weight"),

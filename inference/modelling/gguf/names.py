@@ -15,10 +15,23 @@ def both(stored: str, target: str, how: How = "") -> tuple[Rename, ...]:
 
 
 def attention(
-    base: str = "self_attn.", *, rotary: bool = False, output: str = "o_proj", norms: str | None = "{}_norm"
+    base: str = "self_attn.",
+    *,
+    rotary: bool = False,
+    output: str = "o_proj",
+    norms: str | None = "{}_norm",
+    may_be_fused: bool = True,
 ) -> tuple[Rename, ...]:
-    """Projections, and norms of queries and keys, ``norms`` with their letter; None: there are none."""
+    """Projections, and norms of queries and keys.
+
+    Args:
+        rotary: The rotary pairs became neighbours.
+        norms: Their names, with the letter as ``{}``; None: there are none.
+        may_be_fused: The converter may have put queries, keys and values into one tensor, where it was asked for that.
+    """
+    fused = both("attn_qkv", f"{base}{{e}}_proj", "fused_rotary" if rotary else "fused_qkv")
     return (
+        *(fused if may_be_fused else ()),
         *both("attn_q", f"{base}q_proj", "rotary" if rotary else ""),
         *both("attn_k", f"{base}k_proj", "rotary_kv" if rotary else ""),
         *both("attn_v", f"{base}v_proj"),
@@ -126,7 +139,7 @@ QWEN_EXPERTS = (
 )
 QWEN_MOE = (*QWEN, *QWEN_EXPERTS)
 PHI3 = (
-    *attention(),
+    *attention(may_be_fused=False),
     *layer_norms(),
     *both("attn_qkv", "self_attn.qkv_proj"),
     *both("ffn_up", "mlp.gate_up_proj"),
@@ -257,7 +270,7 @@ def _delta_layers(*, is_reordered: bool) -> tuple[Rename, ...]:
         ("attn_q_norm", "self_attn.q_norm"), ("attn_k_norm", "self_attn.k_norm"),
     ]  # fmt: skip
     return (
-        *attention(norms=None),
+        *attention(norms=None, may_be_fused=False),
         *(Rename(f"{stored}.weight", f"{target}.weight", "norm") for stored, target in norms),
         row("attn_qkv.weight", "linear_attn.in_proj_qkv.weight", order="last_rows"),
         row("attn_gate.weight", "linear_attn.in_proj_z.weight", order="rows"),
@@ -337,12 +350,10 @@ _POST_NORMS = (
     Rename("post_attention_norm.weight", "post_attention_layernorm.weight"),
     Rename("post_ffw_norm.weight", "post_feedforward_layernorm.weight"),
 )
-FUSED_QKV = both("attn_qkv", "self_attn.{e}_proj", "fused_qkv")
 _FUSED_MLP = (*both("ffn_up", "mlp.gate_up_proj"), *both("ffn_down", "mlp.down_proj"))
 _PLAIN_MLP = (*both("ffn_up", "mlp.up_proj"), *both("ffn_down", "mlp.down_proj"))
 """Without a gate."""
 
-QWEN1 = (*QWEN, *FUSED_QKV)
 GEMMA1 = (
     *attention(norms=None),
     *mlp(),
@@ -351,7 +362,6 @@ GEMMA1 = (
 )
 PHI2 = (
     *attention(output="dense", norms=None),
-    *FUSED_QKV,
     *both("attn_norm", "input_layernorm"),
     *both("ffn_up", "mlp.fc1"),
     *both("ffn_down", "mlp.fc2"),
@@ -362,7 +372,6 @@ STARCODER2 = (
     *both("ffn_up", "mlp.c_fc"),
     *both("ffn_down", "mlp.c_proj"),
 )
-CODESHELL = (*STARCODER2, *FUSED_QKV)
 STABLELM = (
     *attention(norms=None),
     *mlp(),
@@ -374,10 +383,9 @@ COHERE = (*attention(), *mlp(), Rename("attn_norm.weight", "input_layernorm.weig
 OLMO = (*attention(rotary=True, norms=None), *mlp())
 OLMO2 = (*attention(), *mlp(), *_POST_NORMS)
 OLMOE = (*attention(), *layer_norms(), *experts("mlp.", "gate"))
-CHATGLM = (*attention(norms=None), *FUSED_QKV, *layer_norms(), *_FUSED_MLP)
+CHATGLM = (*attention(norms=None), *layer_norms(), *_FUSED_MLP)
 GLM4 = (
     *attention(norms=None),
-    *FUSED_QKV,
     *layer_norms(),
     *_FUSED_MLP,
     Rename("post_attention_norm.weight", "post_self_attn_layernorm.weight"),
@@ -435,7 +443,6 @@ MINIMAX_M2 = (
 )
 PHIMOE = (
     *attention(norms=None),
-    *FUSED_QKV,
     *_BIASED_NORMS,
     *experts("block_sparse_moe.", "gate", **MIXTRAL_EXPERT),
 )

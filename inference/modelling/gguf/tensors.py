@@ -20,7 +20,8 @@ Folded = Literal["", "plus_one", "negative_exp", "exp"]
 
 How = Literal[
     "", "rotary", "rotary_kv", "norm", "a_log", "a_log_vector", "exp_vector", "vector", "conv", "row", "experts",
-    "expert_halves", "join", "join_experts", "take_turns", "latent", "beta_alpha", "fused_qkv", "head_norms",
+    "expert_halves", "join", "join_experts", "take_turns", "latent", "beta_alpha", "fused_qkv", "fused_rotary",
+    "head_norms",
 ]  # fmt: skip
 
 Order = Literal["", "rows", "last_rows", "columns"]
@@ -279,8 +280,8 @@ def _undone(
         return _expert_halves(names[0], number, place, target)
     if how == "beta_alpha":
         return _beta_and_alpha(names[0], place, whole, target, delta)
-    if how == "fused_qkv":
-        return _queries_keys_values(names[0], place, whole, target, heads)
+    if how in ("fused_qkv", "fused_rotary"):
+        return _queries_keys_values(names[0], place, whole, target, heads, rotary=how == "fused_rotary")
     if how == "head_norms":
         return _head_norms(names[0], place, whole, target)
     if how == "join":
@@ -369,11 +370,14 @@ def _beta_and_alpha(
 
 
 def _queries_keys_values(
-    name: str, place: GgufTensor, whole: Segment, target: str, heads: Heads | None
+    name: str, place: GgufTensor, whole: Segment, target: str, heads: Heads | None, *, rotary: bool
 ) -> dict[str, CheckpointTensor]:
-    """Rows of queries, of keys and of values as three tensors, whose names have ``q``, ``k`` and ``v`` for ``{e}``."""
+    """Rows of queries, of keys and of values as three tensors, whose names have ``q``, ``k`` and ``v`` for ``{e}``.
+
+    With ``rotary``, the pairs of queries and keys became neighbours.
+    """
     counts = (0, 0, 0) if heads is None else (heads.queries, heads.keys, heads.keys)
-    if not sum(counts) or whole.rows % sum(counts):
+    if not sum(counts) or whole.rows % (sum(counts) * (2 if rotary else 1)):
         raise TensorShapeMismatch(
             f"{name} has {whole.rows} rows, which heads of queries, keys and values ({counts}) don't give.", param=name
         )
@@ -381,7 +385,11 @@ def _queries_keys_values(
     first, width = 0, whole.rows // sum(counts)
     for letter, count in zip("qkv", counts, strict=True):
         rows = count * width
-        found[target.replace("{e}", letter)] = CheckpointTensor((rows, *place.shape[1:]), (_rows(whole, first, rows),))
+        found[target.replace("{e}", letter)] = CheckpointTensor(
+            (rows, *place.shape[1:]),
+            (_rows(whole, first, rows),),
+            head_rows=width if rotary and letter != "v" else 0,
+        )
         first += rows
     return found
 

@@ -73,9 +73,17 @@ def test_dense_decoders_give_the_same_logits(name, tmp_path):
     assert_matches_oracle(load_gguf(convert_dense(directory, tmp_path / "model.gguf")), oracle)
 
 
-@pytest.mark.parametrize("name", ["phi", "glm", "glm4"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "phi", "glm", "glm4", "apertus", "cohere", "exaone4", "gemma", "granite", "hunyuan_v1_dense",
+        "nemotron-biases", "olmo2", "seed_oss", "smollm3", "starcoder2",
+    ],
+)  # fmt: skip
 def test_queries_keys_and_values_may_be_one_tensor(name, tmp_path):
-    directory, oracle = checkpoint(name, tmp_path, num_key_value_heads=4 if name == "phi" else 2)
+    """In the first files of Phi-2 and GLM-4, and in all that are converted so."""
+    sizes = {"num_key_value_heads": 4 if name == "phi" else 2}
+    directory, oracle = checkpoint(name, tmp_path, **CHANGES[name] | sizes)
     path = convert_dense(directory, tmp_path / "model.gguf", fused_qkv=True)
     assert "blk.1.attn_qkv.weight" in read_checkpoint([path]).parts.tensors
     assert_matches_oracle(load_gguf(path), oracle)
