@@ -66,7 +66,7 @@ GEMMA4 = (
 )
 """Scales beside the router and the last projection are tensors of their own, not factors of NVFP4."""
 MIMO2 = (
-    *attention(norms=None, may_be_fused=False),  # values are narrower than keys
+    *attention(norms=None, is_fusable=False),  # values are narrower than keys
     Rename("attn_sinks.weight", "self_attn.sinks"),
     *mlp(),
     *layer_norms(),
@@ -158,7 +158,7 @@ GRANITE_SWA = (
 )
 """Gate and up of the shared MLP are one tensor, as in the checkpoint."""
 MINIMAX_01 = (
-    *attention(norms=None, may_be_fused=False),
+    *attention(norms=None, is_fusable=False),
     *layer_norms(),
     Rename("attn_qkv.weight", "self_attn.qkv_proj.weight"),
     Rename("attn_gate.weight", "self_attn.output_gate.weight"),

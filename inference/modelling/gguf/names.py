@@ -20,18 +20,18 @@ def attention(
     rotary: bool = False,
     output: str = "o_proj",
     norms: str | None = "{}_norm",
-    may_be_fused: bool = True,
+    is_fusable: bool = True,
 ) -> tuple[Rename, ...]:
     """Projections, and norms of queries and keys.
 
     Args:
         rotary: The rotary pairs became neighbours.
         norms: Their names, with the letter as ``{}``; None: there are none.
-        may_be_fused: The converter may have put queries, keys and values into one tensor, where it was asked for that.
+        is_fusable: The converter may have put queries, keys and values into one tensor, where it was asked for that.
     """
     fused = both("attn_qkv", f"{base}{{e}}_proj", "fused_rotary" if rotary else "fused_qkv")
     return (
-        *(fused if may_be_fused else ()),
+        *(fused if is_fusable else ()),
         *both("attn_q", f"{base}q_proj", "rotary" if rotary else ""),
         *both("attn_k", f"{base}k_proj", "rotary_kv" if rotary else ""),
         *both("attn_v", f"{base}v_proj"),
@@ -139,7 +139,7 @@ QWEN_EXPERTS = (
 )
 QWEN_MOE = (*QWEN, *QWEN_EXPERTS)
 PHI3 = (
-    *attention(may_be_fused=False),
+    *attention(is_fusable=False),
     *layer_norms(),
     *both("attn_qkv", "self_attn.qkv_proj"),
     *both("ffn_up", "mlp.gate_up_proj"),
@@ -270,7 +270,7 @@ def _delta_layers(*, is_reordered: bool) -> tuple[Rename, ...]:
         ("attn_q_norm", "self_attn.q_norm"), ("attn_k_norm", "self_attn.k_norm"),
     ]  # fmt: skip
     return (
-        *attention(norms=None, may_be_fused=False),
+        *attention(norms=None, is_fusable=False),
         *(Rename(f"{stored}.weight", f"{target}.weight", "norm") for stored, target in norms),
         row("attn_qkv.weight", "linear_attn.in_proj_qkv.weight", order="last_rows"),
         row("attn_gate.weight", "linear_attn.in_proj_z.weight", order="rows"),
