@@ -7,7 +7,7 @@ prefix of the layers. Families don't know where a checkpoint came from. Standard
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from inference.modelling.gguf.tensors import (
 )
 
 MAX_LAYERS = 4096
+_LAYER = re.compile(r"blk\.(0|[1-9]\d{0,3})\.")
 _SINGLE_EXPERT = re.compile(r"blk\.(0|[1-9]\d{0,3})\.ffn_(gate|up|down)\.(0|[1-9]\d{0,4})\.weight")
 FLOAT32, FLOAT32_BYTES = 0, 4
 """Number of the type of plain floats, and the size of one."""
@@ -58,14 +59,14 @@ class Architecture:
         prefix: What stands before the number of a layer.
         arrays: Keys with a number for each layer, to the tensor of the layer that it was.
         drafts: Whether files can have layers behind the model's, which draft tokens, and how checkpoints call them:
-            under ``mtp.``, or as further layers.
+            under ``mtp.``, or as further layers; ``unread``: the family doesn't know them, and they stay in the file.
     """
 
     config: Callable[[Metadata], dict[str, Any]]
     layers: tuple[Rename, ...]
     outer: Mapping[str, tuple[str, How]]
     prefix: str = "model.layers."
-    drafts: Literal["", "mtp", "layers"] = ""
+    drafts: Literal["", "mtp", "layers", "unread"] = ""
     arrays: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -86,7 +87,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3": Architecture(configs.qwen, names.QWEN, names.OUTER),
     "qwen2moe": Architecture(configs.qwen_moe, names.QWEN_MOE, names.OUTER),
     "qwen3moe": Architecture(configs.qwen_moe, names.QWEN_MOE, names.OUTER),
-    "qwen3next": Architecture(configs.qwen3_next, names.QWEN3_NEXT, names.GEMMA_OUTER),
+    "qwen3next": Architecture(configs.qwen3_next, names.QWEN3_NEXT, names.GEMMA_OUTER, drafts="mtp"),
     "qwen35": Architecture(configs.qwen35, names.QWEN35, names.GEMMA_OUTER, drafts="mtp"),
     "qwen35moe": Architecture(configs.qwen35, names.QWEN35_MOE, names.GEMMA_OUTER, drafts="mtp"),
     "lfm2": Architecture(configs.lfm2, names.LFM2, names.LFM2_OUTER),
@@ -120,7 +121,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "glm4": Architecture(dense_configs.glm4, names.GLM4, names.OUTER),
     "glm4moe": Architecture(expert_configs.glm4_moe, names.GLM4_MOE, names.OUTER, drafts="layers"),
     "smollm3": Architecture(dense_configs.smollm3, names.LLAMA, names.OUTER),
-    "exaone4": Architecture(dense_configs.exaone4, names.OLMO2, names.OUTER),
+    "exaone4": Architecture(dense_configs.exaone4, names.OLMO2, names.OUTER, drafts="unread"),
     "exaone-moe": Architecture(expert_configs.exaone_moe, names.EXAONE_MOE, names.OUTER, drafts="layers"),
     "ernie4_5": Architecture(partial(dense_configs.plain, model_type="ernie4_5"), names.QWEN, names.OUTER),
     "ernie4_5-moe": Architecture(expert_configs.ernie4_5_moe, names.ERNIE4_5_MOE, names.OUTER),
@@ -168,7 +169,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         drafts="layers",
     ),
     "mellum": Architecture(expert_configs.mellum, names.QWEN_MOE, names.OUTER),
-    "cohere2moe": Architecture(expert_configs.cohere2_moe, expert_names.COHERE2_MOE, names.OUTER),
+    "cohere2moe": Architecture(expert_configs.cohere2_moe, expert_names.COHERE2_MOE, names.OUTER, drafts="unread"),
     "minimax-m3": Architecture(expert_configs.minimax_m3, expert_names.MINIMAX_M3, names.GEMMA_OUTER),
     "internlm2": Architecture(partial(dense_configs.plain, model_type="llama"), names.LLAMA, names.OUTER),
     "qwen2vl": Architecture(partial(dense_configs.plain, model_type="qwen2"), names.QWEN, names.OUTER),
@@ -261,7 +262,7 @@ def read_checkpoint(paths: Sequence[Path]) -> GgufCheckpoint:
         num_layers=num_layers + (drafts if row.drafts == "layers" else 0),
         heads={number: Heads(*pair) for number, pair in enumerate(zip(queries, keys, strict=False))},
         delta=_delta_heads(meta),
-        unused=CONFIG_TENSORS,
+        unused=(*CONFIG_TENSORS, *_unread_layers(parts, row, num_layers)),
     )
     tensors |= _numbers_of_layers(parts, row, num_layers)
     return GgufCheckpoint(parts, meta.architecture, row.config(meta), tensors)
@@ -298,6 +299,14 @@ def _count_layers(meta: Metadata, row: Architecture) -> tuple[int, int]:
             param="nextn_predict_layers",
         )
     return count - drafts, drafts
+
+
+def _unread_layers(parts: GgufParts, row: Architecture, first: int) -> Iterator[str]:
+    """Stored tensors of the layers from ``first`` on, where the family doesn't know them."""
+    for name in parts.tensors if row.drafts == "unread" else ():
+        match = _LAYER.match(name)
+        if match is not None and int(match[1]) >= first:
+            yield name
 
 
 def _delta_heads(meta: Metadata) -> DeltaHeads | None:

@@ -86,7 +86,8 @@ def _delta_experts(meta: Metadata) -> Config:
 
 def qwen3_next(meta: Metadata) -> Config:
     """Qwen3-Next; llama.cpp divides the scores of the chosen experts by their sum."""
-    return _delta(meta) | _delta_experts(meta) | {"model_type": "qwen3_next", "norm_topk_prob": True}
+    found = _delta(meta) | given(num_hidden_layers=(meta.integer("block_count") or 0) - draft_layers(meta))
+    return found | _delta_experts(meta) | {"model_type": "qwen3_next", "norm_topk_prob": True}
 
 
 def qwen35(meta: Metadata) -> Config:

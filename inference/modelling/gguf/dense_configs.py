@@ -12,6 +12,7 @@ from inference.errors import UnsupportedArchitecture
 from inference.modelling.gguf.config_parts import (
     Config,
     decoder,
+    draft_layers,
     given,
     granite_multipliers,
     rope,
@@ -134,11 +135,12 @@ def smollm3(meta: Metadata) -> Config:
 
 
 def exaone4(meta: Metadata) -> Config:
-    """EXAONE 4."""
+    """EXAONE 4, and the text model of EXAONE 4.5, which has a layer that drafts."""
+    count = (meta.integer("block_count") or 0) - draft_layers(meta)
     window = meta.integer("attention.sliding_window")
-    if window is None and meta.integer("block_count") == EXAONE_32B_LAYERS:
+    if window is None and count == EXAONE_32B_LAYERS:
         window = EXAONE_32B_WINDOW
-    return plain(meta, "exaone4") | window_types(meta, window)
+    return plain(meta, "exaone4", num_hidden_layers=count) | window_types(meta, window)
 
 
 def nemotron(meta: Metadata) -> Config:

@@ -322,6 +322,7 @@ def cohere2_moe(meta: Metadata) -> Config:
     return plain(
         meta,
         "cohere2_moe",
+        num_hidden_layers=(meta.integer("block_count") or 0) - draft_layers(meta),
         layer_norm_eps=meta.number("attention.layer_norm_epsilon"),
         logit_scale=meta.number("logit_scale") or 1.0,
         intermediate_size=meta.integer("expert_feed_forward_length"),

@@ -72,6 +72,7 @@ MIMO2 = (
     *layer_norms(),
     *SIGMOID_EXPERTS,
     *DRAFTS,
+    Rename("layer_output_norm.weight", "final_layernorm.weight"),
 )
 DBRX_OUTER: dict[str, tuple[str, How]] = {
     "token_embd.weight": ("transformer.wte.weight", ""),
@@ -109,7 +110,12 @@ HY_V4 = (
         for leaf in ("fn", "base", "scale")
     ),
 )
-COHERE2_MOE = (*COHERE, *experts("mlp.", "gate"), *shared_expert("mlp.shared_experts."))
+COHERE2_MOE = (
+    *COHERE,
+    *experts("mlp.", "gate"),
+    Rename("ffn_gate_up_exps.weight", "mlp.experts.{e}.gate_proj.weight", "expert_halves"),
+    *shared_expert("mlp.shared_experts."),
+)
 MINIMAX_M3 = (
     *attention(norms=None),
     *(Rename(f"attn_{letter}_norm.weight", f"self_attn.{letter}_norm.weight", "norm") for letter in "qk"),

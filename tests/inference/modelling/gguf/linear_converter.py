@@ -63,6 +63,8 @@ class LinearConverter(Converter):
         return found
 
     def _name(self, name: str) -> str:
+        if name.startswith("mtp."):
+            return self._draft_name(name)
         # The converter stacks LFM2's experts under another name.
         return super()._name(name.removeprefix("model.") if "feed_forward.experts" in name else name)
 

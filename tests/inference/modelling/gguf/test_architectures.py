@@ -199,8 +199,9 @@ def test_linear_layers_are_multiplied_in_the_files_codes(name, tmp_path):
     assert (coded - plain).norm() < 1e-3 * plain.norm()  # activations are rounded to 16 bits
 
 
-def test_layers_that_draft_have_the_names_of_the_checkpoint(tmp_path):
-    model = linear_model("qwen3_5", tmp_path)
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next"])
+def test_layers_that_draft_have_the_names_of_the_checkpoint(name, tmp_path):
+    model = linear_model(name, tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     layer = "model.layers.3."
     drafts = {name.replace(layer, "mtp.layers.0."): given + 1 for name, given in tensors.items() if layer in name}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from transformers import AutoConfig
 
 from inference.errors import TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.gguf.architectures import read_checkpoint
 from tests.inference.modelling.gguf.converter import ARCHITECTURES, NAMED_AS, convert
-from tests.inference.modelling.gguf.dense_converter import convert_dense
+from tests.inference.modelling.gguf.dense_converter import DenseConverter, convert_dense
 from tests.inference.modelling.gguf.test_architectures import load_gguf
 from tests.inference.modelling.gguf.writer import Tensor, value, write_gguf
 from tests.inference.modelling.harness import assert_matches_oracle
@@ -125,6 +126,38 @@ def read(tmp_path, arch: str, keys: dict, *tensors: Tensor):
     path = tmp_path / "m.gguf"
     write_gguf(path, {"general.architecture": arch} | {f"{arch}.{key}": given for key, given in keys.items()}, tensors)
     return read_checkpoint([path])
+
+
+class WithDraft(DenseConverter):
+    """Writes a copy of the last layer behind it, as one that drafts."""
+
+    def _keys(self) -> None:
+        self.num_layers += 1
+        super()._keys()
+        self.writer.add_nextn_predict_layers(1)
+
+    def _tensors(self) -> dict[str, np.ndarray]:
+        found = super()._tensors()
+        last, next_ = (f"blk.{self.num_layers - place}." for place in (2, 1))
+        copies = {name.replace(last, next_): given for name, given in found.items() if last in name}
+        return found | copies | {f"{next_}nextn.{name}.weight": np.ones(32) for name in ("enorm", "hnorm")}
+
+
+def test_a_layer_that_the_family_does_not_know_is_left_in_the_file(tmp_path):
+    directory, oracle = checkpoint("exaone4", tmp_path)
+    path = tmp_path / "model.gguf"
+    WithDraft(directory, path).run()
+    found = read_checkpoint([path])
+    assert "blk.4.nextn.enorm.weight" in found.parts.tensors
+    assert not any(name.startswith("model.layers.4.") for name in found.tensors)
+    assert_matches_oracle(load_gguf(path), oracle)
+
+
+@pytest.mark.parametrize("arch", ["exaone4", "cohere2moe"])
+def test_layers_that_draft_are_not_counted(arch, tmp_path):
+    keys = SIZES | {"nextn_predict_layers": 1, "attention.sliding_window": 8}
+    found = read(tmp_path, arch, keys, Tensor("blk.3.nextn.enorm.weight", (2,), bytes(8))).config
+    assert (found["num_hidden_layers"], len(found["layer_types"])) == (3, 3)
 
 
 SIZES = {"block_count": 4, "embedding_length": 64, "attention.head_count": 4}
