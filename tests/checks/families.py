@@ -1,17 +1,20 @@
 """The table of families: ``python -m tests.checks.families`` writes docs/families.md.
 
-Its rows are those of the registry. The decoders that transformers knows and that aren't among them are listed with the
-reason; a test finds those that are in neither list.
+Its rows are those of the registry, and llama.cpp's architectures that are read. The decoders that transformers knows
+and that aren't among them are listed with the reason, as those that llama.cpp does; a test finds those that are in
+neither list.
 """
 
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 
 from inference.modelling.families.registry import FAMILIES
+from inference.modelling.gguf.architectures import ARCHITECTURES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "families.md"
 HEAD = """# Families
@@ -69,9 +72,52 @@ NO_DECODERS = frozenset(_NO_DECODERS.split())
 """Encoders, halves of encoder-decoders, parts of models of pictures, sound or music, among transformers' causal LMs."""
 
 
+GGUF_NOT_READ: Mapping[str, str] = {
+    "bitnet": "the activation: llama.cpp has SiLU, the published model a squared ReLU, and no file says which",
+    "qwen4exp": "constants of its hashes, which stand in keys; read as `qwen4_exp` from safetensors",
+    "mistral4": "latent attention whose queries grow with the position (Mistral Large 3 too, as `deepseek2`)",
+    "deepseek, deepseek2-ocr": "the first DeepSeek's experts beside Llama's attention: scores that aren't divided",
+    "maincoder": "norms of queries and keys behind a rotation in adjacent pairs",
+    "refact, jais": "ALiBi beside an MLP with a gate; so do Baichuan's 13B models, which are refused by their layers",
+    "rwkv6, rwkv6qwen2, rwkv7, arwkv7": "RWKV's later layers",
+    "dream, llada, llada-moe, rnd1": "another loop: they write all tokens at once, in several passes",
+    "arctic, chameleon, cogvlm, deci, deepseek4, dots3note, glm5-next, graniteswitch, grok, grovemoe, hrm_text, "
+    "kimi-k3, maple, muse-glimmer, nanbeige, openelm, plamo, plamo2, plamo3, plm, smallthinker, spark2_5, step35, "
+    "talkie": "families that blazr doesn't have",
+    "gptj": "nothing: llama.cpp knows the name alone",
+}
+"""Architectures of llama.cpp that write text, separated by commas, to what is missing."""
+_GGUF_OTHERS = """
+bert clip dflash eagle3 eurobert gemma-embedding gemma4-assistant jina-bert-v2 jina-bert-v3 llama-embed modern-bert
+neo-bert nomic-bert nomic-bert-moe pockettts qwen3tts t5 t5encoder wavtokenizer-dec
+"""
+GGUF_OTHERS = frozenset(_GGUF_OTHERS.split())
+"""Encoders, parts of other models, and those of speech, among llama.cpp's architectures."""
+GGUF = """
+## GGUF
+
+{count} of llama.cpp's architectures are read (`general.architecture`), each as a family above; for text alone
+where the model also sees or hears:
+
+{names}
+
+llama.cpp has none for `longcat_flash`, `axk1`, `axk2` and others of the first table. Of its own these are not
+read, nor what writes no text:
+
+| Architecture | Needs |
+|---|---|
+"""
+
+
 def not_read() -> Iterator[str]:
     """The types of ``NOT_READ``, one by one."""
     for names in NOT_READ:
+        yield from names.split(", ")
+
+
+def gguf_not_read() -> Iterator[str]:
+    """The architectures of ``GGUF_NOT_READ``, one by one."""
+    for names in GGUF_NOT_READ:
         yield from names.split(", ")
 
 
@@ -84,10 +130,20 @@ def page() -> str:
     for module, types in sorted(by_module.items(), key=lambda item: item[1]):
         summary = (import_module(f"inference.modelling.families.{module}").__doc__ or "").splitlines()[0]
         rows.append(f"| `{'`, `'.join(types)}` | {summary.rstrip('.').replace('``', '`')} |\n")
-    left = [
-        f"| {', '.join(f'`{name}`' for name in names.split(', '))} | {need} |\n" for names, need in NOT_READ.items()
-    ]
-    return HEAD + "".join(rows) + HEADS + IMAGES + LEFT + "".join(left)
+    return HEAD + "".join(rows) + HEADS + IMAGES + _gguf() + LEFT + _needs(NOT_READ)
+
+
+def _gguf() -> str:
+    """The part about GGUF."""
+    names = textwrap.fill(", ".join(f"`{name}`" for name in sorted(ARCHITECTURES)), 110, break_on_hyphens=False)
+    return GGUF.format(count=len(ARCHITECTURES), names=f"{names}.") + _needs(GGUF_NOT_READ)
+
+
+def _needs(left: Mapping[str, str]) -> str:
+    """Rows of names and what they need."""
+    return "".join(
+        f"| {', '.join(f'`{name}`' for name in names.split(', '))} | {need} |\n" for names, need in left.items()
+    )
 
 
 if __name__ == "__main__":
