@@ -85,22 +85,31 @@ _JAIS2 = (
     + r"|\s"
 )
 _YOUTU_SCRIPTS = r"[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+"
+_BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _GPT4O = PreTokeniser((_cased_words(f"{_ENDINGS}?", "{1,3}"),))
 
 PRE_TOKENISERS: Mapping[str, PreTokeniser] = {
     "default": PreTokeniser((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2"), _LLAMA3),
+    **dict.fromkeys(
+        ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2", "midm-2.0"), _LLAMA3
+    ),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), _THREE_DIGITS),
-    "glm4": PreTokeniser((_words("{1,3}"),), whole_words_first=True),
+    **dict.fromkeys(("glm4", "glm5"), PreTokeniser((_words("{1,3}"),), whole_words_first=True)),
+    "minicpm5": PreTokeniser((r"\p{N}{1,3}", _words("+")), whole_words_first=True),
     **dict.fromkeys(("qwen2", "stablelm2", "hunyuan", "deepseek-r1-qwen", "megrez", "solar-open"), _ONE_DIGIT),
+    **dict.fromkeys(("kormo", "f2llmv2", "bailingmoe", "bailingmoe2"), _ONE_DIGIT),
+    "laguna": PreTokeniser((r"[^\n]+|\n+", _words(""))),
     "qwen35": PreTokeniser((_marked_words(),)),
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4", "granite-docling"), _PLAIN),
+    **dict.fromkeys(("mellum", "gigachat", "a.x-4.0", "trillion"), _PLAIN),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), _DIGITS),
+    **dict.fromkeys(("mellum2", "minerva-7b"), _DIGITS),
+    "bloom": PreTokeniser((_BLOOM,)),
     "falcon": PreTokeniser((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")),
     "deepseek-coder": PreTokeniser((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
-    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK3),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "hy_v4", "joyai-llm"), _DEEPSEEK3),
     "tekken": PreTokeniser((_cased_words("", ""),), whole_words_first=True, adds_bos=True),
-    **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), _GPT4O),
+    **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2", "kanana2"), _GPT4O),
     "kimi-k2": PreTokeniser((_kimi(),)),
     "exaone-moe": PreTokeniser((_WORDS_IN_ROWS,)),
     "seed-coder": PreTokeniser((_SEED,)),
