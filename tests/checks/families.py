@@ -77,7 +77,6 @@ GGUF_NOT_READ: Mapping[str, str] = {
     "qwen4exp": "constants of its hashes, which stand in keys; read as `qwen4_exp` from safetensors",
     "mistral4": "latent attention whose queries grow with the position (Mistral Large 3 too, as `deepseek2`)",
     "deepseek, deepseek2-ocr": "the first DeepSeek's experts beside Llama's attention: scores that aren't divided",
-    "maincoder": "norms of queries and keys behind a rotation in adjacent pairs",
     "refact, jais": "ALiBi beside an MLP with a gate; so do Baichuan's 13B models, which are refused by their layers",
     "rwkv6, rwkv6qwen2, rwkv7, arwkv7": "RWKV's later layers",
     "dream, llada, llada-moe, rnd1": "another loop: they write all tokens at once, in several passes",

@@ -185,6 +185,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "codeshell": Architecture(dense_configs.starcoder2, names.STARCODER2, names.BIASED_OUTER),
     "pangu-embedded": Architecture(partial(dense_configs.plain, model_type="llama"), names.QWEN, names.OUTER),
     "hunyuan_vl": Architecture(dense_configs.hunyuan_vl, names.HUNYUAN, names.OUTER),
+    "maincoder": Architecture(
+        partial(dense_configs.plain, model_type="hunyuan_v1_dense"), names.MAINCODER, names.OUTER
+    ),
     "paddleocr": Architecture(partial(dense_configs.plain, model_type="llama"), names.QWEN, names.OUTER),
     "bailingmoe": Architecture(expert_configs.bailing_moe, names.ERNIE4_5_MOE, names.OUTER),
     "bailingmoe2": Architecture(expert_configs.bailing_moe2, expert_names.BAILING_MOE2, names.OUTER, drafts="layers"),

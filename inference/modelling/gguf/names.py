@@ -418,6 +418,14 @@ _HUNYUAN_ATTENTION = (
     Rename("attn_k_norm.weight", "self_attn.key_layernorm.weight"),
 )
 HUNYUAN = (*_HUNYUAN_ATTENTION, *mlp(), *layer_norms())
+MAINCODER = (
+    *attention(rotary=True, norms=None),
+    Rename("attn_q_norm.weight", "self_attn.query_layernorm.weight", "rotary_norm"),
+    Rename("attn_k_norm.weight", "self_attn.key_layernorm.weight", "rotary_norm"),
+    *mlp(),
+    *layer_norms(),
+)
+"""Norms behind the rotation, whose pairs are neighbours in the model; halves of a head compute the same."""
 HUNYUAN_MOE = (*_HUNYUAN_ATTENTION, *layer_norms(), *experts("mlp.", "gate.wg"), *shared_expert("mlp.shared_mlp."))
 SEED_OSS = (
     *attention(norms=None),

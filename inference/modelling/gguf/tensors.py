@@ -19,9 +19,9 @@ Folded = Literal["", "plus_one", "negative_exp", "exp"]
 """What the converter did to the values: added 1 (norms of Gemma), or took -exp (A_log of Mamba) or exp (of Ling)."""
 
 How = Literal[
-    "", "rotary", "rotary_kv", "norm", "a_log", "a_log_vector", "exp_vector", "vector", "conv", "row", "experts",
-    "expert_halves", "join", "join_experts", "take_turns", "latent", "beta_alpha", "fused_qkv", "fused_rotary",
-    "head_norms",
+    "", "rotary", "rotary_kv", "rotary_norm", "norm", "a_log", "a_log_vector", "exp_vector", "vector", "conv", "row",
+    "experts", "expert_halves", "join", "join_experts", "take_turns", "latent", "beta_alpha", "fused_qkv",
+    "fused_rotary", "head_norms",
 ]  # fmt: skip
 
 Order = Literal["", "rows", "last_rows", "columns"]
@@ -295,8 +295,9 @@ def _undone(
         return {target: _gates_and_ups(names, stored)}
     if how == "latent":
         return {target: _latent(names, stored)}
-    if how in ("rotary", "rotary_kv"):
-        count = 0 if heads is None else heads.queries if how == "rotary" else heads.keys
+    if how in ("rotary", "rotary_kv", "rotary_norm"):
+        counts = {"rotary": heads.queries, "rotary_kv": heads.keys, "rotary_norm": 1} if heads is not None else {}
+        count = counts.get(how, 0)
         if not count or place.shape[0] % (2 * count):
             raise TensorShapeMismatch(
                 f"{names[0]} has {place.shape[0]} rows, which {count} heads of an even width don't give.",

@@ -98,6 +98,7 @@ CASES = {
     "bailingmoe2": Alike(
         "glm4_moe", {**DENSE["glm4_moe"][1], "attention_bias": False, "n_group": 4, "topk_group": 2}, is_fused=True
     ),
+    "maincoder": Alike("hunyuan_v1_dense", {"head_dim": 8}, is_permuted=True),
     "paddleocr": Alike("llama", {"num_key_value_heads": 1, "head_dim": 16}),
 }
 ALPHA_KEY = "hunyuan_vl.rope.scaling.alpha"
@@ -113,6 +114,11 @@ class AlikeConverter(DenseConverter):
             for name in [name for name in self.tensors if ".q_proj." in name]:
                 parts = [self.tensors.pop(name.replace("q_proj", f"{letter}_proj")) for letter in "qkv"]
                 self.tensors[name.replace("q_proj", "qkv_proj")] = np.concatenate(parts)
+
+    def _changed(self, name: str, value: np.ndarray) -> list[tuple[str, np.ndarray]]:
+        if self.case.is_permuted and name.endswith(("query_layernorm.weight", "key_layernorm.weight")):
+            return [(name, converter.permuted(value, 1))]
+        return super()._changed(name, value)
 
     def _keys(self) -> None:
         super()._keys()
