@@ -140,6 +140,10 @@ class SequenceRunner:
         return torch.cat(parts)
 
 
+LARGE = 10.0
+"""Logits of a network of seeded weights are seldom larger; granite's with a tied head are 33."""
+
+
 def assert_matches_oracle(
     network: HybridForCausalLM,
     oracle: Callable[[torch.Tensor], torch.Tensor],
@@ -152,7 +156,8 @@ def assert_matches_oracle(
 
     Args:
         oracle: (n,) token ids to (n, V) logits.
-        tolerance: Greatest absolute difference of a logit; float32 on both sides.
+        tolerance: Greatest absolute difference of a logit, where the largest ones are at most ``LARGE``; in proportion
+            where they are larger, as float32 rounds on both sides.
     """
     generator = torch.Generator().manual_seed(seed)
     vocab = network.spec.vocab_size
@@ -161,7 +166,8 @@ def assert_matches_oracle(
 
     def compare(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
         difference = (found - expected).abs().max().item()
-        assert difference <= tolerance, f"{what}: logits differ by {difference:.2e}, more than {tolerance:.0e}"
+        limit = tolerance * max(1.0, expected.abs().max().item() / LARGE)
+        assert difference <= limit, f"{what}: logits differ by {difference:.2e}, more than {limit:.1e}"
 
     runner = SequenceRunner(network)
     compare(runner.run("full", tokens, length), wanted, "full forward")

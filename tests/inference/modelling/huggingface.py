@@ -13,6 +13,8 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Pret
 
 PLAIN_GEMMAS = ("gemma3n", "gemma4")
 """Gemmas whose norms multiply by the weight itself."""
+ROUGH = ("dbrx",)
+"""In float32 transformers is up to 1e-4 away from itself in float64; their oracle computes in float64."""
 Oracle = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -60,6 +62,8 @@ def make_checkpoint(
                 value.copy_(noise * (1.0 if "embed" in name else 1.5 * value.shape[-1] ** -0.5))
     directory.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory, save_original_format=not stacked)
+    if config.model_type in ROUGH:
+        model.double()
 
     def oracle(tokens: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
