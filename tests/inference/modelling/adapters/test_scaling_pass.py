@@ -48,7 +48,10 @@ def assert_parity(config: PretrainedConfig, directory: Path, adapters: list[dict
     ids=["plain", "layerwise", "deep", "pass", "top_k", "top_k_softmax", "no_softmax"],
 )
 def test_llama_gives_pefts_logits(tmp_path: Path, options: dict[str, Any]) -> None:
-    assert_parity(LlamaConfig(**LLAMA, tie_word_embeddings=False), tmp_path, SOME, **options)
+    # Without a softmax the scalings are as large as the classifier's outputs, and rounding grows with them.
+    is_large = not options.get("enable_softmax", True)
+    adapters = [{**adapter, "amount": 0.2} if is_large else adapter for adapter in SOME]
+    assert_parity(LlamaConfig(**LLAMA, tie_word_embeddings=False), tmp_path, adapters, **options)
 
 
 def test_tables_of_the_native_operator_do_not_grow(tmp_path: Path) -> None:
