@@ -185,7 +185,7 @@ def _shared_keys(candidates: QuerySet[GenerationJob], limit: int, capacities: Ma
     return share_places(waiting, Counter(running.values_list("tenant", flat=True)), limit)
 
 
-class _TenantPages:
+class TenantPages:
     """Tenants with queued jobs, a page after the other; one index entry is read for each tenant.
 
     ``DISTINCT`` would read the entries of all queued jobs.
@@ -210,7 +210,7 @@ class _TenantPages:
         return tenants if tenants or is_first else self.next_page()
 
 
-_tenant_pages = _TenantPages()
+_tenant_pages = TenantPages()
 
 
 # A job that ran at two crashes, and did not get further in the second attempt, may be their cause. Its last attempt is

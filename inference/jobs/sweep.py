@@ -16,7 +16,7 @@ from inference.access.api_keys import void_tenants
 from inference.errors import BlazrError, GenerationFailed
 from inference.host.fault_points import fault_point
 from inference.jobs import hints
-from inference.jobs.claims import MAX_ATTEMPTS, leases_shorten, long_leases, seconds_from_now
+from inference.jobs.claims import MAX_ATTEMPTS, TenantPages, leases_shorten, long_leases, seconds_from_now
 from inference.jobs.row_order import update_in_order
 from inference.jobs.row_watch import RowWatch
 from inference.jobs.selectors import chunks_end, open_jobs
@@ -145,13 +145,13 @@ def finished_jobs_sweep() -> int:
             return removed
 
 
+_tenant_pages = TenantPages()
+
+
 def _cancel_jobs_of_void_tenants() -> None:
-    # Each state has its index; a query of both, or of the running ones' distinct tenants, would read finished jobs.
-    queued, running = (
-        GenerationJob.objects.filter(state=state).order_by().values_list("tenant", flat=True)
-        for state in (JobState.QUEUED, JobState.RUNNING)
-    )
-    void = void_tenants({*queued.distinct(), *running})
+    """Of those with running jobs, and of a page of those with queued ones; the next sweep takes the next page."""
+    running = _running().order_by().values_list("tenant", flat=True)
+    void = void_tenants({*_tenant_pages.next_page(), *running})
     open_ones = open_jobs().filter(cancel_requested=False)
     if void and update_in_order(open_ones.filter(tenant__in=void), cancel_requested=True):
         hints.wake_workers()

@@ -84,7 +84,7 @@ def test_many_tenants_are_claimed_in_pages(monkeypatch):
 
 def test_a_page_with_one_tenant_leaves_the_others_jobs_to_their_pages(monkeypatch):
     monkeypatch.setattr(claims, "MAX_TENANTS", 2)
-    monkeypatch.setattr(claims, "_tenant_pages", claims._TenantPages())
+    monkeypatch.setattr(claims, "_tenant_pages", claims.TenantPages())
     flood = submit(*(request(str(number)) for number in range(9)), principal=Principal("key", "key:0", "", 1))
     others = [submit(request(), principal=Principal("key", f"key:{number}", "", number))[0] for number in (1, 2)]
     order_of([*flood, *others], jobs_claim(owner="w", limit=1))  # the first page: key:0 and key:1
