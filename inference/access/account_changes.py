@@ -207,7 +207,7 @@ def account_sign_in_change(*, actor: User, account_id: int, is_allowed: bool) ->
         Conflict: It is the actor's own.
         PermissionRefused: The actor isn't an owner.
     """
-    keys = _session_keys(account_id)  # reads all sessions, so not in the transaction
+    keys = _session_keys(account_id) if is_allowed else []  # reads all sessions, so not in the transaction
     with transaction.atomic():
         user = _lock(actor, account_id)
         _check_is_other(actor, user, "lock yourself out")
@@ -216,10 +216,10 @@ def account_sign_in_change(*, actor: User, account_id: int, is_allowed: bool) ->
         user.is_active = is_allowed
         user.is_staff = user.is_staff or is_allowed
         user.save(update_fields=["is_active", "is_staff"])
-        _end_sessions(keys)
+        _end_sessions(keys)  # before they are valid again
         _log(actor, user, CHANGE, "May sign in." if is_allowed else "May no longer sign in.")
     if not is_allowed:
-        _end_sessions(_session_keys(account_id))  # of a sign-in that was checked before the commit
+        _end_sessions(_session_keys(account_id))  # also that of a sign-in which was checked before the commit
 
 
 def account_delete(*, actor: User, account_id: int) -> None:
