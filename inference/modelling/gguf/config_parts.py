@@ -90,7 +90,7 @@ def window_types(meta: Metadata, window: int | None, *, every: int = 4, full_fir
     """
     if not window:
         return {"sliding_window": None}
-    count = (meta.integer("block_count") or 0) - draft_layers(meta)
+    count = model_layers(meta)
     flags = meta.flags("attention.sliding_window_pattern")
     if isinstance(flags, int):
         every, flags = flags, None
@@ -104,6 +104,11 @@ def window_types(meta: Metadata, window: int | None, *, every: int = 4, full_fir
 def draft_layers(meta: Metadata) -> int:
     """How many of the last layers only draft tokens."""
     return meta.integer("nextn_predict_layers") or 0
+
+
+def model_layers(meta: Metadata) -> int:
+    """How many layers the model has; those that draft stand behind them."""
+    return (meta.integer("block_count") or 0) - draft_layers(meta)
 
 
 def expect_gating(meta: Metadata, *known: int) -> None:

@@ -16,6 +16,7 @@ from inference.modelling.gguf.config_parts import (
     expect_gating,
     given,
     granite_multipliers,
+    model_layers,
     outer,
     rope,
     scaling,
@@ -86,13 +87,13 @@ def _delta_experts(meta: Metadata) -> Config:
 
 def qwen3_next(meta: Metadata) -> Config:
     """Qwen3-Next; llama.cpp divides the scores of the chosen experts by their sum."""
-    found = _delta(meta) | given(num_hidden_layers=(meta.integer("block_count") or 0) - draft_layers(meta))
+    found = _delta(meta) | given(num_hidden_layers=model_layers(meta))
     return found | _delta_experts(meta) | {"model_type": "qwen3_next", "norm_topk_prob": True}
 
 
 def qwen35(meta: Metadata) -> Config:
     """The text models of Qwen 3.5, dense or with experts; for text, the three positions of a token are one."""
-    found = _delta(meta) | given(num_hidden_layers=(meta.integer("block_count") or 0) - draft_layers(meta))
+    found = _delta(meta) | given(num_hidden_layers=model_layers(meta))
     if meta.architecture == "qwen35":
         return found | {"model_type": "qwen3_5_text"}
     return found | _delta_experts(meta) | {"model_type": "qwen3_5_moe_text"}
@@ -311,7 +312,7 @@ def deepseek2(meta: Metadata) -> Config:
             stretch.pop("attention_factor", None)
     return found | given(
         model_type="deepseek_v3" if is_third else "deepseek_v2",
-        num_hidden_layers=(meta.integer("block_count") or 0) - draft_layers(meta),
+        num_hidden_layers=model_layers(meta),
         num_nextn_predict_layers=draft_layers(meta),
         rope_theta=meta.number("rope.freq_base"),
         rope_scaling=stretch,

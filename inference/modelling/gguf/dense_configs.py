@@ -12,9 +12,9 @@ from inference.errors import UnsupportedArchitecture
 from inference.modelling.gguf.config_parts import (
     Config,
     decoder,
-    draft_layers,
     given,
     granite_multipliers,
+    model_layers,
     rope,
     stated_rope,
     width_of_head,
@@ -136,7 +136,7 @@ def smollm3(meta: Metadata) -> Config:
 
 def exaone4(meta: Metadata) -> Config:
     """EXAONE 4, and the text model of EXAONE 4.5, which has a layer that drafts."""
-    count = (meta.integer("block_count") or 0) - draft_layers(meta)
+    count = model_layers(meta)
     window = meta.integer("attention.sliding_window")
     if window is None and count == EXAONE_32B_LAYERS:
         window = EXAONE_32B_WINDOW

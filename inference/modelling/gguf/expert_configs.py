@@ -16,6 +16,7 @@ from inference.modelling.gguf.config_parts import (
     expect_normalised,
     given,
     granite_multipliers,
+    model_layers,
     outer,
     window_types,
 )
@@ -30,10 +31,9 @@ LLAMA4_WITHOUT_NORMS = 128
 
 def _sigmoid_experts(meta: Metadata, model_type: str, count: str, shared: str) -> Config:
     """Experts of DeepSeek-V3's kind; ``count`` and ``shared``: config.json's names of their numbers."""
-    drafts = draft_layers(meta)
     return plain(meta, model_type) | given(
         **{count: meta.integer("expert_count"), shared: meta.integer("expert_shared_count")},
-        num_hidden_layers=(meta.integer("block_count") or 0) - drafts,
+        num_hidden_layers=model_layers(meta),
         num_experts_per_tok=meta.integer("expert_used_count"),
         moe_intermediate_size=meta.integer("expert_feed_forward_length"),
         n_group=meta.integer("expert_group_count") or 1,
@@ -179,14 +179,28 @@ def gpt_oss(meta: Metadata) -> Config:
     return found | window_types(meta, meta.integer("attention.sliding_window"), every=2)
 
 
-def kimi_linear(meta: Metadata) -> Config:
-    """Kimi Linear: layers without heads of keys have the delta rule; scores are divided by their sum."""
+def latent_and_delta(meta: Metadata) -> Config:
+    """What Kimi Linear and Ling 3 share: latent attention beside the delta rule, and groups of experts."""
     expect_gating(meta, GATING_SIGMOID)
     found = decoder(meta)
     for key in ("head_dim", "num_key_value_heads"):
         found.pop(key, None)  # of the absorbed form
-    kinds = list(enumerate(meta.per_layer("attention.head_count_kv"), 1))
     return found | given(
+        kv_lora_rank=meta.integer("attention.kv_lora_rank"),
+        qk_rope_head_dim=meta.integer("rope.dimension_count"),
+        num_experts=meta.integer("expert_count"),
+        moe_intermediate_size=meta.integer("expert_feed_forward_length"),
+        first_k_dense_replace=meta.integer("leading_dense_block_count"),
+        num_expert_group=meta.integer("expert_group_count") or 1,
+        topk_group=meta.integer("expert_group_used_count") or 1,
+        routed_scaling_factor=meta.number("expert_weights_scale") or 1.0,
+    )
+
+
+def kimi_linear(meta: Metadata) -> Config:
+    """Kimi Linear: layers without heads of keys have the delta rule; scores are divided by their sum."""
+    kinds = list(enumerate(meta.per_layer("attention.head_count_kv"), 1))
+    return latent_and_delta(meta) | given(
         model_type="kimi_linear",
         linear_attn_config=given(
             full_attn_layers=[number for number, heads in kinds if heads],
@@ -195,17 +209,9 @@ def kimi_linear(meta: Metadata) -> Config:
             short_conv_kernel_size=meta.integer("ssm.conv_kernel"),
         ),
         q_lora_rank=meta.integer("attention.q_lora_rank") or None,
-        kv_lora_rank=meta.integer("attention.kv_lora_rank"),
-        qk_rope_head_dim=meta.integer("rope.dimension_count"),
         mla_use_nope=True,
-        num_experts=meta.integer("expert_count"),
         num_experts_per_token=meta.integer("expert_used_count"),
         num_shared_experts=meta.integer("expert_shared_count"),
-        moe_intermediate_size=meta.integer("expert_feed_forward_length"),
-        first_k_dense_replace=meta.integer("leading_dense_block_count"),
-        num_expert_group=meta.integer("expert_group_count") or 1,
-        topk_group=meta.integer("expert_group_used_count") or 1,
-        routed_scaling_factor=meta.number("expert_weights_scale") or 1.0,
         moe_renormalize=True,
     )
 
@@ -219,7 +225,7 @@ def mimo2(meta: Metadata) -> Config:
     expect_gating(meta, GATING_SIGMOID)
     found, drafts, width = decoder(meta), draft_layers(meta), meta.integer("attention.key_length")
     window = window_types(meta, meta.integer("attention.sliding_window"))
-    count = (meta.integer("block_count") or 0) - drafts
+    count = model_layers(meta)
     types = window.get("layer_types") or ["full_attention"] * count
     rotated = meta.integer("rope.dimension_count")
     share = {"partial_rotary_factor": rotated / width} if rotated and width else {}
@@ -322,7 +328,7 @@ def cohere2_moe(meta: Metadata) -> Config:
     return plain(
         meta,
         "cohere2_moe",
-        num_hidden_layers=(meta.integer("block_count") or 0) - draft_layers(meta),
+        num_hidden_layers=model_layers(meta),
         layer_norm_eps=meta.number("attention.layer_norm_epsilon"),
         logit_scale=meta.number("logit_scale") or 1.0,
         intermediate_size=meta.integer("expert_feed_forward_length"),
@@ -384,12 +390,11 @@ def hy_v3(meta: Metadata) -> Config:
     """Hunyuan 3, whose chosen scores are divided by their sum."""
     expect_gating(meta, GATING_SIGMOID)
     expect_normalised(meta)
-    drafts = draft_layers(meta)
     return plain(
         meta,
         "hy_v3",
-        num_hidden_layers=(meta.integer("block_count") or 0) - drafts,
-        num_nextn_predict_layers=drafts,
+        num_hidden_layers=model_layers(meta),
+        num_nextn_predict_layers=draft_layers(meta),
         num_experts=meta.integer("expert_count"),
         num_experts_per_tok=meta.integer("expert_used_count"),
         moe_intermediate_size=meta.integer("expert_feed_forward_length"),

@@ -9,6 +9,7 @@ from inference.modelling.gguf.names import (
     COHERE,
     DEEPSEEK2,
     DRAFTS,
+    JOINT_EXPERTS,
     LATENT_ATTENTION,
     LAYER_INPUTS,
     MIXTRAL_EXPERT,
@@ -113,7 +114,7 @@ HY_V4 = (
 COHERE2_MOE = (
     *COHERE,
     *experts("mlp.", "gate"),
-    Rename("ffn_gate_up_exps.weight", "mlp.experts.{e}.gate_proj.weight", "expert_halves"),
+    JOINT_EXPERTS,
     *shared_expert("mlp.shared_experts."),
 )
 MINIMAX_M3 = (
@@ -137,7 +138,7 @@ BAILING_MOE2 = (
 HY_V3 = (
     *QWEN,
     *experts("mlp.", "router.gate"),
-    Rename("ffn_gate_up_exps.weight", "mlp.experts.{e}.gate_proj.weight", "expert_halves"),
+    JOINT_EXPERTS,
     *shared_expert("mlp.shared_mlp."),
     Rename("exp_probs_b", "mlp.expert_bias"),
     Rename("exp_probs_b.bias", "mlp.expert_bias"),
@@ -184,7 +185,7 @@ BAILING_MOE3 = (
     *mlp(),
     *layer_norms(),
     *experts("mlp.", "gate"),
-    Rename("ffn_gate_up_exps.weight", "mlp.experts.{e}.gate_proj.weight", "expert_halves"),
+    JOINT_EXPERTS,
     *shared_expert("mlp.shared_experts."),
     Rename("exp_probs_b.bias", "mlp.gate.expert_bias"),
     *DRAFTS,

@@ -15,12 +15,13 @@ from inference.modelling.gguf.config_parts import (
     expect_normalised,
     given,
     granite_multipliers,
+    model_layers,
     scaling,
     width_of_head,
     window_types,
 )
 from inference.modelling.gguf.dense_configs import plain, ropes_by_type
-from inference.modelling.gguf.expert_configs import sparse_deepseek
+from inference.modelling.gguf.expert_configs import latent_and_delta, sparse_deepseek
 from inference.modelling.gguf.metadata import Metadata, shortest
 
 CLAMPS = ("swiglu_clamp_exp", "swiglu_clamp_shexp")
@@ -118,30 +119,17 @@ def bailing_moe3(meta: Metadata) -> Config:
         UnsupportedArchitecture: The text model of one that sees pictures, whose pairs are halves of the head, other
             gates than the safe ones, or experts whose inner values are cut.
     """
-    expect_gating(meta, GATING_SIGMOID)
     _expect_plain_ling(meta)
-    found = decoder(meta)
-    for key in ("head_dim", "num_key_value_heads"):
-        found.pop(key, None)  # of the absorbed form
-    drafts, rotated = draft_layers(meta), meta.integer("rope.dimension_count")
-    return found | given(
+    return latent_and_delta(meta) | given(
         model_type="bailing_hybrid",
-        num_hidden_layers=(meta.integer("block_count") or 0) - drafts,
-        num_nextn_predict_layers=drafts,
+        num_hidden_layers=model_layers(meta),
+        num_nextn_predict_layers=draft_layers(meta),
         rope_theta=meta.number("rope.freq_base"),
-        rope_scaling=scaling(meta, rotated or 0),
-        kv_lora_rank=meta.integer("attention.kv_lora_rank"),
-        qk_rope_head_dim=rotated,
+        rope_scaling=scaling(meta, meta.integer("rope.dimension_count") or 0),
         short_conv_kernel_size=meta.integer("ssm.conv_kernel"),
         kda_safe_gate=True,
         kda_lower_bound=meta.number("kda.gate_lower_bound"),
-        num_experts=meta.integer("expert_count"),
         num_experts_per_tok=meta.integer("expert_used_count"),
-        moe_intermediate_size=meta.integer("expert_feed_forward_length"),
-        first_k_dense_replace=meta.integer("leading_dense_block_count"),
-        num_expert_group=meta.integer("expert_group_count") or 1,
-        topk_group=meta.integer("expert_group_used_count") or 1,
-        routed_scaling_factor=meta.number("expert_weights_scale") or 1.0,
         moe_renormalize=bool(meta.boolean("expert_weights_norm")),
     )
 

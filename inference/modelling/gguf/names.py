@@ -63,6 +63,10 @@ def experts(
     )
 
 
+JOINT_EXPERTS = Rename("ffn_gate_up_exps.weight", "mlp.experts.{e}.gate_proj.weight", "expert_halves")
+"""Gates and ups of all experts in one tensor."""
+
+
 def shared_expert(base: str) -> tuple[Rename, ...]:
     return (
         Rename("ffn_gate_shexp.weight", f"{base}gate_proj.weight"),
@@ -133,7 +137,7 @@ MIXTRAL = (*attention(rotary=True), *layer_norms(), *experts("block_sparse_moe."
 QWEN = (*attention(), *mlp(), *layer_norms())
 QWEN_EXPERTS = (
     *experts("mlp.", "gate"),
-    Rename("ffn_gate_up_exps.weight", "mlp.experts.{e}.gate_proj.weight", "expert_halves"),
+    JOINT_EXPERTS,
     *shared_expert("mlp.shared_expert."),
     Rename("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight", "row"),
 )
