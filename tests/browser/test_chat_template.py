@@ -94,10 +94,7 @@ def test_a_model_without_a_tokenizer_takes_that_of_another_one(
 ) -> None:
     for name in ("config.json", "model.safetensors"):
         shutil.copy(DEMO / name, tmp_path / name)
-    site.manage(
-        "from models_registry import services;"
-        f"services.checkpoint_register(path={str(tmp_path)!r}, served_model_name='bare')"
-    )
+    site.register(tmp_path, "bare")
     page.goto(f"/models/{site.checkpoint_id('bare')}/?tab=facts")
     page.click("[data-override=vocabulary]")
     page.select_option("#override-fact", "tokenizer_from")

@@ -23,10 +23,7 @@ NEXT_PAGE_SECONDS = 1.5
 def doomed(site: LiveServer, tmp_path: Path) -> str:
     """The id of a model that nobody else needs."""
     place = shutil.copytree(DEMO, tmp_path / "doomed")
-    site.manage(
-        "from models_registry import services;"
-        f"services.checkpoint_register(path={str(place)!r}, served_model_name='doomed')"
-    )
+    site.register(place, "doomed")
     return site.checkpoint_id("doomed")
 
 

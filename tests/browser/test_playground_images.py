@@ -81,10 +81,7 @@ def test_a_model_that_sees_answers(page: Page, site: LiveServer, tmp_path: Path)
     model = Phi3V(place)
     names = {"chat_template": model.tokenizer.chat_template, "bos_token": "<s>", "eos_token": "</s>"}
     (place / "tokenizer_config.json").write_text(json.dumps(names))
-    site.manage(
-        f"from models_registry import services; services.checkpoint_register(path={str(place)!r}, "
-        "served_model_name='eyes')"
-    )
+    site.register(place, "eyes")
     page.goto("/playground/?model=eyes")
     page.fill("#p-max_tokens", "4")
     expect(page.locator("#attach")).to_be_visible()

@@ -242,10 +242,7 @@ def test_the_code_runs(page: Page, site: LiveServer, tmp_path: Path) -> None:
 def test_sampling_starts_where_the_checkpoint_says(page: Page, site: LiveServer, tmp_path: Path) -> None:
     place = shutil.copytree(DEMO, tmp_path / "cool")
     (place / "generation_config.json").write_text(json.dumps({"temperature": 0.3, "top_p": 0.8, "top_k": 20}))
-    site.manage(
-        "from models_registry import services;"
-        f"services.checkpoint_register(path={str(place)!r}, served_model_name='cool')"
-    )
+    site.register(place, "cool")
     page.goto("/playground/?model=cool")
     expect(page.locator("#p-temperature")).to_have_attribute("placeholder", "0.3")
     expect(page.locator("#p-temperature-slider")).to_have_value("0.3")

@@ -146,10 +146,7 @@ def test_continue(server: LiveServer, tmp_path: Path) -> None:
     wide = shutil.copytree(ROOT / "inference" / "demo" / "checkpoint", tmp_path / "wide")
     config = json.loads((wide / "config.json").read_text())
     (wide / "config.json").write_text(json.dumps({**config, "max_seq_len": 8192}))
-    server.manage(
-        f"from models_registry import services; services.checkpoint_register(path={str(wide)!r}, "
-        "served_model_name='wide')"
-    )
+    server.register(wide, "wide")
     found = run_continue(server, "wide", tmp_path)
     assert found.stdout.strip() and '"status":"error"' not in found.stdout, found.stdout + found.stderr
     refused = run_continue(server, "demo", tmp_path)

@@ -118,6 +118,13 @@ class LiveServer:
         assert status == 0, errors
         return output
 
+    def register(self, path: Path, name: str) -> None:
+        """Register a checkpoint under a name."""
+        self.manage(
+            "from models_registry.services import checkpoint_register;"
+            f"checkpoint_register(path={str(path)!r}, served_model_name={name!r})"
+        )
+
     @cached_property
     def _shell(self) -> subprocess.Popen[str]:
         return subprocess.Popen(

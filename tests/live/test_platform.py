@@ -144,10 +144,7 @@ def test_load_error_reaches_the_request_and_a_later_one_tries_again(server, tmp_
 
     copy = tmp_path / "copy"
     shutil.copytree(PREBUILT_DIRECTORY, copy)
-    server.manage(
-        f"from models_registry.services import checkpoint_register; checkpoint_register(path={str(copy)!r},"
-        " served_model_name='copy')"
-    )
+    server.register(copy, "copy")
     weights = next(copy.glob("*.safetensors"))
     content = weights.read_bytes()
     weights.write_bytes(content[:-100])
