@@ -49,7 +49,7 @@ class Records:
     def check(self) -> None:
         """Wait for the end of all work, then compare."""
         try:
-            wait_until(self._all_ended, FINISHED_WITHIN_S, "the end of all jobs and of the batch")
+            wait_until(self.all_ended, FINISHED_WITHIN_S, "the end of all jobs and of the batch")
         except AssertionError as error:
             states = self._rows("select state, count(*) from inference_generationjob group by 1")
             self.problems.append(f"{error}: {states}")
@@ -81,7 +81,8 @@ class Records:
     def _rows(self, query: str, *parameters: object) -> list[Any]:
         return self._site.rows(query, *parameters)
 
-    def _all_ended(self) -> bool:
+    def all_ended(self) -> bool:
+        """Whether no job and no batch is open."""
         open_jobs = self._rows("select 1 from inference_generationjob where finished_at is null limit 1")
         return not open_jobs and not self._rows("select 1 from inference_batch where ended_at is null limit 1")
 

@@ -235,8 +235,14 @@ class Site:
         set_clock(self.directory / f"{worker_id}.clock", offset_s)
 
     def ready_workers(self) -> list[WorkerState]:
-        """The workers that hold the model; what a process has said that has ended since stays in Redis, and is old."""
-        payloads = [self.client.get(redis_keys.worker(worker_id)) for worker_id in self._worker_ids]
+        """The workers that hold the model, none while Redis is away.
+
+        What a process has said that has ended since stays in Redis, and is old.
+        """
+        try:
+            payloads = [self.client.get(redis_keys.worker(worker_id)) for worker_id in self._worker_ids]
+        except redis.RedisError:
+            return []
         states = [WorkerState.from_json(payload) for payload in payloads if payload]
         running = {process.pid for process in self.workers.values() if process.poll() is None}
         return [
