@@ -21,8 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 INFERENCE = "tests/inference"
 API = (
-    "access", "batches", "dialects", "files", "host", "llm", "records", "serving", "test_consumers.py", "text",
-    "transport", "values",
+    "access", "batches", "dialects", "files", "host", "llm", "models", "pages", "records", "serving",
+    "test_consumers.py", "text", "transport", "values",
 )  # fmt: skip
 """What of ``tests/inference`` is in the platform's lane. The lanes take about the same time."""
 OTHERS = sorted(path.name for path in (ROOT / INFERENCE).iterdir() if path.name not in (*API, "conftest.py"))
