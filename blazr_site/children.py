@@ -63,7 +63,7 @@ class Child:
         self.program = program
         self.num_starts = 0
         self.exit_code: int | None = None
-        self._log_path = log_dir / f"{program.name}.log"
+        self._log = _Log(log_dir / f"{program.name}.log", lambda line: report(program.name, line))
         self._report = report
         self._on_exit = on_exit
         self._process: asyncio.subprocess.Process | None = None
@@ -144,8 +144,8 @@ class Child:
 
     async def _copy_output(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
-        with contextlib.ExitStack() as stack:
-            log = stack.enter_context(self._open_log())
+        with contextlib.closing(self._log):
+            self._log.write(b"")  # a process that says nothing has a log, too
             while True:
                 try:
                     line = await process.stdout.readline()
@@ -153,17 +153,50 @@ class Child:
                     continue
                 if not line:
                     return
-                log.write(line)
-                log.flush()
-                if log.tell() > MAX_LOG_BYTES:
-                    log.close()
-                    self._log_path.replace(self._log_path.with_suffix(".log.1"))
-                    log = stack.enter_context(self._open_log())
+                self._log.write(line)
                 if not self.program.is_quiet:
                     self._report(self.program.name, line.decode(errors="replace").rstrip("\n"))
 
-    def _open_log(self) -> BinaryIO:
-        return self._log_path.open("ab")
+
+class _Log:
+    """The log file of a program. An error of the file is reported once and never ends the reading of the output.
+
+    Args:
+        report: Shows one line.
+    """
+
+    def __init__(self, path: Path, report: Callable[[str], None]) -> None:
+        self._path = path
+        self._report = report
+        self._file: BinaryIO | None = None
+        self._is_failing = False
+
+    def write(self, line: bytes) -> None:
+        """Append a line, and rotate the file when it is long; without success, the next line tries again."""
+        try:
+            file = self._file = self._file or self._open()
+            file.write(line)
+            if file.tell() > MAX_LOG_BYTES:
+                self.close()
+                self._path.replace(self._path.with_suffix(".log.1"))
+                self._file = self._open()
+        except OSError as error:  # such as a full disk
+            if not self._is_failing:
+                self._report(f"its log can't be written ({error}); lines may be missing there")
+            self._is_failing = True
+            self.close()
+        else:
+            self._is_failing = False
+
+    def _open(self) -> BinaryIO:
+        return self._path.open("ab", buffering=0)
+
+    def close(self) -> None:
+        """Close the file; the next line opens it again."""
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                file.close()
 
 
 def _die_with_parent() -> None:

@@ -117,7 +117,7 @@ class Supervisor:
         try:
             await self._until_stopped(self._start())
             if not self._stop.is_set():
-                self._console.print(f"[dim]ready after {time.monotonic() - started:.1f} s[/dim]")
+                self._show(f"[dim]ready after {time.monotonic() - started:.1f} s[/dim]")
                 on_ready()
                 await self._stop.wait()
         except BlazrError as error:
@@ -125,7 +125,7 @@ class Supervisor:
         finally:
             await self._shut_down()
         if self._failure is not None:
-            self._console.print(f"[red]error:[/red] {self._failure}", highlight=False)
+            self._show(Text.assemble(("error:", "red"), f" {self._failure}"))
             return 1
         return 0
 
@@ -171,7 +171,7 @@ class Supervisor:
         for number, worker_id in enumerate(self._workers):
             device = site.devices[number]
             await self._step("worker", self._worker_ready(worker_id, since), f"{worker_id} on {device}")
-        self._console.print(Text.assemble(("  ✓ ", "green"), f"{'beat':8}"))
+        self._show(Text.assemble(("  ✓ ", "green"), f"{'beat':8}"))
         if site.preload:
             await self._models_ready()
 
@@ -209,9 +209,7 @@ class Supervisor:
         with self._console.status(f"{name} …"):
             await ready  # type: ignore[misc]
         took = time.monotonic() - started
-        self._console.print(
-            Text.assemble(("  ✓ ", "green"), f"{name:8}", (detail, "default"), (f"  {took:.1f} s", "dim"))
-        )
+        self._show(Text.assemble(("  ✓ ", "green"), f"{name:8}", (detail, "default"), (f"  {took:.1f} s", "dim")))
 
     async def _poll(self, name: str, child: Child | None, check: Callable[[], object], interval_s: float) -> None:
         """Wait until ``check`` returns a true value.
@@ -242,7 +240,7 @@ class Supervisor:
         if tuple(int(part) for part in version.split(".")[:2]) < (6, 2):
             raise Unavailable(f"Redis at REDIS_URL has version {version}, 6.2 is the oldest that works.")
         for warning in memory_warnings(await self._client.info("memory")):
-            self._console.print(Text.assemble(("  ! ", "yellow"), warning), soft_wrap=True)
+            self._show(Text.assemble(("  ! ", "yellow"), warning), soft_wrap=True)
 
     async def _web_ready(self) -> None:
         async def check() -> bool:
@@ -286,11 +284,11 @@ class Supervisor:
                         state = models.get(key, ModelState(key))
                         bars.update(tasks[key], completed=state.progress, stage=state.stage[:60])
                         if state.status == "ready":
-                            self._console.print(Text.assemble(("  ✓ ", "green"), f"{'model':8}{waiting.pop(key)}"))
+                            self._show(Text.assemble(("  ✓ ", "green"), f"{'model':8}{waiting.pop(key)}"))
                         elif key.encode() in failures and state.status == "unloaded":
                             message = redis_keys.failure_message(failures[key.encode()])
                             name = waiting.pop(key)
-                            self._console.print(Text.assemble(("  ✗ ", "red"), f"{'model':8}{name}: {message}"))
+                            self._show(Text.assemble(("  ✗ ", "red"), f"{'model':8}{name}: {message}"))
                 await asyncio.sleep(0.1)
 
     # --- life
@@ -298,7 +296,7 @@ class Supervisor:
     def _on_signal(self) -> None:
         self._signals += 1
         if self._signals == 1:
-            self._console.print("[dim]stopping; once more to kill everything[/dim]")
+            self._show("[dim]stopping; once more to kill everything[/dim]")
             self._stop.set()
             return
         for child in self._children():
@@ -332,7 +330,7 @@ class Supervisor:
             await asyncio.gather(*(child.stop() for child in present))
             if present is not None and self._signals < 2 and self._stop.is_set():
                 for child in present:
-                    self._console.print(f"[dim]  {child.program.name} stopped[/dim]")
+                    self._show(f"[dim]  {child.program.name} stopped[/dim]")
         await self._client.aclose()
         if self._site.redis_socket is not None:
             with contextlib.suppress(OSError):
@@ -340,7 +338,12 @@ class Supervisor:
                 self._site.runtime_dir.rmdir()
 
     def _report(self, name: str, line: str) -> None:
-        self._console.print(Text.assemble((f"{name:>8} │ ", "dim"), line), soft_wrap=True)
+        self._show(Text.assemble((f"{name:>8} │ ", "dim"), line), soft_wrap=True)
+
+    def _show(self, text: str | Text, *, soft_wrap: bool = False) -> None:
+        """Print; the site continues where that fails, such as into a file on a full disk."""
+        with contextlib.suppress(OSError):
+            self._console.print(text, soft_wrap=soft_wrap)
 
 
 def run_site(site: Site, console: Console, on_ready: Callable[[], None]) -> int:

@@ -141,6 +141,57 @@ async def test_log_is_rotated(tmp_path, monkeypatch):
     assert (tmp_path / "p.log.1").exists()
 
 
+async def test_process_runs_on_while_its_log_cannot_be_written(tmp_path):
+    """An error of its log would leave it running unread beside a second one."""
+    lines: list[str] = []
+    code = "import time\nwhile True: print('x'); time.sleep(0.05)"
+    child = Child(program(code), tmp_path / "later", report=lambda name, line: lines.append(line))
+    child.start()
+    await until(lambda: lines.count("x") == 3)
+    pid = child.pid
+    (tmp_path / "later").mkdir()
+    await until((tmp_path / "later" / "p.log").exists)
+    assert child.pid == pid
+    await child.stop()
+    assert child.num_starts == 1
+    assert not _is_running(pid)
+    assert [line.partition(" (")[0] for line in lines if line != "x"] == ["its log can't be written"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is Linux's")
+async def test_process_runs_on_while_the_disk_is_full(tmp_path):
+    lines: list[str] = []
+    (tmp_path / "p.log").symlink_to("/dev/full")
+    child = Child(
+        program("for i in range(3): print(i)\nimport time; time.sleep(60)"),
+        tmp_path,
+        report=lambda name, line: lines.append(line),
+    )
+    child.start()
+    await until(lambda: "2" in lines)
+    await child.stop()
+    assert child.num_starts == 1
+    assert [line.partition(";")[0] for line in lines] == [
+        "its log can't be written ([Errno 28] No space left on device)", "0", "1", "2",
+    ]  # fmt: skip
+
+
+async def test_process_runs_on_although_its_log_cannot_be_rotated(tmp_path, monkeypatch):
+    monkeypatch.setattr(children, "MAX_LOG_BYTES", 10)
+    (tmp_path / "p.log.1").mkdir()
+    lines: list[str] = []
+    child = Child(
+        program("for i in range(9): print('x' * 30)\nimport time; time.sleep(60)"),
+        tmp_path,
+        report=lambda name, line: lines.append(line),
+    )
+    child.start()
+    await until(lambda: lines.count("x" * 30) == 9)
+    await child.stop()
+    assert child.num_starts == 1
+    assert (tmp_path / "p.log").read_text() == ("x" * 30 + "\n") * 9
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
 def test_children_do_not_outlive_a_killed_supervisor(tmp_path):
     code = f"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import json
 import sys
@@ -92,3 +93,22 @@ def test_a_program_that_never_gets_ready_ends_the_start_with_its_log(tmp_path):
 
     asyncio.run(run())
     assert "ended with exit code 3" in output.getvalue()
+
+
+async def test_output_into_a_full_disk_ends_no_process_and_no_stop(tmp_path):
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    found = Supervisor(site(tmp_path), Console(file=Full()))
+    child = found._child(Program("web", [sys.executable, "-c", "import time; print(1); time.sleep(60)"], {}, 60))
+    child.start()
+    async with asyncio.timeout(60):
+        while not child.num_starts or not (tmp_path / "web.log").exists():
+            await asyncio.sleep(0.01)
+    found._report("web", "a line")
+    found._on_signal()
+    assert found._stop.is_set()
+    await child.stop()
+    await found._client.aclose()
+    assert child.num_starts == 1
