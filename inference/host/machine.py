@@ -10,12 +10,36 @@ import gc
 import mmap
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 DEFAULT_MEMORY_SHARE = 0.7
 """Share of the machine's memory for models; ``inference.llm.sizes.CUDA_SHARE`` is the share of a CUDA device."""
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 _LARGE = 1 << 30
 _TOP_PAD_BYTES = 64 << 20
+
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+MEMINFO = Path("/proc/meminfo")
+
+
+class _ControlGroup(NamedTuple):
+    """Files of a version of control groups, and the fields of ``details`` that can be given back: the files' cache."""
+
+    limit: str
+    used: str
+    details: str
+    caches: tuple[str, str]
+
+
+_CONTROL_GROUPS = (
+    _ControlGroup("memory.max", "memory.current", "memory.stat", ("active_file", "inactive_file")),
+    _ControlGroup(
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
+        ("total_active_file", "total_inactive_file"),
+    ),
+)
 
 
 def keep_freed_memory() -> bool:
@@ -105,13 +129,43 @@ def cpu_multiplies_bfloat16() -> bool:
 
 def machine_memory_bytes() -> int:
     """What the control group leaves of the machine's memory."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            with open(path) as file:  # noqa: PTH123 - not a file of ours
-                limit = file.read().strip()
-        except OSError:
-            continue
-        if limit.isdigit():
-            total = min(total, int(limit))
-    return total
+    limits = [limit for layout in _CONTROL_GROUPS if (limit := _number_in(CONTROL_GROUP / layout.limit)) is not None]
+    return min([_total_bytes(), *limits])
+
+
+def available_memory_bytes() -> int:
+    """What the system, within the limit of the control group, could give without swapping."""
+    left = [_system_available_bytes()]
+    for layout in _CONTROL_GROUPS:
+        limit, used = _number_in(CONTROL_GROUP / layout.limit), _number_in(CONTROL_GROUP / layout.used)
+        if limit is not None and used is not None:
+            cached = sum(_fields_of(CONTROL_GROUP / layout.details).get(name, 0) for name in layout.caches)
+            left.append(max(limit - max(used - cached, 0), 0))
+    return min(left)
+
+
+def _system_available_bytes() -> int:
+    kib = _fields_of(MEMINFO).get("MemAvailable:")
+    return _total_bytes() if kib is None else kib * 1024
+
+
+def _total_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _number_in(path: Path) -> int | None:
+    """The number that a file consists of; None without the file, or where it says that there is no limit."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _fields_of(path: Path) -> dict[str, int]:
+    """The numbers of a file whose lines begin with a name and a number; empty without the file."""
+    try:
+        rows = [line.split() for line in path.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import torch
 
 from inference.engine.config import SNAPSHOT_SHARE, StatePlan, blocks_for, plan_state_budget
 from inference.errors import InvalidRequest
+from inference.host.machine import available_memory_bytes
 from inference.llm.draft_loading import DraftCheckpoint, plan_draft, prediction_head_of
 from inference.llm.loading import choose_dtype
 from inference.llm.options import LLMOptions
@@ -167,13 +165,8 @@ def memory_for_model(options: LLMOptions) -> int:
 
 
 def free_memory_bytes(device: str) -> int:
-    """Bytes that a device has free: of a CPU, what the system could give without swapping."""
+    """Bytes that a device has free: of a CPU, what this process's control group could get without swapping."""
     if torch.device(device).type == "cuda":
         free: int = torch.cuda.mem_get_info(torch.device(device))[0]
         return free
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return available_memory_bytes()

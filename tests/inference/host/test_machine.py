@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
+from inference.host import machine
 from inference.host.compute_threads import release_compute_threads
-from inference.host.machine import keep_freed_memory, zeroed_memory
+from inference.host.machine import available_memory_bytes, keep_freed_memory, machine_memory_bytes, zeroed_memory
 
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="GNU libraries are expected on Linux only")
 
@@ -143,3 +145,49 @@ assert resident() - before < 32, resident() - before
 def test_more_zeros_than_the_system_has_are_refused() -> None:
     with pytest.raises(MemoryError, match="bytes can't be mapped"):
         zeroed_memory(1 << 60)
+
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A system with 8 GiB available of 16, in a control group without files."""
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text(f"MemTotal:       {16 << 20} kB\nMemAvailable:    {8 << 20} kB\nHugePages_Total:       0\n")
+    monkeypatch.setattr(machine, "MEMINFO", meminfo)
+    monkeypatch.setattr(machine, "CONTROL_GROUP", tmp_path)
+    monkeypatch.setattr(machine, "_total_bytes", lambda: 16 * GIB)
+    (tmp_path / "memory").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "details", "prefix"),
+    [
+        ("memory.max", "memory.current", "memory.stat", ""),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_"),
+    ],
+)
+def test_memory_is_what_the_control_group_leaves(
+    control_group: Path, limit: str, used: str, details: str, prefix: str
+) -> None:
+    assert (machine_memory_bytes(), available_memory_bytes()) == (16 * GIB, 8 * GIB)
+    (control_group / limit).write_text(f"{4 * GIB}\n")
+    assert machine_memory_bytes() == 4 * GIB
+    (control_group / used).write_text(f"{3 * GIB}\n")
+    assert available_memory_bytes() == GIB
+    cached = f"anon 7\n{prefix}inactive_file {GIB // 2}\n{prefix}active_file {GIB // 4}\n"
+    (control_group / details).write_text(cached)
+    assert available_memory_bytes() == GIB * 7 // 4
+    (control_group / used).write_text(f"{5 * GIB}\n")  # for a moment, a group may have more than its limit
+    assert available_memory_bytes() == 0
+    (control_group / limit).write_text(f"{64 * GIB}\n")
+    assert (machine_memory_bytes(), available_memory_bytes()) == (16 * GIB, 8 * GIB)
+    (control_group / limit).write_text("max\n")
+    assert (machine_memory_bytes(), available_memory_bytes()) == (16 * GIB, 8 * GIB)
+
+
+def test_all_memory_counts_as_available_where_the_system_does_not_say(control_group: Path) -> None:
+    (control_group / "meminfo").unlink()
+    assert available_memory_bytes() == 16 * GIB

@@ -47,3 +47,8 @@ def test_sizes_of_a_load_add_up(checkpoint: Checkpoint) -> None:
     assert sizes["weights_bytes"] + sizes["states_bytes"] == needed_bytes(checkpoint.spec, options)
     assert (sizes["max_model_len"], sizes["full_sequences"]) == (64, 3)
     assert sizes["bytes_per_token"] == checkpoint.spec.state_bytes_per_token("float32")
+
+
+def test_a_cpu_has_what_its_control_group_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "available_memory_bytes", lambda: 12345)
+    assert module.free_memory_bytes("cpu") == 12345
