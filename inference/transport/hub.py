@@ -30,7 +30,7 @@ import redis.asyncio as aioredis
 from django.conf import settings
 from redis.exceptions import RedisError
 
-from inference.errors import Unavailable
+from inference.errors import BlazrError, Unavailable
 from inference.host.outage import Outage
 from inference.transport import keys as redis_keys
 from inference.transport.control import cancel_generation
@@ -189,13 +189,17 @@ class StreamHub:
                         await self._handle_field(name, payload)
 
     async def _handle_field(self, name: bytes, payload: bytes) -> None:
-        """Pass on the events of one stream entry, or reply to a worker's query."""
+        """Pass on the events of one stream entry, end a request, or reply to a worker's query."""
         try:
             if name == b"e":
                 for event in redis_keys.unpack(payload):
                     subscription = self._subscriptions.get(event["request_id"])
                     if subscription is not None:
                         subscription.accept(event)
+            elif name == b"f":
+                request_id, error = redis_keys.unpack(payload)
+                if (subscription := self._subscriptions.get(request_id)) is not None:
+                    subscription.fail(BlazrError.from_dict(error))
             elif name == b"q":
                 await self._reply(*redis_keys.unpack(payload))
         except Exception:  # an entry that isn't a worker's must not end the loop that reads the others

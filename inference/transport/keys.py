@@ -188,6 +188,11 @@ def pack_events(events: Sequence[Any]) -> dict[Any, Any]:
     return {b"e": pack(events)}
 
 
+def pack_failure(request_id: str, error: dict[str, Any]) -> dict[Any, Any]:
+    """Return the fields of a stream entry that ends a request with an error, whatever attempt its client is at."""
+    return {b"f": pack([request_id, error])}
+
+
 def pack_resume_question(request_id: str, attempt_number: int) -> dict[Any, Any]:
     """Return the fields of a stream entry that queries which tokens a request's client has."""
     return {b"q": pack([request_id, attempt_number])}

@@ -78,13 +78,9 @@ async def fail_queued(request_id: str, error: BlazrError) -> None:
     body, worker = await redis_repeatable(read)
     if body is None or worker is not None:
         return
-    message = orjson.loads(body)
-    event = {
-        "request_id": request_id, "attempt": message["attempt"], "index": 0, "type": "error", "error": error.to_dict(),
-    }  # fmt: skip
-    await redis_repeatable(
-        lambda client: client.xadd(redis_keys.out(message["web_id"]), redis_keys.pack_events([event]))
-    )
+    stream = redis_keys.out(orjson.loads(body)["web_id"])
+    fields = redis_keys.pack_failure(request_id, error.to_dict())
+    await redis_repeatable(lambda client: client.xadd(stream, fields))
 
 
 async def request_load(checkpoint_id: str) -> None:

@@ -59,8 +59,8 @@ async def test_cancelling_tells_the_client_of_a_queued_request_and_the_workers(r
     take(client, "w", max_messages=1)
     for name in ("r0", "r1", "gone"):
         await request_cancel(RunningRequest(name, "a", "", "waiting", parts=(name,)))
-    events = [redis_keys.unpack(fields[b"e"]) for _, fields in client.xrange(redis_keys.out("web-1"))]
-    assert [(event["request_id"], event["type"]) for (event,) in events] == [("r1", "error")]
+    failures = [redis_keys.unpack(fields[b"f"]) for _, fields in client.xrange(redis_keys.out("web-1"))]
+    assert [(name, error["class"]) for name, error in failures] == [("r1", "GenerationCancelled")]
     cancelled = [fields.get(b"cancel") for _, fields in client.xrange(redis_keys.CONTROL_STREAM)]
     assert cancelled == [b"r0", b"r1", b"gone"]
     with pytest.raises(Conflict, match="cancel the batch instead"):

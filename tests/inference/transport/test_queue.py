@@ -9,14 +9,16 @@ import time
 
 import pytest
 
-from inference.errors import QueueFull
+from inference.errors import GenerationCancelled, QueueFull
 from inference.transport import hub as streams
 from inference.transport import keys as redis_keys
 from inference.transport import queue as broker
 from inference.transport.hub import StreamHub
 from inference.transport.open_requests import release_messages
+from tests.inference.transport.collected import Collected
 from tests.inference.transport.cut_connections import close_broker, cut_once
 from tests.inference.transport.queued import queued_ids, take
+from tests.inference.transport.test_subscription import delta
 from tests.inference.worker.fakes import message
 
 
@@ -117,6 +119,19 @@ async def test_requests_that_come_together_are_admitted_one_by_one(hub, client, 
     for name, item in subscriptions.items():
         assert (item.published is None) == (name in refused)
         assert item.published is None or json.loads(item.published.body)["request_id"] == name
+
+
+async def test_a_request_that_waits_again_after_its_worker_ended_can_be_ended(hub, client):
+    """Its client has had tokens of the first attempt, and the second has been begun; a queued message knows neither."""
+    await hub.start()
+    collected = Collected(hub, "r1")
+    collected.subscription.accept(delta(0))
+    collected.subscription.begin_attempt(1)
+    await broker.publish_generation(message("r1", web_id=hub.web_id), collected.subscription)
+    await broker.fail_queued("r1", GenerationCancelled("The request was cancelled."))
+    events = await collected.all()
+    assert [event["type"] for event in events] == ["delta", "error"]
+    assert events[1]["error"]["class"] == "GenerationCancelled"
 
 
 async def test_requests_of_two_models_go_to_their_queues(client):
