@@ -99,10 +99,10 @@ class EventPublisher:
             self._num_waiting += len(events)
             self._make_ready(urgent)
             self._ready.ended.extend(ended)
-            if self._ready:
-                self._condition.notify_all()
-            elif self._deferred and self._flush_at == math.inf:
+            begins_wait = bool(self._deferred) and self._flush_at == math.inf
+            if begins_wait:
                 self._flush_at = self._flushed_at + self._interval_s
+            if self._ready or begins_wait:
                 self._condition.notify_all()
 
     def flush(self, timeout_s: float) -> bool:

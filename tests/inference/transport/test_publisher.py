@@ -129,6 +129,17 @@ def test_a_first_token_is_sent_alone_while_others_wait(begin):
     assert [(event["index"], event["span"]) for event in deliveries()[1]] == [(2, 2)] * STREAMS
 
 
+def test_deltas_that_come_with_a_first_token_are_sent_in_time(begin, clock):
+    """Without another publish: the next step may be a long one."""
+    publisher, deliveries = begin(0.5)
+    publish(publisher, [*step(2), start(STREAMS), delta(STREAMS, 1)])
+    wait_until(lambda: len(deliveries()) == 1)
+    assert deliveries()[0] == [start(STREAMS), delta(STREAMS, 1)]
+    clock.now += 0.5
+    wait_until(lambda: len(deliveries()) == 2)
+    assert deliveries()[1] == step(2)
+
+
 def test_a_flush_does_not_wait_for_the_interval(begin):
     publisher, deliveries = begin(60.0)
     publish(publisher, step(2))
