@@ -7,6 +7,7 @@ JSON; up to there a text that can't be read becomes content as it was. From ther
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping
 
 from inference.text.tool_calls.call_parts import Call, CallParts
@@ -42,6 +43,7 @@ CALL_STARTS: Mapping[ToolFormat, tuple[str, ...]] = {
     "qwen_xml": (TAGS["qwen_xml"][0],),
 }
 """Marks that begin one call or several."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 
 
@@ -249,9 +251,8 @@ def _json_of(text: str, *, is_json: bool) -> str:
     """A value as JSON text: read as JSON (or as Python's constants) where it should be, a string otherwise."""
     if is_json:
         try:
-            return json.dumps(
-                json.loads(_CONSTANTS.get(text.strip(), text), parse_constant=_refuse), ensure_ascii=False
-            )
+            value = json.loads(_CONSTANTS.get(text.strip(), text), parse_constant=_refuse)
+            return _SURROGATE.sub("\ufffd", json.dumps(value, ensure_ascii=False))
         except (ValueError, RecursionError):
             pass  # the client's own check names it
     return json.dumps(text, ensure_ascii=False)

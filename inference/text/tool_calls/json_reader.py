@@ -16,6 +16,9 @@ _SPACE = " \t\n\r"
 _SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null")
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _HEX = frozenset("0123456789abcdefABCDEF")
+_FIRST_OF_PAIR = re.compile("[dD][89abAB]")
+_SECOND_OF_PAIR = re.compile("[dD][c-fC-F]")
+_NO_TEXT = "\\ufffd"
 _SCALAR_CHARS = frozenset("+-.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _MAX_SCALAR_CHARS = 400
 
@@ -25,7 +28,7 @@ class BadJSON(Exception):
 
 
 def read_string(source: Source, emit: Callable[[str], None], *, max_chars: int | None = None) -> Reader[None]:
-    """Read a string with its quotes; ``emit`` gets it as valid JSON text (bare control characters escaped).
+    """Read a string with its quotes; ``emit`` gets it as JSON text with control characters escaped, no lone surrogate.
 
     Raises:
         BadJSON: It isn't one, is longer than ``max_chars``, or the text ends before it does.
@@ -64,20 +67,39 @@ def _read_escape(source: Source, emit: Callable[[str], None]) -> Reader[None]:
     source.pos += 1
     char = yield from source.peek()
     if char == "u":
-        digits = ""
         source.pos += 1
-        while len(digits) < 4:
-            digit = yield from source.peek()
-            if digit not in _HEX or digit == "":
-                raise BadJSON
-            digits += digit
-            source.pos += 1
-        emit("\\u" + digits)
+        yield from _read_unit(source, emit)
     elif char != "" and char in '"\\/bfnrt':
         source.pos += 1
         emit("\\" + char)
     else:
         raise BadJSON
+
+
+def _read_unit(source: Source, emit: Callable[[str], None]) -> Reader[None]:
+    """A unit of UTF-16 behind its mark, with the one that it makes a pair with; half a pair is no text: U+FFFD."""
+    digits = yield from _read_digits(source)
+    while _FIRST_OF_PAIR.match(digits):
+        following = (yield from _read_digits(source)) if (yield from source.take("\\u")) else ""
+        if _SECOND_OF_PAIR.match(following):
+            emit(f"\\u{digits}\\u{following}")
+            return
+        emit(_NO_TEXT)
+        if not following:
+            return
+        digits = following
+    emit(_NO_TEXT if _SECOND_OF_PAIR.match(digits) else f"\\u{digits}")
+
+
+def _read_digits(source: Source) -> Reader[str]:
+    digits = ""
+    while len(digits) < 4:
+        digit = yield from source.peek()
+        if digit not in _HEX:
+            raise BadJSON
+        digits += digit
+        source.pos += 1
+    return digits
 
 
 def _read_scalar(source: Source) -> Reader[str]:

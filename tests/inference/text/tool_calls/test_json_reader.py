@@ -36,6 +36,20 @@ def test_bare_control_characters_are_escaped() -> None:
     assert value_of(['"a\nb\tc"']) == '"a\\nb\\tc"'
 
 
+@pytest.mark.parametrize("size", [1, 5, 100])
+@pytest.mark.parametrize(
+    ("units", "text"),
+    [
+        (r"\ud83d\uDE00", "😀"), (r"\ud83d", "\ufffd"), (r"\uDE00", "\ufffd"), (r"\uD83Dx\ude00", "\ufffdx\ufffd"),
+        (r"\ud83d\n", "\ufffd\n"), (r"\ud83d\u0041", "\ufffdA"), (r"\ud83d\ud83d\ude00", "\ufffd😀"),
+        (r"\ud7ff", "\ud7ff"),
+    ],
+)  # fmt: skip
+def test_half_a_pair_of_surrogates_is_replaced(units: str, text: str, size: int) -> None:
+    whole = f'"a{units}b"'
+    assert json.loads(value_of([whole[at : at + size] for at in range(0, len(whole), size)])) == f"a{text}b"
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", '{"a" 1}', "[1,", "[1 2]", "01", "nul", "tru,", '"\\x"', '"\\u12g4"', "1" * 500]
 )

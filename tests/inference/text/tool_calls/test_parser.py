@@ -310,3 +310,18 @@ def test_any_arguments_come_through(arguments, ascii_only):
     }
     for name, text in forms.items():
         assert calls(parse_output(output(name), text)) == [("f", arguments)], name
+
+
+@pytest.mark.parametrize(
+    ("tools", "text"),
+    [
+        ("hermes", r'<tool_call>{"name": "f\ud800", "arguments": {"n": "\ud800"}}</tool_call>'),
+        ("hermes", r'<tool_call>{"name": "f", "arguments": "{\"n\": \"\udfff\"}"}</tool_call>'),
+        ("qwen_xml", '<tool_call><function=f><parameter=n>"\\ud800"</parameter></function></tool_call>'),
+    ],
+)
+def test_half_a_pair_of_surrogates_is_no_text_of_a_call(tools: Any, text: str) -> None:
+    """No reply could be encoded with it."""
+    (call,) = parse_output(output(tools), text).tool_calls
+    assert json.loads(call.arguments) == {"n": "\ufffd"}
+    assert (call.name + call.arguments).encode()
