@@ -9,7 +9,7 @@ from typing import Any
 from blazr_site.settings import read, sources
 
 MASK = "********"
-_PASSWORD = re.compile(r"(?<=:)[^:/@]+(?=@)")
+_PASSWORD_OPTION = re.compile(r"(?<=[?&]password=)[^&#]+", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,12 @@ def settings_in_force() -> list[tuple[read.Variable, InForce]]:
 
 def masked(value: Any) -> str:
     """Return a masked secret: a URL without its password; any other value hidden completely."""
-    text = str(value)
-    return _PASSWORD.sub(MASK, text) if "://" in text else MASK
+    scheme, mark, rest = str(value).partition("://")
+    if not mark:
+        return MASK
+    login, at, place = rest.rpartition("@")  # the last one: a password may have been written with another
+    user, colon, password = login.partition(":")
+    return f"{scheme}://{user}{colon}{MASK if password else ''}{at}{_PASSWORD_OPTION.sub(MASK, place)}"
 
 
 def _in_force(variable: read.Variable) -> InForce:

@@ -61,3 +61,6 @@ def test_secrets_are_masked():
     assert masked("abc") == MASK
     assert masked("postgres://user:pass@host:5432/name") == f"postgres://user:{MASK}@host:5432/name"
     assert masked("redis://cache:6379/0") == "redis://cache:6379/0"
+    for password in ("pa:ss", "p@ss", ":p@s/s:", "pa?s#s"):
+        assert masked(f"redis://:{password}@cache:6379/0") == f"redis://:{MASK}@cache:6379/0"
+    assert masked("unix:///run/r.sock?db=0&password=pass&x=1") == f"unix:///run/r.sock?db=0&password={MASK}&x=1"
