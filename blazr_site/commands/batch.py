@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
+from rich.text import Text
+
 from blazr_site.commands.loading import inspect_to_run, load_to_run
 from blazr_site.commands.models import stderr, step_bar
 from inference.batches.line_requests import ENDPOINT_KINDS, InputLine, LineError, read_lines
@@ -42,15 +44,29 @@ def run(arguments: argparse.Namespace) -> int:
     done = _completed(output)
     inspection = inspect_to_run(arguments)
     if done:
-        stderr.print(f"[dim]{len(done):,} lines of {output} have an answer already[/]", highlight=False)
-    llm = load_to_run(arguments, inspection, max_num_seqs=arguments.max_num_seqs)
-    with closing(llm), output.open("ab") as outputs, errors.open("wb") as refusals:
-        num_failed = _run(arguments, llm, inspection, source, done, total, outputs, refusals)
+        stderr.print(Text(f"{len(done):,} lines of {output} have an answer already", style="dim"))
+    with _opened(output, "output") as outputs, _opened(errors, "errors") as refusals:
+        llm = load_to_run(arguments, inspection, max_num_seqs=arguments.max_num_seqs)
+        refusals.truncate(0)  # those of an earlier run; its next try has its own
+        with closing(llm):
+            num_failed = _run(arguments, llm, inspection, source, done, total, outputs, refusals)
     if not num_failed:
         errors.unlink()
         return 0
-    stderr.print(f"{num_failed:,} of {total:,} lines have an error, see {errors}", highlight=False)
+    stderr.print(Text(f"{num_failed:,} of {total:,} lines have an error, see {errors}"))
     return EXIT_SOME_FAILED
+
+
+def _opened(path: Path, param: str, mode: str = "ab") -> IO[bytes]:
+    """Open a file that is written.
+
+    Raises:
+        InvalidRequest: It can't be.
+    """
+    try:
+        return path.open(mode)
+    except OSError as error:
+        raise InvalidRequest(f"{path} can't be written: {error.strerror}.", param=param) from None
 
 
 def _run(
@@ -117,13 +133,13 @@ def _completed(output: Path) -> set[str]:
     """Return the custom_ids that an earlier run has finished; a half-written last line is cut off.
 
     Raises:
-        InvalidRequest: The file is no output of a batch.
+        InvalidRequest: The file is no output of a batch, or can't be read and written.
     """
     if not output.exists():
         return set()
     found: set[str] = set()
     end = 0
-    with output.open("r+b") as file:
+    with _opened(output, "output", "r+b") as file:
         for raw in file:
             if not raw.endswith(b"\n"):
                 break

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from blazr_site.cli import main
+from blazr_site.commands import batch
+from inference.errors import OutOfCacheBlocks
 from tests.blazr_site.test_cli import BLAZR, blazr
 
 
@@ -124,3 +126,37 @@ def test_a_file_that_is_no_output_is_left_alone(tmp_path, capsys) -> None:
     assert main(["batch", "run", str(source), "-o", str(output), "--model", "demo"]) == 2
     assert "is no output of a batch" in capsys.readouterr().err
     assert output.read_text() == "my notes\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["-o", "missing/out.jsonl"], "missing/out.jsonl can't be written: No such file or directory."),
+        (["-o", "[/folder]"], "[/folder] can't be written: Is a directory."),
+        (["-o", "out.jsonl", "--errors", "missing/errors"], "missing/errors can't be written: No such file"),
+    ],
+)
+def test_files_that_cannot_be_written_are_refused_before_a_model_is_loaded(
+    tmp_path, monkeypatch, options, words, capsys
+) -> None:
+    def load(*arguments: object, **more: object) -> None:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(batch, "load_to_run", load)
+    monkeypatch.chdir(tmp_path)
+    Path("[/folder]").mkdir(parents=True)
+    source = write(Path("in.jsonl"), [line("a")])
+    assert main(["batch", "run", str(source), *options, "--model", "demo", "--cpu"]) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_errors_of_an_earlier_run_stay_when_the_model_cannot_be_loaded(tmp_path, monkeypatch) -> None:
+    def load(*arguments: object, **more: object) -> None:
+        raise OutOfCacheBlocks("It doesn't fit.")
+
+    monkeypatch.setattr(batch, "load_to_run", load)
+    source, errors = write(tmp_path / "in.jsonl", [line("a")]), tmp_path / "errors"
+    errors.write_text("{}\n")
+    arguments = ["batch", "run", str(source), "-o", str(tmp_path / "out.jsonl"), "--errors", str(errors)]
+    assert main([*arguments, "--model", "demo", "--cpu"]) != 0
+    assert errors.read_text() == "{}\n"
