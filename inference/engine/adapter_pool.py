@@ -158,8 +158,8 @@ class AdapterPool:
             self._waiting.remove(request)
 
     def stats(self) -> AdapterPoolStats:
-        """Return the current counters and gauges."""
-        items = self._resident.values()
+        """Return the current counters and gauges; other threads may call it, too."""
+        items = list(self._resident.values())  # at once: an adapter may come or leave while it is read
         return AdapterPoolStats(
             num_resident=sum(item.loading is None for item in items),
             num_in_use=sum(item.users > 0 for item in items),
@@ -170,7 +170,7 @@ class AdapterPool:
         )
 
     def users(self) -> Mapping[str, int]:
-        """Number of running requests of each resident adapter, by digest."""
+        """Number of running requests of each resident adapter, by digest; other threads may call it, too."""
         return {digest: item.users for digest, item in list(self._resident.items()) if item.loading is None}
 
     def close(self) -> None:

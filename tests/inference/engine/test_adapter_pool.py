@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -169,3 +169,22 @@ def test_a_request_that_waits_can_leave(make) -> None:
     pool.release(a)
     pool.release(a)  # again: it has ended
     assert pool.stats().num_in_use == 0
+
+
+def test_an_adapter_may_come_while_another_thread_reads_the_counters(make, monkeypatch) -> None:
+    _, pool, request = make(3)
+    request("a")
+    placed(pool)
+    find = AdapterPool._bytes_of
+
+    def come_meanwhile(self: AdapterPool, adapters: Iterable[Adapter]) -> int:
+        def slowly() -> Iterator[Adapter]:
+            for adapter in adapters:
+                yield adapter
+                pool._resident[f"{adapter.digest} again"] = pool._resident[adapter.digest]
+
+        return find(self, slowly())
+
+    monkeypatch.setattr(AdapterPool, "_bytes_of", come_meanwhile)
+    assert pool.stats().num_resident == 1
+    assert len(pool._resident) == 2
