@@ -36,7 +36,9 @@ class GrammarChecker:
 
     def __init__(self, limits: GrammarLimits | None = None) -> None:
         self._limits = limits or GrammarLimits()
-        self._sandbox = Sandbox("inference.text.grammars.child", memory_bytes=CHILD_MEMORY_BYTES)
+        self._sandbox = Sandbox(
+            "inference.text.grammars.child", memory_bytes=CHILD_MEMORY_BYTES, purpose="the compiler of grammars"
+        )
         self._known: OrderedDict[bytes, str | None] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -49,7 +51,7 @@ class GrammarChecker:
 
         Raises:
             InvalidSamplingParams: It is wrong, not supported, matches nothing, or breaks a limit.
-            Unavailable: Other grammars keep the child busy.
+            Unavailable: Other grammars keep the child busy, or others the machine.
         """
         param = grammar.param
         size = len(grammar.text.encode("utf-8", "surrogatepass"))
@@ -64,9 +66,10 @@ class GrammarChecker:
                 self._known.move_to_end(digest)
             problem = self._known.get(digest)
         if not is_known:
-            problem = self._try(grammar)
+            problem, is_lasting = self._try(grammar)
             with self._lock:
-                self._known[digest] = problem
+                if is_lasting:
+                    self._known[digest] = problem
                 while len(self._known) > MAX_KNOWN:
                     self._known.popitem(last=False)
         if problem is not None:
@@ -75,11 +78,13 @@ class GrammarChecker:
     def close(self) -> None:
         self._sandbox.close()
 
-    def _try(self, grammar: Grammar) -> str | None:
+    def _try(self, grammar: Grammar) -> tuple[str | None, bool]:
+        """Return what is wrong, and whether another try would find the same: a process may also have been killed."""
         try:
             self._sandbox.call({"grammar": grammar.to_dict()}, cpu_s=self._limits.compile_s)
         except SandboxFailure as failure:
             if failure.kind == "refused":
-                return failure.message.rstrip(".")
-            return f"{failure.reason()} (limit: {self._limits.compile_s:g} s of processor time); write a simpler one"
-        return None
+                return failure.message.rstrip("."), True
+            limit = f"(limit: {self._limits.compile_s:g} s of processor time)"
+            return f"{failure.reason()} {limit}; write a simpler one", failure.kind != "crash"
+        return None, True

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -96,6 +96,7 @@ class Sandbox:
         self._readable = tuple(readable)
         self._lock = threading.Lock()
         self._child: _Child | None = None
+        self._kill: Callable[[], object] = lambda: None
         self._closed = False
         self._refusal: SandboxFailure | None = None  # of the first call; it would be the same every time
 
@@ -110,7 +111,7 @@ class Sandbox:
 
         Raises:
             SandboxFailure: The child refused, or broke a limit.
-            Unavailable: Other calls keep the child busy.
+            Unavailable: Other calls keep the child busy, or others the machine: the wall deadline passed.
         """
         if not self._lock.acquire(timeout=_QUEUE_WAIT_S):
             raise Unavailable(
@@ -138,7 +139,7 @@ class Sandbox:
             self._discard()
         if self._child is None:
             self._child = _Child(self._module, self._memory_bytes, self._readable)
-            weakref.finalize(self, self._child.kill)
+            self._kill = weakref.finalize(self, self._child.kill)
             if self._first_call is not None:
                 try:
                     self._exchange(self._child, self._first_call, self._first_cpu_s, 1 << 28)
@@ -150,11 +151,19 @@ class Sandbox:
         return self._child
 
     def _exchange(self, child: _Child, payload: Mapping[str, Any], cpu_s: float, max_bytes: int) -> dict[str, Any]:
+        timeout_s = 4.0 * cpu_s + 2.0
         try:
-            reply = child.exchange({**payload, "cpu_s": cpu_s}, 4.0 * cpu_s + 2.0, max_bytes)
+            reply = child.exchange({**payload, "cpu_s": cpu_s}, timeout_s, max_bytes)
         except SandboxFailure:
             self._discard()
             raise
+        except TimeoutError:
+            # It has had less processor time than it may: nothing is known about the program.
+            self._discard()
+            raise Unavailable(
+                f"{self._purpose} did not get enough processor time within {timeout_s:.0f} s; retry later.",
+                retry_after_s=5,
+            ) from None
         if "failure" in reply:
             raise SandboxFailure(reply["failure"], str(reply["message"]))
         result: dict[str, Any] = reply["ok"]
@@ -162,7 +171,7 @@ class Sandbox:
 
     def _discard(self) -> None:
         if self._child is not None:
-            self._child.kill()
+            self._kill()
             self._child = None
 
 
@@ -188,6 +197,12 @@ class _Child:
             )
 
     def exchange(self, payload: Mapping[str, Any], timeout_s: float, max_bytes: int) -> dict[str, Any]:
+        """Send a request and wait for its answer.
+
+        Raises:
+            SandboxFailure: The answer is too long, or the process has ended.
+            TimeoutError: No answer within ``timeout_s``.
+        """
         deadline = time.monotonic() + timeout_s
         body = json.dumps(payload).encode()
         try:
@@ -199,7 +214,7 @@ class _Child:
             reply: dict[str, Any] = json.loads(self._receive(size, deadline))
             return reply
         except TimeoutError:
-            raise SandboxFailure("time") from None
+            raise
         except OSError:
             raise SandboxFailure(self._end()) from None
 

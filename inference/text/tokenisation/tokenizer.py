@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from inference.errors import (
+    BlazrError,
     CorruptCheckpoint,
     InvalidRequest,
     InvalidTokenIds,
@@ -436,7 +437,7 @@ def _load_huggingface(spec: TokenizerSpec) -> Tokenizer:
     except SandboxFailure as failure:
         sandbox.close()
         raise CorruptCheckpoint(f"{path.name} can't be used: {failure.reason()}.", param=path.name) from None
-    except UnsupportedFormat:
+    except BlazrError:
         sandbox.close()
         raise
     special = {text: token_id for token_id in found["special"] if (text := tokens[token_id]) is not None}
@@ -468,6 +469,9 @@ def _load_vocabulary(spec: TokenizerSpec) -> Tokenizer:
         raise CorruptCheckpoint(
             f"the vocabulary of {path.name} can't be used: {failure.reason().rstrip('.')}.", param=path.name
         ) from None
+    except BlazrError:
+        sandbox.close()
+        raise
     table = [None if token is None else token.encode("latin-1") for token in found["tokens"]]
     table += [None] * (spec.vocab_size - len(table))
     return Tokenizer(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 
-from inference.errors import InvalidSamplingParams
+from inference.errors import InvalidSamplingParams, Unavailable
 from inference.text.grammars.checker import GrammarChecker, GrammarLimits
+from inference.text.tokenisation.sandbox import SandboxFailure
 from inference.values.grammar import Grammar
 
 
@@ -39,3 +43,27 @@ def test_long_grammars_are_not_even_tried(checker):
     with pytest.raises(InvalidSamplingParams, match=r"1,001 bytes, at most 1,000"):
         checker.check(long)
     assert not checker.knows(long)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="a process can't be stopped here")
+def test_a_busy_machine_says_nothing_about_a_grammar():
+    checker = GrammarChecker(GrammarLimits(compile_s=0.1))
+    checker.check(Grammar("regex", "a"))
+    grammar = Grammar("regex", "b")
+    os.kill(checker._sandbox._child.process.pid, signal.SIGSTOP)
+    with pytest.raises(Unavailable, match=r"the compiler of grammars did not get enough processor time within 2 s"):
+        checker.check(grammar)
+    assert not checker.knows(grammar)
+    checker.close()
+
+
+def test_a_process_that_was_killed_says_nothing_lasting_about_a_grammar(checker, monkeypatch):
+    def crash(*arguments, **options):
+        raise SandboxFailure("crash")
+
+    grammar = Grammar("regex", "killed")
+    with monkeypatch.context() as patched:
+        patched.setattr(checker._sandbox, "call", crash)
+        with pytest.raises(InvalidSamplingParams, match="it ended its process"):
+            checker.check(grammar)
+    checker.check(grammar)

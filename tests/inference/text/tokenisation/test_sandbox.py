@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import signal
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from inference.errors import Unavailable
 from inference.host.confinement import confinement
 from inference.text.tokenisation.sandbox import Sandbox, SandboxFailure
 from inference.values.grammar import Grammar
@@ -71,6 +76,24 @@ def test_a_child_that_was_killed_is_started_again(hostile):
     hostile._child.process.kill()
     hostile._child.process.wait(60)
     assert render(hostile, text="b") == "b"
+
+
+def test_a_child_that_was_replaced_leaves_nothing(hostile):
+    render(hostile, text="a")
+    child = weakref.ref(hostile._child)
+    child().process.kill()
+    child().process.wait(60)
+    render(hostile, text="b")
+    gc.collect()
+    assert child() is None
+
+
+def test_a_child_without_processor_time_is_not_the_programs_fault(hostile):
+    render(hostile, text="a")
+    os.kill(hostile._child.process.pid, signal.SIGSTOP)
+    with pytest.raises(Unavailable, match="did not get enough processor time within 2 s; retry later"):
+        render(hostile, cpu_s=0.1, text="b")
+    assert render(hostile, text="c") == "c"
 
 
 def test_a_refused_first_call_is_remembered():
