@@ -43,6 +43,7 @@ class TextOutput:
     Args:
         tokenizer: Says what tokens mean.
         params: The client's, for all choices.
+        eos_token_ids: End an answer by themselves, unless the client ignores them.
         prompt_token_ids: For the start event.
         prompt_text: Goes into the start event; None: doesn't.
         return_prompt_token_ids: Put the ids into the start event.
@@ -60,6 +61,7 @@ class TextOutput:
         attempt: int,
         tokenizer: Tokenizer,
         params: SamplingParams,
+        eos_token_ids: Sequence[int],
         prompt_token_ids: Sequence[int],
         prompt_text: str | None,
         return_prompt_token_ids: bool,
@@ -94,7 +96,7 @@ class TextOutput:
             for detokenizer in detokenizers
         ]
         self.is_done = False
-        eos = () if params.ignore_eos else tokenizer.eos_token_ids
+        eos = () if params.ignore_eos else eos_token_ids
         self._eos_token_ids = frozenset(eos)
         self._stop_token_ids = self._eos_token_ids | frozenset(params.stop_token_ids)
         for choice, token_ids in zip(self._choices, prior, strict=True):

@@ -91,8 +91,7 @@ class RequestPreparer:
         """Check a message and tokenise its prompt.
 
         Args:
-            state: State to go on from. A text or token ids follow its tokens, and may be empty; messages follow its
-                messages.
+            state: To go on from: a text or token ids, which may be empty, follow its tokens; messages its messages.
 
         Raises:
             InvalidRequest: What the message asks for can't be done; see the subclasses.
@@ -137,6 +136,7 @@ class RequestPreparer:
             attempt=message["attempt"],
             tokenizer=self._tokenizer,
             params=params,
+            eos_token_ids=self._eos_token_ids(message["prompt"]),
             prompt_token_ids=prompt.token_ids,
             prompt_text=self._prompt_text(prompt, params) if is_first and message.get("echo", False) else None,
             return_prompt_token_ids=message.get("return_prompt_token_ids", False) and is_first,

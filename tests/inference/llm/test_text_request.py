@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
+from inference.engine.request import EngineOutput, FinishReason
 from inference.errors import (
     BlazrError,
     InvalidChatTemplate,
@@ -170,7 +171,8 @@ def test_a_gap_is_filled_between_the_control_tokens():
         "request_id": "g", "web_id": "", "attempt": 0, "model": "", "priority": 0, "deadline": 0.0,
         "params": {"max_tokens": 4}, "prompt": {"text": "def f(<|fim_middle|>", "suffix": "):\n"},
     }  # fmt: skip
-    (choice,) = preparer.prepare(message).choices
+    prepared = preparer.prepare(message)
+    (choice,) = prepared.choices
     names = {text: tokenizer.special_tokens[text] for text in ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")}
     wanted = [
         names["<|fim_prefix|>"],
@@ -181,6 +183,11 @@ def test_a_gap_is_filled_between_the_control_tokens():
     ]
     assert list(choice.prompt_token_ids) == wanted
     assert {100257, *names.values()} <= set(choice.eos_token_ids)
+    prepared.output.begin()
+    ending = names["<|fim_suffix|>"]
+    last = EngineOutput("g", [264, ending], finish_reason=FinishReason.STOP, stop_token_id=ending)
+    delta, _ = prepared.output.accept(0, last)
+    assert (delta["text"], delta["finish_reason"], delta["stop_reason"]) == (" a", "stop", None)
 
 
 @pytest.mark.parametrize(
