@@ -144,7 +144,9 @@ def _completed(output: Path) -> set[str]:
             if not raw.endswith(b"\n"):
                 break
             try:
-                found.add(json.loads(raw)["custom_id"])
+                row = json.loads(raw)
+                row["response"]  # a file of requests has ids, too
+                found.add(row["custom_id"])
             except (ValueError, KeyError, TypeError):
                 raise InvalidRequest(
                     f"{output} is there and is no output of a batch; choose another file.", param="output"

@@ -120,12 +120,13 @@ def test_wrong_files_are_refused_before_a_model_is_loaded(tmp_path, content, wor
     assert words in capsys.readouterr().err
 
 
-def test_a_file_that_is_no_output_is_left_alone(tmp_path, capsys) -> None:
+@pytest.mark.parametrize("content", ["my notes\n", json.dumps(line("a")) + "\n"])
+def test_a_file_that_is_no_output_is_left_alone(tmp_path, content, capsys) -> None:
     source, output = write(tmp_path / "in.jsonl", [line("a")]), tmp_path / "notes.txt"
-    output.write_text("my notes\n")
+    output.write_text(content)
     assert main(["batch", "run", str(source), "-o", str(output), "--model", "demo"]) == 2
     assert "is no output of a batch" in capsys.readouterr().err
-    assert output.read_text() == "my notes\n"
+    assert output.read_text() == content
 
 
 @pytest.mark.parametrize(
