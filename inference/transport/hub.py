@@ -281,7 +281,7 @@ class StreamHub:
         are_known = await pipe.execute()
         for (subscription, message), is_known in zip(old, are_known, strict=True):
             subscription.num_missed = 0 if is_known else subscription.num_missed + 1
-            left_s = (subscription.deadline or 0.0) - time.time()
+            left_s = (subscription.deadline or 0.0) - time.monotonic()
             if subscription.num_missed < MISSED_BEFORE_LOST or subscription.is_ended or left_s <= 0:
                 continue
             subscription.num_missed = 0
@@ -289,8 +289,8 @@ class StreamHub:
             await admit_message(self._client, replace(message, left_s=left_s), max_requests=0, is_again=True)
 
     def _expire_waiting(self) -> None:
-        now = time.time()
-        lost_s = time.monotonic() - self._worker_seen_at
+        now = time.monotonic()
+        lost_s = now - self._worker_seen_at
         for subscription in list(self._subscriptions.values()):
             if subscription.deadline is not None and now > subscription.deadline + DEADLINE_GRACE_S:
                 subscription.fail(Unavailable("The request did not finish before its deadline.", retry_after_s=5))

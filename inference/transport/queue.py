@@ -46,9 +46,9 @@ async def publish_generation(message: GenerateMessage, subscription: Subscriptio
         Unavailable: Redis can't be reached, or has no memory for the message.
     """
     checkpoint_id = message["model"]
-    if subscription is not None:
-        subscription.checkpoint_id, subscription.deadline = checkpoint_id, message["deadline"]
     left_s = message["deadline"] - time.time()
+    if subscription is not None:
+        subscription.checkpoint_id, subscription.deadline = checkpoint_id, time.monotonic() + left_s
     message = {**message, "deadline": left_s + await redis_repeatable(redis_now)}
     admitted = NewMessage(message["request_id"], checkpoint_id, message.get("owner", ""), left_s, orjson.dumps(message))
     is_held = await redis_repeatable(lambda client: _admit(client, admitted, max_requests=settings.BLAZR_MAX_IN_FLIGHT))

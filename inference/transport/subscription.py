@@ -34,7 +34,7 @@ class Subscription:
 
     Attributes:
         attempt: The current attempt; events of other attempts are dropped.
-        checkpoint_id, deadline: Set when the request is published.
+        checkpoint_id, deadline: Set when the request is published; the deadline is one of ``time.monotonic()``.
         published: The published message, kept in case Redis forgets it.
         num_missed: Consecutive heartbeats at which Redis didn't know the message.
     """

@@ -51,7 +51,7 @@ async def test_deadline_ends_a_request(redis_urls_in_settings, monkeypatch):
     hub = StreamHub(redis_urls_in_settings.client)
     await hub.start()
     collected = Collected(hub, "r")
-    collected.subscription.deadline = time.time() + 0.1
+    collected.subscription.deadline = time.monotonic() + 0.1
     events = await collected.all()
     assert "deadline" in events[0]["error"]["message"]
     await hub.close()

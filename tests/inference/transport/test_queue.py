@@ -88,6 +88,18 @@ async def test_a_clock_that_is_wrong_changes_neither_admission_nor_deadline(hub,
     assert sent["deadline"] == pytest.approx(right + 60, abs=600)
 
 
+@pytest.mark.parametrize("ahead_s", [-3600, 3600])
+async def test_a_clock_that_is_set_ends_no_open_request(hub, client, monkeypatch, ahead_s):
+    clock = time.time
+    early, late = Collected(hub, "early"), Collected(hub, "late")
+    await broker.publish_generation(message("early"), early.subscription)
+    await broker.publish_generation(message("late", deadline=time.time() - 60), late.subscription)
+    monkeypatch.setattr(time, "time", lambda: clock() + ahead_s)
+    hub._expire_waiting()
+    assert early.events == []
+    assert "deadline" in late.events[0]["error"]["message"]
+
+
 async def test_admission_is_exact_and_forgets_expired_requests(hub, client, settings):
     settings.BLAZR_MAX_IN_FLIGHT = 3
     await broker.publish_generation(message("old"))
@@ -159,7 +171,7 @@ async def test_messages_that_redis_has_forgotten_are_published_again(hub, client
     for name in names:
         await broker.publish_generation(message(name), subscriptions[name])
     assert [item.request_id for item in take(client, "w", max_messages=2)] == ["forgotten", "held"]
-    subscriptions["late"].deadline = time.time() - 1
+    subscriptions["late"].deadline = time.monotonic() - 1
     body = client.hget(redis_keys.MESSAGES, "forgotten")
     for name in ("forgotten", "late"):
         client.hdel(redis_keys.MESSAGES, name)
