@@ -66,7 +66,7 @@ class ConversationReader:
         pieces = self._template.render(prompt["messages"], **options)
         self._tokenizer.check_length([text for text, _ in pieces], self._max_model_len, "messages")
         # Templates write the beginning-of-sequence token themselves.
-        token_ids = self._tokenizer.encode_pieces(pieces)
+        token_ids = self._tokenizer.encode_pieces(pieces, max_tokens=self._max_model_len)
         breakpoints = self._breakpoints(prompt, options, token_ids)
         if reader is not None and counts:
             return self._with_images(reader, prompt, pieces, reader.place(token_ids, counts), breakpoints)

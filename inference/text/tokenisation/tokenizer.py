@@ -18,6 +18,7 @@ from inference.errors import (
     CorruptCheckpoint,
     InvalidRequest,
     InvalidTokenIds,
+    PromptTooLong,
     UnsupportedFeature,
     UnsupportedFormat,
 )
@@ -25,6 +26,7 @@ from inference.text.tokenisation.control_tokens import ControlTokens
 from inference.text.tokenisation.decoding import TokenForms
 from inference.text.tokenisation.length_bounds import check_text_length
 from inference.text.tokenisation.sandbox import Sandbox, SandboxFailure
+from inference.text.tokenisation.sandbox_encoder import SandboxEncoder
 from inference.text.tokenisation.text import check_text
 from inference.text.tokenisation.tiktoken_file import read_ranks
 from inference.values.tokenizer_spec import VOCABULARIES, TokenizerSpec
@@ -32,12 +34,12 @@ from inference.values.tokenizer_spec import VOCABULARIES, TokenizerSpec
 MAX_FILE_BYTES = 32 << 20
 MAX_TEXT_CHARS = 8 << 20
 MAX_WHOLE_TEXTS = 1 << 15
+PIECES_AT_ONCE = 1024
+"""Pieces of a text that are encoded without another request in between."""
 _HF_MEMORY_BYTES = 2 << 30
 _HF_LOAD_CPU_S = 10.0
 _VOCABULARY_LOAD_CPU_S = 30.0
 """The merges of 262,144 scored tokens take 3 s on a slow core."""
-_HF_ENCODE_CPU_S = 1.0
-_HF_CHARS_PER_S = 300_000
 _LONG_TEXT_CHARS = 1 << 14
 
 TokenBytes = Callable[[int, bool], bytes]
@@ -47,8 +49,9 @@ TokenBytes = Callable[[int, bool], bytes]
 class Encoder(Protocol):
     """Text to ids; safe to call from several threads."""
 
-    def encode(self, text: str, *, parse_special: bool, first: bool = True) -> list[int]:
-        """Ids of the text, no token added; control tokens recognised only with ``parse_special``.
+    def encode(self, pieces: Sequence[tuple[str, bool]], *, first: bool = True) -> list[int]:
+        """Ids of consecutive (text, parse_special) pieces, no token added, each encoded by itself; control tokens are
+        recognised only with ``parse_special``.
 
         ``first``: nothing is before the text, or a control token; some vocabularies put a space in front of it then.
         """
@@ -120,18 +123,29 @@ class Tokenizer:
         return self.encode_pieces([(text, parse_special)], add_special_tokens=add_special_tokens, param=param)
 
     def encode_pieces(
-        self, pieces: Iterable[tuple[str, bool]], *, add_special_tokens: bool = False, param: str = "messages"
+        self,
+        pieces: Sequence[tuple[str, bool]],
+        *,
+        add_special_tokens: bool = False,
+        param: str = "messages",
+        max_tokens: int | None = None,
     ) -> list[int]:
-        """Token ids of consecutive (text, parse_special) pieces, as ``encode``."""
+        """Token ids of consecutive (text, parse_special) pieces, as ``encode``.
+
+        Args:
+            max_tokens: With more, the rest of many pieces isn't encoded, and ``PromptTooLong`` is raised.
+        """
         ids: list[int] = []
-        for text, parse_special in pieces:
+        for text, _ in pieces:
             check_text(text, param)
             if len(text) > MAX_TEXT_CHARS:
                 raise InvalidRequest(
                     f"{param} has {len(text):,} characters, at most {MAX_TEXT_CHARS:,} are read.", param=param
                 )
-            first = not ids or ids[-1] in self.special_ids
-            ids += self._encoder.encode(text, parse_special=parse_special, first=first)
+        for at in range(0, len(pieces), PIECES_AT_ONCE):
+            if max_tokens is not None and len(ids) > max_tokens:
+                raise PromptTooLong.of_chars(max_tokens, sum(len(text) for text, _ in pieces), noun=param)
+            ids += self._encoder.encode(pieces[at : at + PIECES_AT_ONCE], first=not ids or ids[-1] in self.special_ids)
         highest = max(ids, default=0)
         if highest >= self.vocab_size:
             raise InvalidTokenIds(
@@ -155,7 +169,7 @@ class Tokenizer:
             texts,
             max_tokens,
             longest_token_bytes=self.longest_token_bytes,
-            count_tokens=(lambda text: len(self._encoder.encode(text, parse_special=False))) if ends_at_words else None,
+            count_tokens=(lambda text: len(self._encoder.encode([(text, False)]))) if ends_at_words else None,
             noun=noun,
         )
 
@@ -259,7 +273,7 @@ def load_tokenizer(spec: TokenizerSpec) -> Tokenizer:
 
 
 class _NoEncoder:
-    def encode(self, text: str, *, parse_special: bool, first: bool = True) -> list[int]:
+    def encode(self, pieces: Sequence[tuple[str, bool]], *, first: bool = True) -> list[int]:
         raise UnsupportedFeature(
             "this checkpoint has no known tokenizer, so text can't be read; send the prompt as token ids.",
             param="prompt",
@@ -280,7 +294,13 @@ class _SplitEncoder:
         self._special_tokens = special_tokens
         self._control = ControlTokens(special_tokens)
 
-    def encode(self, text: str, *, parse_special: bool, first: bool = True) -> list[int]:
+    def encode(self, pieces: Sequence[tuple[str, bool]], *, first: bool = True) -> list[int]:
+        ids: list[int] = []
+        for text, parse_special in pieces:
+            ids += self._encode_text(text, parse_special=parse_special)
+        return ids
+
+    def _encode_text(self, text: str, *, parse_special: bool) -> list[int]:
         if not parse_special or not self._control:
             return self._encode_ordinary(text)
         ids: list[int] = []
@@ -399,28 +419,6 @@ def _from_table(
 # --- tokenizer.json, and vocabularies in other files -------------------------------------------
 
 
-class _SandboxEncoder:
-    """The library in a child process; see ``inference.text.tokenisation.sandbox``."""
-
-    def __init__(self, sandbox: Sandbox) -> None:
-        self._sandbox = sandbox
-
-    def encode(self, text: str, *, parse_special: bool, first: bool = True) -> list[int]:
-        cpu_s = _HF_ENCODE_CPU_S + len(text) / _HF_CHARS_PER_S
-        try:
-            reply = self._sandbox.call({"text": text, "parse_special": parse_special, "first": first}, cpu_s=cpu_s)
-        except SandboxFailure as failure:
-            raise InvalidRequest(
-                f"the checkpoint's tokenizer failed on this text of {len(text)} characters: {failure.reason()}.",
-                param="prompt",
-            ) from None
-        ids: list[int] = reply["ids"]
-        return ids
-
-    def close(self) -> None:
-        self._sandbox.close()
-
-
 def _load_huggingface(spec: TokenizerSpec) -> Tokenizer:
     path = _file(spec)
     sandbox = Sandbox(
@@ -444,7 +442,7 @@ def _load_huggingface(spec: TokenizerSpec) -> Tokenizer:
     return Tokenizer(
         spec,
         path.name,
-        _SandboxEncoder(sandbox),
+        SandboxEncoder(sandbox),
         token_bytes=forms.token_bytes,
         special_tokens=special,
         invalid_token_ids=(token_id for token_id, token in enumerate(tokens) if token is None),
@@ -477,7 +475,7 @@ def _load_vocabulary(spec: TokenizerSpec) -> Tokenizer:
     return Tokenizer(
         spec,
         path.name,
-        _SandboxEncoder(sandbox),
+        SandboxEncoder(sandbox),
         token_bytes=lambda token_id, first: table[token_id] or b"",
         special_tokens=found["special"],
         invalid_token_ids=(token_id for token_id, token in enumerate(table) if token is None),

@@ -25,16 +25,18 @@ class Codec:
         self._tokenizer: Any = None
 
     def handle(self, request: dict[str, Any]) -> dict[str, Any]:
-        """``path`` loads; ``text`` with ``parse_special`` encodes; ``vocab_size`` describes."""
+        """``path`` loads; ``vocab_size`` describes; ``pieces``, each with ``parse_special``, encodes."""
         if "path" in request:
             self._tokenizer = load(Path(request["path"]), request["max_bytes"])
             return {}
         if "vocab_size" in request:
             return describe(self._tokenizer, request["vocab_size"])
-        self._tokenizer.encode_special_tokens = not request["parse_special"]
-        ids = self._tokenizer.encode(request["text"], add_special_tokens=False).ids
-        if len(ids) > MAX_IDS:
-            raise Refused(f"it makes more than {MAX_IDS} tokens of the text")
+        ids: list[int] = []
+        for text, parse_special in request["pieces"]:
+            self._tokenizer.encode_special_tokens = not parse_special
+            ids += self._tokenizer.encode(text, add_special_tokens=False).ids
+            if len(ids) > MAX_IDS:
+                raise Refused(f"it makes more than {MAX_IDS} tokens of the text")
         return {"ids": ids}
 
 

@@ -46,7 +46,7 @@ class Codec:
         self._encoder: _Encoder | None = None
 
     def handle(self, request: dict[str, Any]) -> dict[str, Any]:
-        """``path`` and ``kind`` load; ``vocab_size`` describes; ``text`` encodes."""
+        """``path`` and ``kind`` load; ``vocab_size`` describes; ``pieces`` encodes."""
         if "path" in request:
             try:
                 vocabulary = READERS[request["kind"]](Path(request["path"]), request["added_tokens"])
@@ -57,9 +57,13 @@ class Codec:
         assert self._encoder is not None
         if "vocab_size" in request:
             return self._encoder.describe(request["vocab_size"])
-        ids = self._encoder.encode(request["text"], request["parse_special"], request["first"])
-        if len(ids) > MAX_IDS:
-            raise Refused(f"it makes more than {MAX_IDS} tokens of the text")
+        ids: list[int] = []
+        first = request["first"]
+        for text, parse_special in request["pieces"]:
+            ids += self._encoder.encode(text, parse_special, first)
+            if len(ids) > MAX_IDS:
+                raise Refused(f"it makes more than {MAX_IDS} tokens of the text")
+            first = first if not ids else self._encoder.is_control(ids[-1])
         return {"ids": ids}
 
 
@@ -75,6 +79,7 @@ class _Encoder:
         if vocabulary.algorithm == "unigram":
             self._user_ids = {}  # they are in the library's model
         self._control, self._user = ControlTokens(self._control_ids), ControlTokens(self._user_ids)
+        self._control_numbers = frozenset(self._control_ids.values())
         self._byte_ids = vocabulary.byte_ids()
         self._missing_id = len(vocabulary.tokens)  # the library's id of what has no token
         self._library = _library(vocabulary)
@@ -93,6 +98,10 @@ class _Encoder:
             "longest_token_bytes": max(lengths, default=1) if has_bound else None,
             "space_prefix": self._vocabulary.space_prefix,
         }
+
+    def is_control(self, token_id: int) -> bool:
+        """Whether it is the id of a control token."""
+        return token_id in self._control_numbers
 
     def encode(self, text: str, parse_special: bool, first: bool) -> list[int]:
         """Ids of a text that begins a sequence or lies behind a control token (``first``), or behind other text."""

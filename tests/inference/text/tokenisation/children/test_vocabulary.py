@@ -20,7 +20,7 @@ def codec(tmp_path) -> Codec:
 
 
 def encode(codec: Codec, text: str, *, parse_special: bool = False) -> list[int]:
-    return codec.handle({"text": text, "parse_special": parse_special, "first": True})["ids"]
+    return codec.handle({"pieces": [(text, parse_special)], "first": True})["ids"]
 
 
 def test_words_merges_and_tokens_of_other_kinds(codec):
@@ -42,3 +42,18 @@ def test_errors_of_the_file_are_refusals(tmp_path):
     path = write_gguf(tmp_path / "a.gguf", "rwkv", ["a"])
     with pytest.raises(Refused, match="kind 'rwkv'"):
         Codec().handle({"path": str(path), "kind": "gguf", "added_tokens": {}})
+
+
+def test_each_piece_knows_what_is_before_it(codec, monkeypatch):
+    """Some vocabularies put a space in front of a text that nothing, or a control token, is before."""
+    seen: list[tuple[str, bool]] = []
+    encode = codec._encoder.encode
+
+    def noted(text: str, parse_special: bool, first: bool) -> list[int]:
+        seen.append((text, first))
+        return encode(text, parse_special, first)
+
+    monkeypatch.setattr(codec._encoder, "encode", noted)
+    pieces = [("", False), ("a", False), ("ba", True), ("b", False), ("a", False)]
+    assert codec.handle({"pieces": pieces, "first": True})["ids"] == [0, 3, 1, 0]
+    assert seen == [("", True), ("a", True), ("ba", False), ("b", True), ("a", False)]
