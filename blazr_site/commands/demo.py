@@ -28,7 +28,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     stderr.print(
         f"Wrote {result.directory}: {result.num_parameters:,} parameters, "
-        f"{result.bits_per_character:.2f} bits per character on held-out topics, {result.seconds:.0f} s."
+        f"{result.bits_per_character:.2f} bits per character on held-out topics, {result.seconds:.0f} s.",
+        markup=False,
     )
-    stderr.print(f'Try: blazr generate --model {result.directory} --prompt "The statement"')
+    stderr.print(f'Try: blazr generate --model {result.directory} --prompt "The statement"', markup=False)
     return 0

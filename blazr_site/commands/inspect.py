@@ -7,6 +7,8 @@ import json
 import sys
 from pathlib import Path
 
+from rich.text import Text
+
 from blazr_site.commands.loading import inspect_model
 from blazr_site.commands.models import progress_bar, stderr
 from blazr_site.commands.quality import text_tokens
@@ -47,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         figures = as_json(spans, source, len(token_ids), choose_dtype(inspection.spec, options))
         sys.stdout.write(json.dumps(figures, indent=2) + "\n")
         return 0
-    stderr.print(f"[dim]{len(token_ids)} tokens of {source}[/]", highlight=False)
+    stderr.print(Text(f"{len(token_ids)} tokens of {source}", style="dim"))
     _print(spans)
     return 0
 

@@ -31,5 +31,6 @@ def run(arguments: argparse.Namespace) -> int:
     stderr.print(
         f"Wrote {arguments.output}: {format_bytes(size)}, {len(adapters)} {noun} merged by {arguments.method}.",
         highlight=False,
+        markup=False,
     )
     return 0

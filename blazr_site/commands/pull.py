@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     origin = model_origin(arguments.repo)
     name = arguments.name or suggest_name(origin)
     row = checkpoint_register(path=path, served_model_name=name, source="hub", origin=origin, inspect=inspect_in_child)
-    stderr.print(f"Registered {row.served_model_name}: {row.architecture}. Files are in {path}.")
+    stderr.print(f"Registered {row.served_model_name}: {row.architecture}. Files are in {path}.", markup=False)
     return 0
 
 

@@ -10,6 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rich.text import Text
+
 from blazr_site.commands.loading import inspect_model
 from blazr_site.commands.models import progress_bar, resolve_model, stderr
 from blazr_site.commands.tables import output_console, table
@@ -61,9 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         result = {"text": source, "window": window, "forms": [asdict(item) for item in found]}
         sys.stdout.write(json.dumps(result, indent=2) + "\n")
         return 0
-    stderr.print(
-        f"[dim]{found[0].num_tokens} predictions over {source}, windows of {window} tokens[/]", highlight=False
-    )
+    stderr.print(Text(f"{found[0].num_tokens} predictions over {source}, windows of {window} tokens", style="dim"))
     _print(found, "none" if original is None else arguments.against)
     return 0
 

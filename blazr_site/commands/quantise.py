@@ -125,4 +125,5 @@ def _print(found: Quantised, output: str, text: str) -> None:
         f"{found.divergence.mean_kl:.2e} nats{plain}, {found.divergence.top1_agreement:.1%} the same first choice over "
         f"{found.divergence.num_tokens} predictions of {text}.",
         highlight=False,
+        markup=False,
     )

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
                 else:
                     return _print_failures(run_)
         except OperationalError as error:  # an outage or a lock of the database: the rows are as they were
-            stderr.print(f"[yellow]note:[/] the database can't be used now: {error}", highlight=False)
+            stderr.print(Text.assemble(("note:", "yellow"), f" the database can't be used now: {error}"))
             close_old_connections()
         time.sleep(LOOK_EVERY_S)
 

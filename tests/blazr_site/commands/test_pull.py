@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,6 +30,17 @@ def hub(tmp_path, monkeypatch):
             lambda repo, revision: hub_preview(repo, revision, endpoint=endpoint, cache_dir=tmp_path / "cache"),
         )
         yield handler
+
+
+def test_the_folder_of_a_model_is_printed_as_it_is(monkeypatch, capsys):
+    """A name in brackets is no style."""
+    row = SimpleNamespace(served_model_name="m", architecture="Some")
+    monkeypatch.setattr(pull, "pull_model", lambda repo, revision: Path("/[old]/[/m]"))
+    monkeypatch.setattr(pull, "checkpoint_register", lambda **values: row)
+    monkeypatch.setattr(pull, "model_origin", lambda repo: repo)
+    given = argparse.Namespace(repo="a/m", file=None, preview=False, server=False, revision=None, name=None)
+    assert pull.run(given) == 0
+    assert "Files are in /[old]/[/m]." in capsys.readouterr().err
 
 
 def test_a_search_prints_a_table_or_json(hub, capsys):
