@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from django.db import IntegrityError, transaction
 
 from inference.errors import Conflict, InvalidRequest, NotFound
+from inference.host.disk import path_exists
 from inference.modelling.lora.config import CONFIG_FILE
 from inference.models.readable_rows import readable_rows
 from models_registry import live
@@ -121,7 +122,7 @@ def adapter_states_refresh() -> int:
     """Record which adapters' files are missing or exist again; returns the number of changed rows."""
     changed = 0
     for key, path, before in Adapter.objects.values_list("pk", "path", "state"):
-        state = Adapter.State.AVAILABLE if Path(path).exists() else Adapter.State.MISSING
+        state = Adapter.State.AVAILABLE if path_exists(Path(path)) else Adapter.State.MISSING
         if state != before:
             changed += Adapter.objects.filter(pk=key, state=before).update(state=state)
     return changed

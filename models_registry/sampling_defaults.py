@@ -24,11 +24,8 @@ def sampling_defaults(directory: Path) -> dict[str, float]:
 
     ``do_sample: false`` recommends greedy decoding, which is temperature 0.
     """
-    path = directory / FILE
-    if not path.is_file():
-        return {}
     try:
-        stated = read_object(path)
+        stated = read_object(directory / FILE)
     except CorruptCheckpoint:
         return {}
     found = {}

@@ -18,6 +18,7 @@ from django.db import DatabaseError, IntegrityError, transaction
 from django.utils import timezone
 
 from inference.errors import BlazrError, ChecksumMismatch, Conflict, CorruptCheckpoint, NotFound
+from inference.host.disk import path_exists
 from models_registry import storage
 from models_registry.adapter_names import full_name, names_adapter
 from models_registry.aliases import check_not_current
@@ -120,7 +121,7 @@ def checkpoint_refresh(*, checkpoint: Checkpoint) -> Checkpoint:
     try:
         inspection = inspect_in_child(Path(checkpoint.path), overrides=overrides)
     except BlazrError as error:
-        gone = not Path(checkpoint.path).exists()
+        gone = not path_exists(Path(checkpoint.path))
         checkpoint.state = Checkpoint.State.MISSING if gone else Checkpoint.State.REFUSED
         checkpoint.state_reason = error.message
         checkpoint.save(update_fields=["state", "state_reason", "updated_at"])
@@ -176,9 +177,9 @@ def checkpoint_states_refresh() -> int:
     """Record which checkpoints' files are missing or exist again; returns the number of changed rows."""
     changed = 0
     for row in Checkpoint.objects.defer("inspection", "file_stamps", "settings"):
-        gone = not Path(row.path).exists()
+        gone = not path_exists(Path(row.path))
         if gone and row.state == Checkpoint.State.AVAILABLE:
-            state, reason = Checkpoint.State.MISSING, f"{row.path} does not exist any more."
+            state, reason = Checkpoint.State.MISSING, f"{row.path} does not exist any more, or can't be looked at."
         elif not gone and row.state == Checkpoint.State.MISSING:
             state, reason = Checkpoint.State.AVAILABLE, ""
         else:

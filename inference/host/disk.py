@@ -31,6 +31,14 @@ def full_disk_as_error(message: str) -> Iterator[None]:
         raise
 
 
+def path_exists(path: Path) -> bool:
+    """Whether something is at a path; False also where the system can't tell: no permission, a mount that is gone."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
 @contextmanager
 def kernel_lock(path: Path) -> Iterator[None]:
     """Hold the lock on a file, which is made if need be; waits for it. A killed process holds none."""

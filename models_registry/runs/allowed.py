@@ -11,6 +11,7 @@ from pathlib import Path
 from django.conf import settings
 
 from inference.errors import PermissionRefused
+from inference.host.disk import path_exists
 
 _BY_HAND = ", or run blazr watch DIR on the server's machine"
 
@@ -19,7 +20,7 @@ def allowed_directories() -> list[Path]:
     """Return the directories that the settings name, without links; those for watching come first."""
     named = [Path(name).expanduser() for name in settings.BLAZR_WATCHED_DIRECTORIES]
     named += [Path(model.model).expanduser() for model in settings.BLAZR_MODELS]
-    return [path.resolve() for path in named if path.is_dir()]
+    return [path.resolve() for path in named if path_exists(path) and path.is_dir()]
 
 
 def is_allowed(directory: Path) -> bool:

@@ -89,7 +89,7 @@ def test_no_two_models_have_one_name(base: Checkpoint, places: Path, hybrid: Pat
     adapter_register(checkpoint=base, path=path)
     with pytest.raises(Conflict, match="has an adapter 'sql'"):
         adapter_register(checkpoint=base, path=path)
-    with pytest.raises(Conflict, match="an alias or an adapter"):
+    with pytest.raises(Conflict, match="an alias, a training run or an adapter"):
         services.checkpoint_register(path=hybrid, served_model_name="tiny:sql")
     with pytest.raises(Conflict, match="is the name of an adapter"):
         alias_promote(name="tiny:sql", checkpoint=base)
@@ -98,7 +98,7 @@ def test_no_two_models_have_one_name(base: Checkpoint, places: Path, hybrid: Pat
         adapter_register(checkpoint=base, path=path, name="0.5b")
     other = Checkpoint.objects.get(served_model_name="tiny:0.5b")
     services.checkpoint_rename(checkpoint=other, served_model_name="large:sql")
-    with pytest.raises(Conflict, match="an alias or an adapter"):
+    with pytest.raises(Conflict, match="an alias, a training run or an adapter"):
         services.checkpoint_rename(checkpoint=base, served_model_name="large")
     base.refresh_from_db()
     services.checkpoint_rename(checkpoint=base, served_model_name="larger")
@@ -128,6 +128,8 @@ def test_missing_files_are_recorded(base: Checkpoint, places: Path) -> None:
     shutil.move(places / "away", path)
     assert adapter_states_refresh() == 1
     assert Adapter.objects.get().state == "available"
+    Adapter.objects.update(path=f"{places}/{'x' * 300}")  # where the system says something else than "no such file"
+    assert adapter_states_refresh() == 1
 
 
 @pytest.mark.django_db(transaction=True)

@@ -17,7 +17,7 @@ def places(tmp_path: Path, settings) -> Path:
         (tmp_path / name).mkdir(parents=True)
     settings.BLAZR_MODELS = [
         ConfiguredModel(str(tmp_path / "model")), ConfiguredModel("owner/name"),
-        ConfiguredModel(str(tmp_path / "file.safetensors")),
+        ConfiguredModel(str(tmp_path / "file.safetensors")), ConfiguredModel(str(tmp_path / ("x" * 300))),
     ]  # fmt: skip
     settings.BLAZR_WATCHED_DIRECTORIES = [str(tmp_path / "runs")]
     return tmp_path
