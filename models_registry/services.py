@@ -26,7 +26,7 @@ from models_registry.chat_templates import check_after_inspection
 from models_registry.detection.child import inspect_in_child
 from models_registry.detection.facts import CHAT_TEMPLATE, TOKENIZER_FROM, check_overrides
 from models_registry.detection.inspection import Inspection, inspect_checkpoint
-from models_registry.models import Adapter, Checkpoint, CheckpointOverride, ModelAlias
+from models_registry.models import Adapter, Checkpoint, CheckpointOverride, ModelAlias, TrainingRun
 from models_registry.names import check_name, make_unique, suggest_name
 from models_registry.selectors import overrides_in_force
 from models_registry.settings_schema import validate_settings
@@ -291,9 +291,10 @@ def free_name(name: str) -> str:
     stem = name[:80]
     taken = Checkpoint.objects.filter(served_model_name__startswith=stem).values_list("served_model_name", flat=True)
     aliases = ModelAlias.objects.filter(name__startswith=stem).values_list("name", flat=True)
+    runs = TrainingRun.objects.filter(name__startswith=stem).values_list("name", flat=True)  # aliases, sooner or later
     bases = Adapter.objects.filter(base__served_model_name__startswith=stem.partition(":")[0])
     adapters = (full_name(*parts) for parts in bases.values_list("base__served_model_name", "name"))
-    return make_unique(name, {*taken, *aliases, *adapters})
+    return make_unique(name, {*taken, *aliases, *runs, *adapters})
 
 
 def architecture_summary(kinds: list[str]) -> str:
@@ -465,6 +466,7 @@ def _save_named(row: Checkpoint, fields: list[str] | None = None) -> None:
 def name_taken(name: str) -> Conflict:
     """Return the error for a name that can't be given again."""
     return Conflict(
-        f"The name {name!r} is taken by another checkpoint, an alias or an adapter; choose another served_model_name.",
+        f"The name {name!r} is taken by another checkpoint, an alias, a training run or an adapter; choose another "
+        "served_model_name.",
         param="served_model_name",
     )

@@ -41,7 +41,7 @@ from models_registry.detection.child import inspect_in_child
 from models_registry.detection.facts import check_overrides
 from models_registry.models import Checkpoint, Upload, UploadFile
 from models_registry.names import check_name
-from models_registry.services import Inspector, checkpoint_register
+from models_registry.services import Inspector, checkpoint_register, free_name, name_taken
 from models_registry.tokenizer_sources import with_source_path
 from models_registry.upload_rules import CHUNK_BYTES, WEIGHT_SUFFIXES, DeclaredFile, check_declaration, check_head
 
@@ -86,7 +86,8 @@ def upload_create(
     overrides = with_source_path(check_overrides(overrides or {}))
     check_before_inspection(overrides)
     total = check_declaration(files, max_bytes=int(settings.BLAZR_MAX_UPLOAD_BYTES))
-    _check_name_free(served_model_name)
+    if free_name(served_model_name) != served_model_name:
+        raise name_taken(served_model_name)  # before its bytes are sent
     with transaction.atomic():
         open_uploads = Upload.objects.filter(state__in=Upload.OPEN)
         if open_uploads.count() >= MAX_OPEN_UPLOADS:
@@ -265,14 +266,6 @@ def available_bytes() -> int:
 
 
 # --- receiving ---------------------------------------------------------------------------------
-
-
-def _check_name_free(name: str) -> None:
-    if Checkpoint.objects.filter(served_model_name=name).exists():
-        raise Conflict(
-            f"The name {name!r} is taken by another checkpoint; choose a different served_model_name.",
-            param="served_model_name",
-        )
 
 
 def _check_free_bytes(total: int) -> None:

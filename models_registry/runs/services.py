@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,7 +172,8 @@ def run_delete(run: TrainingRun, *, with_models: bool = False) -> None:
         if with_models:
             alias_delete(name=run.name)
             for checkpoint in models:
-                checkpoint_delete(checkpoint=checkpoint)
+                with suppress(Conflict):  # an alias means it since, or another checkpoint has its tokenizer
+                    checkpoint_delete(checkpoint=checkpoint)
 
 
 def check_options(options: Mapping[str, Any]) -> dict[str, Any]:

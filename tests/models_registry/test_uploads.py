@@ -22,6 +22,7 @@ from inference.errors import (
     StorageFull,
 )
 from models_registry import selectors, services, storage, uploads
+from models_registry.aliases import alias_promote
 from models_registry.models import Checkpoint, Upload, UploadFile
 from models_registry.sweep import storage_sweep
 from models_registry.upload_rules import CHUNK_BYTES, DeclaredFile
@@ -224,6 +225,14 @@ def test_a_name_taken_meanwhile_refuses_the_upload(hybrid: Path, storage_dirs: P
     assert left_behind(storage_dirs) == []
     with pytest.raises(Conflict, match="taken"):
         begin(hybrid)
+
+
+def test_a_name_of_an_alias_is_refused_before_anything_is_sent(hybrid: Path) -> None:
+    row = services.checkpoint_register(path=hybrid, served_model_name="tiny")
+    alias_promote(name="sent", checkpoint=row)
+    with pytest.raises(Conflict, match="an alias"):
+        begin(hybrid)
+    assert not Upload.objects.exists()
 
 
 def test_cancelling_removes_everything_and_is_final(hybrid: Path, storage_dirs: Path) -> None:

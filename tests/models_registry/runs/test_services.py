@@ -42,6 +42,12 @@ def test_a_taken_name_gets_a_number(directory: Path) -> None:
     assert run_create(directory=directory).name == "nano-2"
 
 
+def test_a_run_of_the_same_directorys_name_gets_a_number(run: TrainingRun, directory: Path) -> None:
+    other = directory.parent / "other" / directory.name
+    other.mkdir(parents=True)
+    assert [run.name, run_create(directory=other).name] == ["nano", "nano-2"]
+
+
 def test_an_alias_goes_on_if_it_is_named(directory: Path, looks) -> None:
     run = TrainingRun.objects.get()
     oxidizr_step(directory, 1)
@@ -143,3 +149,16 @@ def test_a_forgotten_run_leaves_its_models_unless_told(run: TrainingRun, directo
     assert len(list(directory.glob("*.safetensors"))) == 3
     with pytest.raises(NotFound, match="there is no training run"):
         run_get(again.pk)
+
+
+def test_a_model_that_an_alias_means_since_stays_when_its_run_is_forgotten(
+    run: TrainingRun, directory: Path, looks, monkeypatch
+) -> None:
+    for number in (1, 2):
+        oxidizr_step(directory, number)
+    looks(2)
+    models = run_models(run)
+    monkeypatch.setattr(services, "run_models", lambda run: models)  # a moment before the promotion
+    alias_promote(name="live", checkpoint=Checkpoint.objects.get(served_model_name="nano-step-1"))
+    run_delete(run, with_models=True)
+    assert [row.served_model_name for row in Checkpoint.objects.all()] == ["nano-step-1"]
