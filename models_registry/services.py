@@ -98,11 +98,8 @@ def checkpoint_register(
                 | columns,
             )
         else:
-            row = known
-            _assign(row, columns | ({"origin": origin} if origin else {}))
-            if served_model_name is not None:
-                row.served_model_name = served_model_name
-            _save_named(row)
+            row, given = known, {"origin": origin or None, "served_model_name": served_model_name}
+            _save_named(row, columns | {name: value for name, value in given.items() if value is not None})
         for fact, value in overrides.items():
             _record_override(row, fact, value, author)
         if confirm is not None:
@@ -116,17 +113,18 @@ def checkpoint_refresh(*, checkpoint: Checkpoint) -> Checkpoint:
     Raises:
         CheckpointError: The files can't be served any more. The row keeps its last inspection, with the state
             ``missing`` or ``refused`` and the reason.
+        NotFound, Conflict: It was deleted meanwhile, or a fact was set.
     """
     overrides = overrides_in_force(checkpoint)
     try:
         inspection = inspect_in_child(Path(checkpoint.path), overrides=overrides)
     except BlazrError as error:
-        gone = not path_exists(Path(checkpoint.path))
-        checkpoint.state = Checkpoint.State.MISSING if gone else Checkpoint.State.REFUSED
-        checkpoint.state_reason = error.message
-        checkpoint.save(update_fields=["state", "state_reason", "updated_at"])
+        state = Checkpoint.State.REFUSED if path_exists(Path(checkpoint.path)) else Checkpoint.State.MISSING
+        _save(checkpoint, {"state": state, "state_reason": error.message})
         raise
-    _store_again(checkpoint, _complete(inspection, overrides, is_new=False))
+    inspection = _complete(inspection, overrides, is_new=False)
+    with transaction.atomic():
+        _store_again(checkpoint, inspection, overrides)
     return checkpoint
 
 
@@ -204,14 +202,16 @@ def checkpoint_override_set(
     Raises:
         InvalidRequest, CheckpointError: The fact is unknown, or the checkpoint contradicts the value; nothing
             changes.
+        NotFound, Conflict: The checkpoint was deleted meanwhile, or another fact was set.
     """
     ((fact, value),) = with_source_path(check_overrides({fact: value})).items()
     overrides = overrides_in_force(checkpoint) | {fact: value}
     inspection = inspect_in_child(Path(checkpoint.path), overrides=overrides)
     inspection = _complete(inspection, overrides, is_new=fact == CHAT_TEMPLATE)
     with transaction.atomic():
+        _lock(checkpoint)
         _record_override(checkpoint, fact, value, author)
-        _store_again(checkpoint, inspection)
+        _store_again(checkpoint, inspection, overrides)
     return checkpoint
 
 
@@ -219,7 +219,8 @@ def checkpoint_override_clear(*, checkpoint: Checkpoint, fact: str) -> Checkpoin
     """Clear the override of ``fact``, which restores the detected value.
 
     Raises:
-        NotFound: The fact isn't overridden.
+        NotFound: The fact isn't overridden, or the checkpoint was deleted meanwhile.
+        Conflict: Another fact was set meanwhile.
         CheckpointError: Without the override the checkpoint can't be read; nothing changes.
     """
     overrides = overrides_in_force(checkpoint)
@@ -230,7 +231,7 @@ def checkpoint_override_clear(*, checkpoint: Checkpoint, fact: str) -> Checkpoin
     inspection = _complete(inspection, overrides, is_new=False)
     with transaction.atomic():
         _end(_in_force(checkpoint, fact))
-        _store_again(checkpoint, inspection)
+        _store_again(checkpoint, inspection, overrides)
     return checkpoint
 
 
@@ -255,9 +256,8 @@ def checkpoint_rename(*, checkpoint: Checkpoint, served_model_name: str) -> Chec
     Raises:
         InvalidRequest, Conflict: The name isn't legal, or is taken.
     """
-    checkpoint.served_model_name = check_name(served_model_name)
     with transaction.atomic():
-        _save_named(checkpoint, ["served_model_name", "updated_at"])
+        _save_named(checkpoint, {"served_model_name": check_name(served_model_name)})
     return checkpoint
 
 
@@ -386,15 +386,45 @@ def _is_same_file(status: os.stat_result, stamp: Mapping[str, Any]) -> bool:
     return file_stamp(stamp["name"], status, stamp["sha256"]) == {**stamp, "ctime_ns": status.st_ctime_ns}
 
 
-def _store_again(checkpoint: Checkpoint, inspection: Inspection) -> None:
+def _store_again(checkpoint: Checkpoint, inspection: Inspection, overrides: Mapping[str, Any]) -> None:
+    """Store an inspection that was made with these overrides, unless others have come into force meanwhile."""
+    _lock(checkpoint)
+    if overrides_in_force(checkpoint) != overrides:
+        raise Conflict(
+            f"A fact of {checkpoint.served_model_name} was set or cleared while its files were inspected; try again.",
+            param="fact",
+        )
     before = {stamp["name"]: stamp for stamp in checkpoint.file_stamps}
-    _assign(checkpoint, _columns(inspection, source_digests(overrides_in_force(checkpoint))))
-    for stamp in checkpoint.file_stamps:
+    columns = _columns(inspection, source_digests(overrides))
+    for stamp in columns["file_stamps"]:
         # A digest is kept only if the file is unchanged since the digest was computed.
-        old, file = before.get(stamp["name"]), Path(checkpoint.directory) / stamp["name"]
+        old, file = before.get(stamp["name"]), Path(columns["directory"]) / stamp["name"]
         if old is not None and old["sha256"] and _is_unchanged(file, file.stat(), old):
             stamp["sha256"] = old["sha256"]
-    checkpoint.save()
+    _save(checkpoint, columns)
+
+
+def _lock(row: Checkpoint) -> None:
+    """Lock a row for the rest of the transaction.
+
+    Raises:
+        NotFound: It was deleted.
+        Conflict: Its files were copied, because it was promoted.
+    """
+    path = Checkpoint.objects.select_for_update().filter(pk=row.pk).values_list("path", flat=True).first()
+    if path is None:
+        raise NotFound(f"{row.served_model_name} was deleted meanwhile.", param="checkpoint")
+    if path != row.path:
+        raise Conflict(f"The files of {row.served_model_name} were copied meanwhile; try again.", param="checkpoint")
+
+
+def _save(row: Checkpoint, values: Mapping[str, Any]) -> None:
+    """Write these columns alone, as ``_lock`` allows: what others have changed in the rest meanwhile stays."""
+    for name, value in values.items():
+        setattr(row, name, value)
+    with transaction.atomic():
+        _lock(row)
+        row.save(update_fields=[*values, "updated_at"])
 
 
 def _record_override(checkpoint: Checkpoint, fact: str, value: Any, author: AbstractBaseUser | None) -> None:
@@ -428,11 +458,6 @@ def _complete(inspection: Inspection, overrides: Mapping[str, Any], *, is_new: b
     return check_after_inspection(with_source_name(inspection, overrides), overrides, is_new=is_new)
 
 
-def _assign(row: Checkpoint, values: Mapping[str, Any]) -> None:
-    for name, value in values.items():
-        setattr(row, name, value)
-
-
 def _create_named(name: str, *, exact: bool, values: dict[str, Any]) -> Checkpoint:
     """Insert a row under ``name``, or ``name`` with the next free number; safe for concurrent calls."""
     for _ in range(_NAME_ATTEMPTS):
@@ -448,19 +473,21 @@ def _create_named(name: str, *, exact: bool, values: dict[str, Any]) -> Checkpoi
     raise name_taken(name)
 
 
-def _save_named(row: Checkpoint, fields: list[str] | None = None) -> None:
-    if ModelAlias.objects.filter(name=row.served_model_name).exists() or names_adapter(row.served_model_name):
-        raise name_taken(row.served_model_name)
+def _save_named(row: Checkpoint, values: Mapping[str, Any]) -> None:
+    """Write columns, after a check of the name that the row has or gets by them."""
+    name = values.get("served_model_name", row.served_model_name)
+    is_run = name != row.served_model_name and TrainingRun.objects.filter(name=name).exists()
+    if is_run or ModelAlias.objects.filter(name=name).exists() or names_adapter(name):
+        raise name_taken(name)
     # Its adapters are called by its name.
-    own = [full_name(row.served_model_name, name) for name in row.adapters.values_list("name", flat=True)]
+    own = [full_name(name, adapter) for adapter in row.adapters.values_list("name", flat=True)]
     others = Checkpoint.objects.filter(served_model_name__in=own), ModelAlias.objects.filter(name__in=own)
     if any(found.exists() for found in others):
-        raise name_taken(row.served_model_name)
+        raise name_taken(name)
     try:
-        with transaction.atomic():
-            row.save(update_fields=fields)
+        _save(row, values)
     except IntegrityError:
-        raise name_taken(row.served_model_name) from None
+        raise name_taken(name) from None
 
 
 def name_taken(name: str) -> Conflict:

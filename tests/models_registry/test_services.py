@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from inference.errors import (
 )
 from models_registry import selectors, services
 from models_registry.models import Checkpoint, CheckpointOverride
+from models_registry.runs.services import run_create
 from tests.models_registry.detection.builders import write_tensors
 
 pytestmark = pytest.mark.django_db
@@ -235,6 +237,94 @@ def test_missing_and_returning_files_are_noted(hybrid: Path) -> None:
     assert services.checkpoint_states_refresh() == 1
     assert Checkpoint.objects.get().state == "available"
     assert services.checkpoint_states_refresh() == 0
+
+
+def test_a_path_that_cannot_be_looked_at_keeps_no_other_row_from_being_looked_at(hybrid: Path) -> None:
+    row = services.checkpoint_register(path=hybrid)
+    Checkpoint.objects.create(served_model_name="a", path=str(hybrid.parent / ("x" * 300)), num_layers=1)
+    hybrid.rename(hybrid.with_name("away"))
+    assert services.checkpoint_states_refresh() == 2
+    assert set(Checkpoint.objects.values_list("state", flat=True)) == {"missing"}
+    with pytest.raises(BlazrError):
+        services.checkpoint_refresh(checkpoint=Checkpoint.objects.get(served_model_name="a"))
+    row.refresh_from_db()
+    assert "can't be looked at" in row.state_reason
+
+
+def inspecting(monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], object]) -> None:
+    """Let something happen while files are inspected."""
+    inspect = services.inspect_in_child
+
+    def inspect_slowly(*arguments, **options):
+        monkeypatch.setattr(services, "inspect_in_child", inspect)
+        meanwhile()
+        return inspect(*arguments, **options)
+
+    monkeypatch.setattr(services, "inspect_in_child", inspect_slowly)
+
+
+def test_what_others_change_during_an_inspection_stays(hybrid: Path, monkeypatch) -> None:
+    row = services.checkpoint_register(path=hybrid, served_model_name="before")
+
+    def change() -> None:
+        other = Checkpoint.objects.get()
+        services.checkpoint_settings_update(checkpoint=other, values={"max_num_seqs": 4})
+        services.checkpoint_rename(checkpoint=other, served_model_name="after")
+
+    inspecting(monkeypatch, change)
+    services.checkpoint_refresh(checkpoint=row)
+    assert Checkpoint.objects.values_list("served_model_name", "settings").get() == ("after", {"max_num_seqs": 4})
+    inspect = lambda path, **options: (  # noqa: E731
+        services.checkpoint_settings_update(checkpoint=Checkpoint.objects.get(), values={"dtype": "float32"}),
+        services.inspect_checkpoint(path, **options),
+    )[1]
+    services.checkpoint_register(path=hybrid, inspect=inspect)
+    assert Checkpoint.objects.get().settings == {"max_num_seqs": 4, "dtype": "float32"}
+
+
+def test_a_model_that_is_deleted_during_an_inspection_stays_deleted(hybrid: Path, monkeypatch) -> None:
+    row = services.checkpoint_register(path=hybrid)
+    inspecting(monkeypatch, Checkpoint.objects.all().delete)
+    with pytest.raises(NotFound, match="was deleted meanwhile"):
+        services.checkpoint_refresh(checkpoint=row)
+    with pytest.raises(NotFound, match="was deleted meanwhile"):
+        services.checkpoint_override_set(checkpoint=row, fact="max_seq_len", value=96)
+    assert not Checkpoint.objects.exists()
+
+
+def test_files_that_are_copied_during_an_inspection_stay_copied(hybrid: Path, monkeypatch) -> None:
+    row = services.checkpoint_register(path=hybrid)
+    copied = {"path": "/copy", "directory": "/copy"}  # as ``promoted_copies`` does
+    inspecting(monkeypatch, lambda: Checkpoint.objects.update(**copied))
+    with pytest.raises(Conflict, match="were copied meanwhile"):
+        services.checkpoint_refresh(checkpoint=row)
+    assert Checkpoint.objects.values("path", "directory").get() == copied
+
+
+def test_two_facts_that_are_set_at_once_are_both_in_the_spec_or_one_is_refused(hybrid: Path, monkeypatch) -> None:
+    row = services.checkpoint_register(path=hybrid)
+
+    def set_another() -> None:
+        services.checkpoint_override_set(checkpoint=Checkpoint.objects.get(), fact="max_seq_len", value=96)
+
+    inspecting(monkeypatch, set_another)
+    with pytest.raises(Conflict, match="set or cleared while its files were inspected"):
+        services.checkpoint_override_set(checkpoint=row, fact="top_k", value=1)
+    stored = Checkpoint.objects.get()
+    assert (stored.max_position_embeddings, selectors.overrides_in_force(stored)) == (
+        96,
+        {"max_position_embeddings": 96},
+    )
+
+
+def test_the_name_of_a_run_is_left_to_the_alias_of_its_checkpoints(hybrid: Path) -> None:
+    run_create(directory=hybrid.parent, name="tiny-hybrid", by_operator=True)
+    with pytest.raises(Conflict, match="a training run"):
+        services.checkpoint_register(path=hybrid, served_model_name="tiny-hybrid")
+    row = services.checkpoint_register(path=hybrid)
+    assert row.served_model_name == "tiny-hybrid-2"
+    with pytest.raises(Conflict, match="a training run"):
+        services.checkpoint_rename(checkpoint=row, served_model_name="tiny-hybrid")
 
 
 def test_deleting_never_touches_registered_paths(hybrid: Path, storage_dirs: Path) -> None:
