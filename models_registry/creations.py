@@ -93,7 +93,9 @@ def creation_begin(creation: Creation) -> uuid.UUID | None:
     blobs = {name: blob_hold(digest) for name, digest in creation.files.items()}
     declared = [DeclaredFile(name, blob.stat().st_size, creation.files[name]) for name, blob in blobs.items()]
     overrides = {CHAT_TEMPLATE: creation.template} if creation.template else {}
-    upload = upload_create(owner=None, served_model_name=creation.name, files=declared, overrides=overrides)
+    upload = upload_create(
+        owner=None, served_model_name=creation.name, files=declared, overrides=overrides, are_stored=True
+    )
     try:
         for file in upload.files.all():
             part = storage.part_path(upload.pk, file.number)

@@ -27,6 +27,8 @@ KEPT_S = 3600.0
 """How long a file stays after it has arrived, or was last asked for."""
 DISK_RESERVE_BYTES = 256 << 20
 MAX_FILES = 1000
+_WAITING_LINKS = 2
+"""Links of a file that waits: its blob, and the one that keeps it."""
 _READ_BYTES = 1 << 20
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})\Z")
 
@@ -137,8 +139,16 @@ def _directory() -> Path:
 
 
 def _waiting_bytes() -> int:
-    """Return the bytes of files that wait, and refuse further ones where too many do."""
-    sizes = [entry.stat().st_size for entry in _directory().iterdir() if entry.suffix != ".held"]
+    """Return the bytes of files that wait, and refuse further ones where too many do.
+
+    A file that a checkpoint has is linked there too, and waits for nothing.
+    """
+    sizes = []
+    for entry in _directory().iterdir():
+        with suppress(FileNotFoundError):  # arrived, or swept, meanwhile
+            status = entry.stat()
+            if entry.suffix != ".held" and status.st_nlink <= _WAITING_LINKS:
+                sizes.append(status.st_size)
     if len(sizes) >= MAX_FILES:
         raise _over_budget()
     return sum(sizes)

@@ -73,8 +73,13 @@ def upload_create(
     served_model_name: str,
     files: Sequence[DeclaredFile],
     overrides: dict[str, Any] | None = None,
+    are_stored: bool = False,
 ) -> Upload:
-    """Create an upload, after all checks that need no bytes; ``overrides`` (by name) count instead of detected facts.
+    """Create an upload, after all checks that need no bytes.
+
+    Args:
+        overrides: Facts by name, which count instead of detected ones.
+        are_stored: Whether the files are on the server's disk already, and take no more of it.
 
     Raises:
         InvalidRequest, UnsupportedFormat, RequestTooLarge: The declaration or an override is refused.
@@ -94,7 +99,8 @@ def upload_create(
             raise QueueFull(
                 f"{MAX_OPEN_UPLOADS} uploads are open already; finish or cancel one first.", retry_after_s=60
             )
-        _check_free_bytes(total)
+        if not are_stored:
+            _check_free_bytes(total)
         upload = Upload.objects.create(
             owner_id=getattr(owner, "pk", None),
             served_model_name=served_model_name,

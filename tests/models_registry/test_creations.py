@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 from pathlib import Path
 
 import jinja2
@@ -12,6 +14,7 @@ from models_registry import creations, storage
 from models_registry.creations import Creation, creation_begin, creation_finish, with_system
 from models_registry.detection.child import inspect_in_child
 from models_registry.models import Checkpoint, Upload
+from models_registry.received_blobs import blob_receive
 from models_registry.services import checkpoint_register
 from models_registry.sweep import storage_sweep
 
@@ -73,3 +76,14 @@ def test_a_model_that_can_not_be_made_of_another_leaves_nothing(hybrid: Path, st
         creation_finish(Creation(name="child", source=source), None)
     assert Checkpoint.objects.count() == 1 and not Upload.objects.exists()
     assert not list(storage.uploads_dir().iterdir()) and not list(storage.checkpoints_dir().iterdir())
+
+
+@pytest.mark.django_db
+def test_files_that_are_here_need_no_more_of_the_disk(hybrid: Path, storage_dirs: Path, monkeypatch):
+    files = {}
+    for file in hybrid.iterdir():
+        files[file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
+        blob_receive(files[file.name], io.BytesIO(file.read_bytes()), file.stat().st_size)
+    monkeypatch.setattr(storage, "free_bytes", lambda: 0)
+    creation = Creation(name="made", files=files)
+    assert creation_finish(creation, creation_begin(creation)).served_model_name == "made"

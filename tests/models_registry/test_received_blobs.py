@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+from pathlib import Path
 
 import pytest
 
@@ -110,3 +111,26 @@ def test_parts_of_killed_processes_are_swept(place):
         assert received_sweep() == 1
         assert part.exists()
     assert names(place) == set()
+
+
+def test_files_that_a_model_has_wait_no_more(place, settings, tmp_path, monkeypatch):
+    settings.BLAZR_MAX_UPLOAD_BYTES = 10_000
+    monkeypatch.setattr(received_blobs, "MAX_FILES", 1)
+    blob_receive(DIGEST, io.BytesIO(CONTENT), len(CONTENT))
+    os.link(place / DIGEST, tmp_path / "linked")  # as a checkpoint does
+    other = CONTENT + b"x"
+    blob_receive(hashlib.sha256(other).hexdigest(), io.BytesIO(other), len(other))
+
+
+def test_files_that_go_while_they_are_counted_are_not_counted(place, monkeypatch):
+    (place / "received").mkdir(parents=True)
+    (place / "received" / "abc.part").write_bytes(b"half")
+    iterdir = Path.iterdir
+
+    def listed(self):
+        found = list(iterdir(self))
+        (place / "received" / "abc.part").unlink(missing_ok=True)
+        return iter(found)
+
+    monkeypatch.setattr(Path, "iterdir", listed)
+    blob_receive(DIGEST, io.BytesIO(CONTENT), len(CONTENT))
