@@ -2,7 +2,7 @@
 
     pull_create    stores the row and starts a thread, which holds the lock of the row and follows a child (hub_child)
     pull_cancel    ends the row; the thread sees that within a second, and ends the child
-    pulls_resume   starts the threads of rows whose process died; the web process calls it when it starts
+    pulls_resume   starts the threads of rows whose process died; called when the web process or another pull starts
 
 What was downloaded stays in the hub's cache, so that a child goes on where an earlier one was ended. Up to
 ``BLAZR_MAX_PULLS`` run at a time.
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
-from django.db import close_old_connections, connection, transaction
+from django.db import DatabaseError, close_old_connections, connection, transaction
 from django.utils import timezone
 
 from inference.errors import BlazrError, EngineError, NotFound, PermissionRefused, QueueFull
@@ -75,6 +75,7 @@ def pull_create(
         own = Checkpoint.objects.filter(served_model_name=served_model_name, origin=origin)
         if free_name(served_model_name) != served_model_name and not own.exists():
             raise name_taken(served_model_name)  # before gigabytes have been fetched
+    pulls_resume()  # what no process goes on with would count for ever
     with transaction.atomic():
         running = PullJob.objects.filter(state=State.RUNNING)
         known = running.filter(origin=origin).first()
@@ -280,13 +281,18 @@ def _set_stage(pull_id: uuid.UUID, stage: str) -> None:
 
 
 def _update(pull_id: uuid.UUID, **fields: Any) -> None:
-    """Write a sign of life of a running pull, and other columns.
+    """Write a sign of life of a running pull, and other columns; an outage of the database ends no download.
 
     Raises:
         Cancelled: It has ended.
     """
-    running = PullJob.objects.filter(pk=pull_id, state=State.RUNNING)
-    if not running.update(active_at=timezone.now(), **fields):
+    try:
+        is_running = PullJob.objects.filter(pk=pull_id, state=State.RUNNING).update(active_at=timezone.now(), **fields)
+    except DatabaseError as error:
+        logger.warning("the progress of the pull %s can't be stored: %s", pull_id, error)
+        close_old_connections()
+        return
+    if not is_running:
         raise Cancelled
 
 

@@ -10,6 +10,9 @@ import sys
 import time
 
 import pytest
+from django.db import OperationalError
+from django.db.models import QuerySet
+from django.utils import timezone
 
 from inference.errors import InvalidRequest, NotFound, PermissionRefused, QueueFull
 from models_registry import pull_jobs
@@ -87,6 +90,28 @@ def test_a_pull_of_a_dead_process_goes_on_where_it_was(hub, tmp_path):
     assert ended(row).state == "done", pull_get(row.pk).reason
     assert set(hub.resumed) == {size}
     assert Checkpoint.objects.get().origin == "org/tiny"
+
+
+def test_an_outage_of_the_database_ends_no_download(hub, monkeypatch):
+    outages, update = [], QuerySet.update
+
+    def fail_at_first(rows, **values):
+        if "fetched_bytes" in values and not outages:
+            outages.append(values)
+            raise OperationalError("the server closed the connection unexpectedly")
+        return update(rows, **values)
+
+    monkeypatch.setattr(QuerySet, "update", fail_at_first)
+    row = pull_create(origin="org/tiny", wait=True)
+    assert (row.state, row.reason, len(outages)) == ("done", "", 1)
+
+
+def test_a_pull_that_no_process_goes_on_with_is_gone_on_with_by_the_next_one(hub):
+    row = PullJob.objects.create(origin="org/tiny", active_at=timezone.now())
+    hub.gate.clear()
+    assert pull_create(origin="org/tiny").pk == row.pk
+    hub.gate.set()
+    assert ended(row).state == "done"
 
 
 def test_a_gguf_model_is_pulled_by_its_tag_and_goes_on_where_it_was(hub, tmp_path, monkeypatch):
