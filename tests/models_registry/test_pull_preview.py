@@ -111,7 +111,7 @@ def test_no_host_is_asked_where_pulls_are_not_allowed(hub, settings, monkeypatch
 def test_few_ask_at_once_and_none_for_long(hub, monkeypatch):
     with previews._slot(), previews._slot(), pytest.raises(QueueFull):
         pull_search("tiny")
-    monkeypatch.setattr(previews, "QUERY_S", -1.0)
+    monkeypatch.setattr(previews, "SEARCH_S", -1.0)
     monkeypatch.setattr(previews, "TICK_S", 0.01)
     with pytest.raises(Unavailable, match="didn't answer"):
         pull_search("tiny")
