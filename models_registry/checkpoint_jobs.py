@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from django.db import DatabaseError, IntegrityError, close_old_connections, connection, transaction
+from django.db import DatabaseError, IntegrityError, OperationalError, close_old_connections, connection, transaction
 from django.utils import timezone
 
 from inference.errors import BlazrError, Conflict, EngineError, InvalidRequest, NotFound, QueueFull
@@ -44,6 +44,8 @@ START_LIMIT = timedelta(seconds=5)
 """A row without a process is dead after so long."""
 TICK_S = 1.0
 """Seconds between updates of the row, each of which notices a cancellation."""
+OUTAGE_PAUSES_S = (1.0, 5.0, 30.0, 60.0)
+"""Pauses between attempts to store a result while the database is away."""
 _MAX_STAGE_CHARS = 200
 
 
@@ -205,6 +207,19 @@ class CheckpointJobs(ABC, Generic[Row]):
         running = self.rows().filter(state=State.RUNNING).first()
         which = f" ({running.source_name}, {running.progress:.0%} done)" if running else ""
         return QueueFull(f"another {self.noun} is running{which}; wait for its end or cancel it.", retry_after_s=60)
+
+
+def write_through_outages(write: Callable[[], None]) -> None:
+    """Write a result; after an outage of the database again, as it must not cost hours of work."""
+    for pause_s in OUTAGE_PAUSES_S:
+        try:
+            write()
+            return
+        except OperationalError as error:
+            logger.warning("the result of a job can't be stored; again in %g s: %s", pause_s, error)
+            close_old_connections()
+            time.sleep(pause_s)
+    write()
 
 
 def check_available(checkpoint: Checkpoint) -> None:

@@ -18,7 +18,14 @@ from inference.errors import Conflict, InvalidRequest, StorageFull, UnsupportedF
 from inference.host.units import format_bytes
 from inference.modelling.encodings.blazr import METHOD
 from models_registry import storage
-from models_registry.checkpoint_jobs import CheckpointJobs, Report, check_available, follow, source_of
+from models_registry.checkpoint_jobs import (
+    CheckpointJobs,
+    Report,
+    check_available,
+    follow,
+    source_of,
+    write_through_outages,
+)
 from models_registry.detection.child import inspect_in_child
 from models_registry.detection.facts import CHAT_TEMPLATE, TOKENIZER_FROM
 from models_registry.detection.inspection import Inspection
@@ -70,19 +77,23 @@ class Quantisations(CheckpointJobs[Quantisation]):
         place = storage.checkpoint_path(row.pk)
         overrides = _not_written(overrides)
         inspection = inspect_in_child(place, overrides=overrides)
-        with transaction.atomic():
-            checkpoint = checkpoint_register(
-                path=place,
-                served_model_name=free_name(row.served_model_name),  # taken meanwhile: hours of work get a number
-                source=Checkpoint.Source.UPLOAD,
-                origin=f"quantised from {row.source_name}",
-                overrides=overrides,
-                author=row.owner,
-                checkpoint_id=row.pk,
-                sha256=digests,
-                inspect=lambda *_, **__: inspection,  # inspected outside of the transaction, because it is slow
-            )
-            self.finish(row, checkpoint=checkpoint, served_model_name=checkpoint.served_model_name)
+
+        def register() -> None:
+            with transaction.atomic():
+                checkpoint = checkpoint_register(
+                    path=place,
+                    served_model_name=free_name(row.served_model_name),  # taken meanwhile: hours of work get a number
+                    source=Checkpoint.Source.UPLOAD,
+                    origin=f"quantised from {row.source_name}",
+                    overrides=overrides,
+                    author=row.owner,
+                    checkpoint_id=row.pk,
+                    sha256=digests,
+                    inspect=lambda *_, **__: inspection,  # inspected outside of the transaction, because it is slow
+                )
+                self.finish(row, checkpoint=checkpoint, served_model_name=checkpoint.served_model_name)
+
+        write_through_outages(register)
 
     def discard(self, job_id: uuid.UUID) -> None:
         """Remove published files that no checkpoint came of."""

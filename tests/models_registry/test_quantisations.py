@@ -314,6 +314,23 @@ class Away:
         raise OperationalError("the database is away")
 
 
+def test_an_outage_at_the_end_costs_no_work(source: Checkpoint, child_script: Install, monkeypatch) -> None:
+    child_script(COPY)
+    monkeypatch.setattr(checkpoint_jobs, "OUTAGE_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(checkpoint_jobs, "close_old_connections", lambda: None)  # this test's transaction is in it
+    register, outages = quantisations.checkpoint_register, []
+
+    def fail_at_first(**options):
+        if len(outages) < 2:
+            outages.append(options)
+            raise OperationalError("the server closed the connection unexpectedly")
+        return register(**options)
+
+    monkeypatch.setattr(quantisations, "checkpoint_register", fail_at_first)
+    row = started(source)
+    assert (row.state, row.reason, len(outages)) == ("done", "", 2)
+
+
 def test_what_is_done_is_not_cancelled(source: Checkpoint, child_script: Install) -> None:
     child_script(COPY)
     with pytest.raises(Conflict, match="delete the model tiny-quantised instead"):
