@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from inference.models.readable_rows import readable_rows
 from inference.values.memory_span import MAX_TOKENS
 from models_registry.aliases import alias_names
 from models_registry.api.run_views import run_detail
@@ -40,7 +41,8 @@ class RunsPage(StaffPage):
         """Return the runs, and the directories that may be watched."""
         rows = []
         for run in services.run_list():
-            steps = services.run_steps(run)
+            # Without the samples and the models: the list is drawn anew every five seconds.
+            steps = readable_rows(run.steps.defer("samples"))
             losses = [step for step in steps if step.loss is not None]
             rows.append(
                 {

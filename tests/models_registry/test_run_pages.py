@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 from django.contrib.auth.models import User
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from models_registry.aliases import alias_promote
@@ -37,6 +39,15 @@ def test_the_list_without_and_with_runs(browser: Client, directory: Path, settin
     assert str(directory.parent) in text
     settings.BLAZR_WATCHED_DIRECTORIES = []
     assert "The server's settings name no directory." in text_of(browser, "/runs/")
+
+
+def test_the_list_reads_no_samples(browser: Client, run: TrainingRun, directory: Path, looks) -> None:
+    oxidizr_step(directory, 10)
+    looks(2)
+    run.steps.update(loss=3.25, samples=[{**SAMPLE, "text": "long"}])
+    with CaptureQueriesContext(connection) as queries:
+        assert "3.2500" in text_of(browser, "/runs/")
+    assert [query for query in queries.captured_queries if "samples" in query["sql"]] == []
 
 
 def test_a_run_with_checkpoints_curve_and_samples(
