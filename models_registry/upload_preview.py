@@ -81,7 +81,11 @@ def upload_compare(*, upload_id: uuid.UUID, number: int, offset: int, body: IO[b
         raise RequestTooLarge(f"the piece of {file.name} goes beyond {CHUNK_BYTES} bytes.", param=file.name)
     if offset + len(piece) > file.received_bytes:
         raise Conflict(f"{file.name} has {file.received_bytes} bytes here; compare what is before.", param="offset")
-    with storage.part_path(upload_id, number).open("rb") as part:
+    try:
+        part = storage.part_path(upload_id, number).open("rb")
+    except FileNotFoundError:  # a check that died has published it
+        raise Conflict(f"{file.name} was received whole; finish the upload.", param="offset") from None
+    with part:
         part.seek(offset)
         if part.read(len(piece)) != piece:
             raise Conflict(

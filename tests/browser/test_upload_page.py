@@ -267,6 +267,95 @@ def test_a_lost_connection_is_survived(
     delete(page, site, "survivor")
 
 
+def test_a_server_that_is_away_from_the_start_is_said(
+    on_the_line: Page, line: SlowLine, tmp_path: Path, complaints: Complaints
+) -> None:
+    page = on_the_line
+    page.goto("/models/upload/")
+    page.set_input_files("#files-input", demo_files(tmp_path))
+    line.cut()
+    page.click("#start")
+    expect(page.locator("#outcome h2")).to_have_text("Interrupted")
+    expect(page.locator("#start")).to_be_enabled()
+    complaints.clear()  # of the cut line
+
+
+RUN_WITHOUT_A_SERVER = """
+async (replies) => {
+  const script = document.querySelector("script[src*='registry/upload.js']");
+  const { Uploader } = await import(script.src.replace("upload.js", "uploader.js"));
+  const asked = [];
+  globalThis.fetch = async (url, { method }) => {
+    asked.push(`${method} ${url}`);
+    const [status, body] = replies.shift();
+    if (!status) throw new TypeError("Failed to fetch");
+    return new Response(JSON.stringify(body), { status });
+  };
+  const { state, reason, checkpoint } = await new Promise((resolve) => {
+    const isOn = ({ state }) => ["starting", "sending", "checking"].includes(state);
+    const files = [{ name: "m.gguf", file: new File(["GGUF"], "m.gguf") }];
+    new Uploader(([run]) => isOn(run) || resolve(run)).start({ key: "a", name: "a", overrides: {}, id: "x", files });
+  });
+  return { state, reason, checkpoint, asked };
+}
+"""
+
+
+def test_a_check_is_followed_through_a_restart_of_the_server(page: Page) -> None:
+    page.goto("/models/upload/")
+    upload = {"chunk_bytes": 100, "served_model_name": "a", "stage": "", "reason": ""}
+    upload["files"] = [{"name": "m.gguf", "size_bytes": 4, "received_bytes": 4}]
+    checking = {**upload, "state": "checking"}
+    restart = [[0, None], [503, {"error": {"message": "It starts."}}]]
+    replies = [[200, {**upload, "state": "receiving"}], [202, checking], *restart, [200, checking]]
+    replies += [[200, {**upload, "state": "done", "checkpoint": "made"}]]
+    found = page.evaluate(RUN_WITHOUT_A_SERVER, replies)
+    assert (found["state"], found["checkpoint"]) == ("done", "made"), found
+    # Files that the server has whole are neither compared nor looked into again.
+    assert [line.partition(" ")[0] for line in found["asked"]] == ["GET", "POST", *["GET"] * 4]
+
+
+CANCEL_AT_ONCE = """
+async () => {
+  const script = document.querySelector("script[src*='registry/upload.js']");
+  const { Uploader } = await import(script.src.replace("upload.js", "uploader.js"));
+  const asked = [];
+  let answer;
+  globalThis.fetch = (url, { method, signal }) => {
+    asked.push(`${method} ${url}`);
+    if (method === "DELETE") return Promise.resolve(new Response(null, { status: 204 }));
+    return new Promise((resolve, reject) => {
+      signal?.addEventListener("abort", () => reject(signal.reason));
+      answer = () => resolve(new Response(JSON.stringify({ id: "x", chunk_bytes: 100 }), { status: 201 }));
+    });
+  };
+  const uploader = new Uploader(() => {});
+  const files = [{ name: "m.gguf", file: new File(["GGUF"], "m.gguf") }];
+  uploader.start({ key: "a", name: "a", overrides: {}, files });
+  await uploader.cancel("a");
+  answer();
+  await new Promise((resolve) => setTimeout(resolve, 100));
+  return asked;
+}
+"""
+
+
+def test_an_upload_that_is_cancelled_while_it_is_made_is_removed(page: Page) -> None:
+    page.goto("/models/upload/")
+    assert page.evaluate(CANCEL_AT_ONCE) == ["POST /registry/uploads", "DELETE /registry/uploads/x"]
+
+
+def test_a_page_that_is_shown_again_hears_of_its_upload(page: Page, site: LiveServer, tmp_path: Path) -> None:
+    page.goto("/models/upload/")
+    for kind in ("pagehide", "pageshow"):  # as when the browser keeps a page that was left
+        page.evaluate("(kind) => dispatchEvent(new PageTransitionEvent(kind, { persisted: true }))", kind)
+    page.set_input_files("#files-input", demo_files(tmp_path))
+    page.fill("#name", "shown-again")
+    page.keyboard.press("Enter")
+    expect(page.locator("#outcome h2")).to_have_text("shown-again is registered")
+    delete(page, site, "shown-again")
+
+
 def test_cancelling_an_upload(on_the_line: Page, line: SlowLine, site: LiveServer, tmp_path: Path) -> None:
     page = on_the_line
     line.bytes_per_s = 300_000

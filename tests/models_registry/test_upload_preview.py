@@ -86,3 +86,6 @@ def test_resuming_compares_what_was_sent(tmp_path: Path) -> None:
     with pytest.raises(Conflict, match=f"has {HEAD} bytes here"):
         compare(content[:10], HEAD)
     assert uploads.upload_get(upload.pk).files.get(pk=file.pk).received_bytes == HEAD
+    storage.part_path(upload.pk, file.number).unlink()  # as a check does that has published it, and was killed then
+    with pytest.raises(Conflict, match="was received whole"):
+        compare(content[HEAD - 1000 : HEAD], HEAD - 1000)

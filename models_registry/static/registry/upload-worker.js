@@ -7,8 +7,9 @@ const uploader = new Uploader((runs) => ports.forEach((port) => port.postMessage
 self.onconnect = ({ ports: [port] }) => {
   ports.add(port);
   port.onmessage = ({ data }) => {
-    if (data.type === "bye") ports.delete(port);
-    else uploader.receive(data);
+    if (data.type === "bye") return ports.delete(port);
+    ports.add(port); // of a page that was left, and is back
+    uploader.receive(data);
   };
   port.postMessage({ runs: uploader.list() });
 };

@@ -8,6 +8,7 @@ const rules = pageData("rules");
 let chosen = []; // {file, name, bar, amount, sent}
 let skipped = []; // {name, reason}
 let mine = null; // key of the run that this page shows
+let ended = null; // key of the last one whose end it has shown
 let run = null; // that run, while it goes on
 let resuming = null; // the unfinished upload that chosen files go on with
 
@@ -168,7 +169,7 @@ $("#form").addEventListener("submit", (event) => {
 });
 
 $("#cancel").addEventListener("click", () => {
-  if (run) return sendToUploads({ type: "cancel", key: mine });
+  if (mine !== null && ended !== mine) return sendToUploads({ type: "cancel", key: mine });
   chosen = [];
   $("#work").hidden = true;
   showOutcome(null);
@@ -233,7 +234,8 @@ function follow(runs) {
     setBusy(true);
     return drawProgress(state);
   }
-  if (!run && state.state !== "refused") return; // said already
+  if (ended === mine) return;
+  ended = mine;
   run = null;
   setBusy(false);
   drawReport(state.state === "refused" ? null : state.report);

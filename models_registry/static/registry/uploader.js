@@ -3,9 +3,13 @@
 // Runs in a shared worker, so that uploads go on while pages change, or in the page where there are no such workers.
 
 const RETRIES = 6;
+const CHECK_EVERY_MS = 400;
 const LANES = 2; // files sent beside each other; one alone rarely fills a fast line
 const isWeights = (name) => /\.(safetensors|gguf|ggml)$/.test(name);
-const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+const TROUBLE = "connection trouble, trying again";
+const pauseAfter = (failures) => new Promise((resolve) => setTimeout(resolve, Math.min(500 * 2 ** failures, 15000)));
+/** Whether the server can't be reached, or starts. */
+const isAway = ({ status }) => status === 0 || status >= 502;
 
 class Refusal extends Error {
   constructor(message, status) {
@@ -42,11 +46,12 @@ export class Uploader {
 
   async ask(run, method, url, body) {
     let response;
+    const isKept = method === "DELETE" || !run.id; // an upload is made, or goes: a cancellation has to know of it
     try {
       response = await fetch(url, {
         method,
         body,
-        signal: method === "DELETE" ? undefined : run.controller.signal,
+        signal: isKept ? undefined : run.controller.signal,
         headers: {
           Accept: "application/json",
           "X-CSRFToken": this.token,
@@ -68,6 +73,19 @@ export class Uploader {
     throw new Refusal(message, response.status);
   }
 
+  /** As `ask`, again while the server is away: what it has received stays, and so does where its check is. */
+  async askUntilBack(run, ...request) {
+    for (let failures = 1; ; failures += 1) {
+      try {
+        return await this.ask(run, ...request);
+      } catch (error) {
+        if (!isAway(error) || failures > RETRIES) throw error;
+        this.set(run, { stage: TROUBLE });
+        await pauseAfter(failures);
+      }
+    }
+  }
+
   /** Begin an upload, or go on with the one that has the id. `files` are {name, file}. */
   start({ key, name, files, overrides, id }) {
     const run = {
@@ -80,7 +98,7 @@ export class Uploader {
     this.changed();
     this.work(run).catch((error) => {
       if (run.state === "cancelled") return;
-      if (error.status === 0) this.set(run, { state: "interrupted", reason: `${error.message} Go on with the same files later.` });
+      if (isAway(error)) this.set(run, { state: "interrupted", reason: `${error.message} Go on with the same files later.` });
       else this.set(run, { state: "refused", reason: error.message });
     });
   }
@@ -91,22 +109,25 @@ export class Uploader {
       const files = run.files.map(({ name, size }) => ({ name, size_bytes: size }));
       const made = await this.ask(run, "POST", "/registry/uploads", JSON.stringify({ served_model_name: run.name, files, overrides: run.overrides }));
       run.id = made.id;
+      if (run.state === "cancelled") return this.ask(run, "DELETE", `/registry/uploads/${run.id}`);
       run.chunk = made.chunk_bytes;
       run.files.forEach((file, number) => (file.number = number));
     }
     run.startedWith = run.files.reduce((sum, { sent }) => sum + sent, 0);
-    this.set(run, { state: "sending", stage: "config and heads" });
-    await this.preview(run);
-    this.set(run, { stage: "" });
-    await this.sendAll(run, run.files.map((file) => [file, file.size]));
+    if (!isWhole(run)) {
+      this.set(run, { state: "sending", stage: "config and heads" });
+      await this.preview(run);
+      this.set(run, { stage: "" });
+      await this.sendAll(run, run.files.map((file) => [file, file.size]));
+    }
     this.set(run, { state: "checking", stage: "waiting" });
-    let upload = await this.ask(run, "POST", `/registry/uploads/${run.id}/finish`);
+    let upload = await this.askUntilBack(run, "POST", `/registry/uploads/${run.id}/finish`);
     while (["receiving", "checking"].includes(upload.state)) {
       this.set(run, { stage: upload.stage });
-      await pause(400);
+      await new Promise((resolve) => setTimeout(resolve, CHECK_EVERY_MS));
       // One that was being checked and is complete again had its server stopped: the check begins again.
       const isStopped = upload.state === "receiving";
-      upload = await this.ask(run, isStopped ? "POST" : "GET", `/registry/uploads/${run.id}${isStopped ? "/finish" : ""}`);
+      upload = await this.askUntilBack(run, isStopped ? "POST" : "GET", `/registry/uploads/${run.id}${isStopped ? "/finish" : ""}`);
     }
     if (upload.state === "done") this.set(run, { state: "done", checkpoint: upload.checkpoint });
     else this.set(run, { state: upload.state, reason: upload.reason });
@@ -114,7 +135,7 @@ export class Uploader {
 
   /** Match files with those of the upload, and compare the last bytes that the server has of each. */
   async resume(run) {
-    const upload = await this.ask(run, "GET", `/registry/uploads/${run.id}`);
+    const upload = await this.askUntilBack(run, "GET", `/registry/uploads/${run.id}`);
     run.chunk = upload.chunk_bytes;
     run.name = upload.served_model_name;
     run.files = upload.files.map((known, number) => {
@@ -123,6 +144,7 @@ export class Uploader {
       return { ...found, number, sent: known.received_bytes };
     });
     run.total = run.files.reduce((sum, { size }) => sum + size, 0);
+    if (isWhole(run)) return; // nothing more is sent of them
     for (const file of run.files) {
       const begin = Math.max(0, file.sent - run.chunk);
       if (file.sent) await this.ask(run, "PUT", `/registry/uploads/${run.id}/files/${file.number}?offset=${begin}&compare=1`, file.file.slice(begin, file.sent));
@@ -134,9 +156,9 @@ export class Uploader {
     for (let head = run.chunk; ; head *= 4) {
       const parts = await Promise.all(run.files.map(async (file) => [file, isWeights(file.name) ? await headBytes(file, head) : file.size]));
       await this.sendAll(run, parts);
-      const found = await this.ask(run, "POST", `/registry/uploads/${run.id}/preview`);
+      const found = await this.askUntilBack(run, "POST", `/registry/uploads/${run.id}/preview`);
       if (found.is_conclusive) return this.set(run, { report: found });
-      if (head >= 64 << 20 || run.files.every(({ sent, size }) => sent === size)) return undefined;
+      if (head >= 64 << 20 || isWhole(run)) return undefined;
     }
   }
 
@@ -156,14 +178,14 @@ export class Uploader {
         const answer = await this.ask(run, "PUT", `/registry/uploads/${run.id}/files/${file.number}?offset=${file.sent}`, piece);
         file.sent = answer.received_bytes;
         failures = 0;
-        this.set(run, { stage: run.stage === "connection trouble, trying again" ? "" : run.stage });
+        this.set(run, { stage: run.stage === TROUBLE ? "" : run.stage });
       } catch (error) {
         // A refusal is final; a lost connection, a busy server or an unexpected offset is worth another look.
-        const transient = error.status === 0 || error.status >= 502 || error.status === 409;
-        if (!transient || ++failures > RETRIES) throw error;
-        this.set(run, { stage: "connection trouble, trying again" });
-        await pause(Math.min(500 * 2 ** failures, 15000));
-        const upload = await this.ask(run, "GET", `/registry/uploads/${run.id}`).catch((problem) => (problem.status === 0 ? null : Promise.reject(problem)));
+        const isTransient = isAway(error) || error.status === 409;
+        if (!isTransient || ++failures > RETRIES) throw error;
+        this.set(run, { stage: TROUBLE });
+        await pauseAfter(failures);
+        const upload = await this.ask(run, "GET", `/registry/uploads/${run.id}`).catch((problem) => (isAway(problem) ? null : Promise.reject(problem)));
         if (upload && upload.state !== "receiving") throw new Refusal(upload.reason || `The upload is ${upload.state}.`, 400);
         if (upload) file.sent = upload.files[file.number].received_bytes;
       }
@@ -186,6 +208,9 @@ export class Uploader {
     this.changed();
   }
 }
+
+/** Whether the server has all bytes. */
+const isWhole = ({ files }) => files.every(({ sent, size }) => sent === size);
 
 /** Bytes of a weight file that hold its header: known for safetensors, else as many as asked for. */
 async function headBytes({ file, size }, wanted) {
