@@ -339,3 +339,30 @@ def test_the_reference_is_searched_and_tried(page: Page, site: LiveServer) -> No
     expect(page.locator("#reference")).to_be_visible()
     page.click("text=Back to the console")
     expect(page.locator("h1")).to_have_text("Overview")
+
+
+def test_a_page_whose_session_has_ended_keeps_what_it_shows(open_page: Callable[..., Page]) -> None:
+    page = open_page(1280)
+    page.goto("/models/")
+    expect(page.locator("#models")).to_contain_text("demo")
+    page.context.clear_cookies()  # signed out in another tab
+    page.evaluate("document.body.dispatchEvent(new CustomEvent('live:models'))")
+    expect(page.locator("#notices")).to_contain_text("Your session has ended. Sign in again.")
+    expect(page.locator("#models")).to_contain_text("demo")
+
+
+def test_a_confirmed_form_is_sent_although_its_region_was_drawn_again(page: Page, site: LiveServer) -> None:
+    schedule = site.manage(
+        "from django.contrib.auth.models import User; from inference.access.accounts import principal_of_staff;"
+        "from inference.schedules.services import schedule_create;"
+        "values = {'action': 'load', 'model': 'demo', 'cron': '0 2 * * *', 'time_zone': 'UTC'};"
+        "admin = principal_of_staff(User.objects.get(username='admin'));"
+        "print(schedule_create(values=values, principal=admin).schedule_id)"
+    ).strip()
+    page.goto(f"/schedules/{schedule}/")
+    page.click("#delete")
+    page.evaluate("document.querySelector('#delete').dataset.old = '1'")
+    page.evaluate("document.body.dispatchEvent(new CustomEvent('live:schedules'))")
+    expect(page.locator("#delete[data-old]")).to_have_count(0)
+    page.locator("dialog button", has_text="Delete").click()
+    page.wait_for_url("**/schedules/")

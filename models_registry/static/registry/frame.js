@@ -2,6 +2,7 @@
 import "./transfers.js";
 import { $, $$, act, ago, bytes, call, confirmDialog, h, isBeingLeft, leaveAfter, modelUrl, setNotice, toast } from "./kit.js";
 
+const SESSION_ENDED = "Your session has ended. Sign in again.";
 const isTyping = (element) => element.matches("input, textarea, select, [contenteditable]") || element.closest("dialog");
 
 // --- lists ---------------------------------------------------------------------------------------
@@ -164,7 +165,10 @@ document.addEventListener("submit", async (event) => {
   const { ask, askText } = event.submitter?.dataset ?? {};
   if (!ask || event.defaultPrevented) return;
   event.preventDefault();
-  if (await confirmDialog(ask, askText ?? "", event.submitter.textContent.trim())) event.target.submit();
+  const form = event.target;
+  if (!(await confirmDialog(ask, askText ?? "", event.submitter.textContent.trim()))) return;
+  if (!form.isConnected) document.body.append(form); // its region was drawn again meanwhile, and only a form of the page is sent
+  form.submit();
 });
 
 // Forms that make something are sent once: a region that is drawn again meanwhile has a new form with another token.
@@ -195,6 +199,12 @@ function isFieldChanged(field) {
 const isChanged = (form) => [...form.elements].some(isFieldChanged);
 document.body.addEventListener("htmx:beforeSwap", ({ detail }) => {
   if (!detail.shouldSwap) return;
+  // The page to sign in has nothing of a region.
+  const address = detail.xhr?.responseURL;
+  if (address && new URL(address).pathname === "/login/") {
+    detail.shouldSwap = false;
+    return setNotice("connection", SESSION_ENDED);
+  }
   for (const form of $$("form[hx-preserve]", detail.target)) if (!isChanged(form)) form.removeAttribute("id");
 });
 
@@ -223,7 +233,7 @@ function connect() {
     if (!isBeingLeft()) tell(new Set([...changed, ...missed]));
   });
   socket.addEventListener("close", (event) => {
-    if (event.code === 4401) return setNotice("connection", "Your session has ended. Sign in again.");
+    if (event.code === 4401) return setNotice("connection", SESSION_ENDED);
     failures += 1;
     if (failures > 1) setNotice("connection", "The server can't be reached.");
     setTimeout(connect, Math.min(500 * 2 ** failures, 15000));

@@ -69,6 +69,8 @@ def test_lines_are_filtered_searched_and_opened(operator: Client) -> None:
     assert [item["custom_id"] for item in found] == [HOSTILE]
     opened = text_of(operator, batch, "?line=1")
     assert 'aria-label="Answer">eno</pre>' in opened and 'aria-label="Prompt">one</pre>' in opened
+    # It stays open while the list is drawn again, which ends with the batch.
+    assert '<details id="json-1" hx-preserve>' in opened and '<div id="batch-lines">' in opened
     beyond = text_of(operator, batch, "?line=60")
     assert "more-57 <span" in beyond and 'aria-label="Prompt"' in beyond
     assert 'aria-label="Prompt"' not in text_of(operator, batch, "?line=999")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+from django.conf import settings
 from django.contrib.auth.models import Permission
 from django.test import Client
 from django.utils import timezone
@@ -135,7 +138,9 @@ def test_an_error_of_a_line_is_shown(operator: Client) -> None:
 def test_the_alias_follows_and_goes_back(operator: Client) -> None:
     replay = made_replay(operator.get("/requests/").wsgi_request.user)
     address = f"/replays/{replay.batch.batch_id}/"
-    assert 'value="prod"' in operator.get(address).content.decode()
+    text = operator.get(address).content.decode()
+    # What is typed stays while the page follows the batch: another alias would be promoted.
+    assert 'value="prod"' in text and 'id="promote-form" hx-preserve>' in text
     assert operator.post(f"{address}promote/", {"alias": "prod"})["Location"] == address
     assert alias_get("prod").current.checkpoint_name == "other"
     assert "Roll back to tiny" in operator.get(address).content.decode()
@@ -236,3 +241,14 @@ def test_an_output_that_was_cut_is_not_judged(operator: Client) -> None:
     assert "not compared" in text and "one two…" in text and "<mark>" not in text
     UsageRecord.objects.all().delete()
     assert 'data-label="Same words">–</td>' in operator.get(address).content.decode()
+
+
+def test_forms_that_make_something_are_sent_once() -> None:
+    """A second press would queue a job, or a batch of hundreds of requests, again."""
+    forms = [
+        form
+        for file in (Path(settings.BASE_DIR) / "templates").rglob("*.html")
+        for form in re.findall(r'<form[^>]*method="post"[^>]*>', file.read_text())
+        if re.search(r"-(create|retry|replay)'", form) or "by-path-register" in form
+    ]
+    assert len(forms) == 8 and [form for form in forms if "data-once" not in form] == []
