@@ -27,7 +27,7 @@ from django.db.models import Sum
 from inference.access.accounts import account_now
 from inference.errors import Unavailable
 from inference.host.coroutines import run_in_background
-from inference.models import Batch, GenerationJob, Schedule, ScheduleRun, UsageRecord, UsageSpan
+from inference.models import Batch, GenerationJob, JobState, Schedule, ScheduleRun, UsageRecord, UsageSpan
 from inference.transport.queue_places import open_request_ids_sync
 from models_registry import live
 from models_registry.models import Checkpoint, Quantisation, SpanMeasurement, Upload
@@ -175,12 +175,17 @@ def _models(seen: live.Live) -> Any:
 
 def _jobs(seen: live.Live) -> Any:
     columns = ("pk", "state", "completion_tokens", "attempts", "cancel_requested")
-    return list(GenerationJob.objects.values_list(*columns)[:_NUM_ROWS])
+    rows = GenerationJob.objects.values_list(*columns)
+    # The oldest run first: of many jobs, none of the newest changes for long.
+    running = rows.filter(state=JobState.RUNNING).order_by("pk")
+    ended = rows.filter(finished_at__isnull=False).order_by("-finished_at").first()
+    return list(rows[:_NUM_ROWS]), list(running[:_NUM_ROWS]), ended
 
 
 def _batches(seen: live.Live) -> Any:
     columns = ("pk", "state", "num_completed", "num_failed", "completion_tokens", "paused_at")
-    return list(Batch.objects.values_list(*columns)[:_NUM_ROWS])
+    rows = Batch.objects.values_list(*columns)
+    return list(rows[:_NUM_ROWS]), list(rows.filter(ended_at__isnull=True).order_by("pk")[:_NUM_ROWS])
 
 
 def _schedules(seen: live.Live) -> Any:

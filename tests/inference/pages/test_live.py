@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import Any
 
 import orjson
@@ -12,12 +13,17 @@ from asgiref.testing import ApplicationCommunicator
 from django.contrib.auth.models import User
 from django.contrib.sessions.backends.db import SessionStore
 from django.contrib.sessions.models import Session
+from django.db.models import F
 from django.test import Client
+from django.utils import timezone
 
+from inference.models import Batch, GenerationJob
 from inference.pages import live as pages_live
 from inference.pages.live import ConsoleConsumer, read_topics
 from models_registry.services import checkpoint_register
 from tests.accounts import account
+from tests.inference.batches.fakes import line, make_batch
+from tests.inference.models.test_jobs import make_job
 from tests.models_registry.detection.builders import small_hybrid, write_checkpoint
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -126,3 +132,23 @@ async def test_an_open_page_sees_no_more_than_its_account_may_see_now(monkeypatc
 
 def test_topics_can_be_compared_without_a_server():
     assert read_topics()[0] == read_topics()[0]
+
+
+def test_what_runs_is_seen_behind_newer_rows_that_wait(monkeypatch, data_dir):
+    monkeypatch.setattr(pages_live, "_NUM_ROWS", 2)
+    job, batch = make_job(), make_batch([line("a")])
+    for number in range(3):
+        make_job()
+        make_batch([line(str(number))])
+    now = timezone.now()
+    seen = [read_topics()[0]]
+    for values in (
+        {"state": "running", "lease_until": now},
+        {"completion_tokens": 5},
+        {"state": "succeeded", "lease_until": None, "finished_at": now},
+    ):
+        GenerationJob.objects.filter(pk=job.pk).update(**values)
+        Batch.objects.filter(pk=batch.pk).update(num_completed=F("num_completed") + 1)
+        seen.append(read_topics()[0])
+    for before, after in pairwise(seen):
+        assert before["jobs"] != after["jobs"] and before["batches"] != after["batches"]
