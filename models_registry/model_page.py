@@ -136,7 +136,8 @@ class ModelPage(StaffPage):
             "scripts": SCRIPTS.get(tab, ()),
             **values,
             "page_data": {
-                **{name: row[name] for name in ("id", "served_model_name", "source", "size_bytes", "state")},
+                **{name: row[name] for name in ("id", "served_model_name", "size_bytes", "state")},
+                "owns_files": checkpoint.owns_files,
                 **values.get("page_data", {}),
             },
         }

@@ -268,11 +268,18 @@ def test_an_override_is_set_shown_and_cleared(page: Page, site: LiveServer) -> N
 
 def test_settings_and_names_are_saved_or_refused(page: Page, site: LiveServer, complaints: Complaints) -> None:
     page.goto(f"/models/{site.checkpoint_id('demo')}/?tab=settings")
+    site.manage(  # by somebody else, since the page was drawn
+        "from models_registry import services; from models_registry.models import Checkpoint;"
+        "demo = Checkpoint.objects.get(served_model_name='demo');"
+        "services.checkpoint_settings_update(checkpoint=demo, values={'keep_alive_s': 600})"
+    )
     page.fill("#setting-max_num_seqs", "8")
     page.click("text=Save settings")
     expect(page.locator("#toasts")).to_contain_text("Saved")
     page.reload()
     expect(page.locator("#setting-max_num_seqs")).to_have_value("8")
+    expect(page.locator("#setting-keep_alive_s")).to_have_value("600")
+    page.fill("#setting-keep_alive_s", "")
     page.fill("#setting-max_num_seqs", "")
     page.fill("#setting-max_model_len", "4096")
     page.click("text=Save settings")

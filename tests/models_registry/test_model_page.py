@@ -9,6 +9,7 @@ from django.test import Client
 
 from models_registry import services
 from models_registry.model_page import TABS
+from models_registry.models import Checkpoint
 
 pytestmark = pytest.mark.django_db
 
@@ -31,3 +32,13 @@ def test_the_search_of_tensors_gets_its_rows_alone(browser: Client, hybrid: Path
     response = browser.get(f"/models/{row.pk}/?tab=tensors&q=router", headers={"HX-Target": "tensor-region"})
     text = response.content.decode()
     assert text.startswith('<div id="tensor-region" ') and "1 to 1 of 1" in text
+
+
+def test_the_settings_know_whose_files_a_deletion_would_remove(
+    browser: Client, hybrid: Path, storage_dirs: Path
+) -> None:
+    row = services.checkpoint_register(path=hybrid)
+    address = f"/models/{row.pk}/?tab=settings"
+    assert '"owns_files": false' in browser.get(address).content.decode()
+    Checkpoint.objects.update(directory=str(storage_dirs / "checkpoints" / str(row.pk) / "copy"))  # it was promoted
+    assert '"owns_files": true' in browser.get(address).content.decode()

@@ -6,16 +6,25 @@ const row = pageData("detail");
 const base = `/registry/checkpoints/${row.id}`;
 
 // Elements for what the account may not do are missing, so they are looked up with "?.".
+/** Whether a field isn't as the page had it; a list's first option means the default. */
+function isChanged(field) {
+  if (!field.options) return field.value !== field.defaultValue;
+  const before = [...field.options].find((option) => option.defaultSelected) ?? field.options[0];
+  return field.value !== before.value;
+}
+
 $("#settings")?.addEventListener("submit", (event) => {
   event.preventDefault();
   const settings = {};
+  // Those alone: somebody else may have changed others since.
   for (const field of event.target.elements) {
-    if (!field.name) continue;
+    if (!field.name || !isChanged(field)) continue;
     settings[field.name] = field.value === "" ? null : field.dataset.kind === "number" ? Number(field.value) : field.value;
   }
+  if (!Object.keys(settings).length) return toast("No setting was changed.");
   act(event.submitter, async () => {
     await call("PATCH", `${base}/settings`, { settings });
-    toast("Saved. The settings hold from the next load on.");
+    reloadWith("Saved. The settings hold from the next load on.");
   });
 });
 
@@ -29,7 +38,7 @@ $("#rename")?.addEventListener("submit", (event) => {
 });
 
 $("#delete")?.addEventListener("click", async (event) => {
-  const text = row.source === "upload" ? "Its files are removed from this server. This can't be undone." : "It is taken out of the registry; its files stay where they are.";
+  const text = row.owns_files ? "Its files are removed from this server. This can't be undone." : "It is taken out of the registry; its files stay where they are.";
   if (!(await confirmDialog(`Delete ${row.served_model_name}?`, text, "Delete it"))) return;
   act(event.target, () => leaveAfter(() => call("DELETE", base), "/models/"));
 });
