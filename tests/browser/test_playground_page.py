@@ -67,6 +67,16 @@ def test_a_reload_keeps_the_chat(page: Page) -> None:
     expect(page.locator("#chats")).not_to_contain_text("What does a function return?")
 
 
+def test_a_chat_about_odd_characters_is_kept(page: Page) -> None:
+    """The six characters that stand for NUL in JSON are text like any other; NUL and half a pair are replaced."""
+    answer_with(page, says("It is \\u0000 there; here \0 and \ud83d."))
+    page.goto("/playground/?model=demo")
+    ask(page, "How is NUL written?", turns=2)
+    page.reload()
+    expect(page.locator(".turn.assistant .text")).to_have_text("It is \\u0000 there; here \ufffd and \ufffd.")
+    forget_chat(page, "How is NUL")
+
+
 def test_the_composer_is_always_in_sight(page: Page) -> None:
     """The conversation scrolls, not the page; so at the sizes of a phone and of a large screen."""
     answer_with(page, says("\n\n".join(f"Paragraph {number}." for number in range(80))))
@@ -332,6 +342,10 @@ def test_a_waiting_request_says_where_it_stands(page: Page) -> None:
     expect(figures).to_have_text("waiting for the model …")
     wait_until(lambda: page.title() and sockets, 20, "the request")
     (socket, request_id) = sockets[0]
+    page.keyboard.press("Control+k")
+    expect(page.locator("#palette")).to_be_visible()
+    page.keyboard.press("Escape")  # of the palette, not of the answer
+    expect(page.locator("#palette")).to_be_hidden()
 
     def tell(kind: str, **members: object) -> None:
         socket.send(json.dumps({"type": kind, "id": request_id, **members}))
@@ -346,6 +360,7 @@ def test_a_waiting_request_says_where_it_stands(page: Page) -> None:
         tell("chunk", chunk=delta({"delta": {"content": "Here."}, "finish_reason": "stop"}))
         tell("done", usage=USAGE, ttft_s=0.1, duration_s=0.2)
     expect(figures).to_contain_text("ended by")
+    assert len(sockets) == 1  # nothing was cancelled
     forget_chat(page, "Where am I?")
 
 

@@ -263,7 +263,8 @@ if (models.length) {
       send();
     }
   });
-  addEventListener("keydown", (event) => event.key === "Escape" && stop());
+  // In a dialog it closes that.
+  addEventListener("keydown", (event) => event.key === "Escape" && !event.target.closest?.("dialog") && stop());
   $("#stop").addEventListener("click", stop);
   $("#clear").addEventListener("click", startOver);
   $("#compare").addEventListener("click", compare);

@@ -20,12 +20,14 @@ export function conversation({ tree, model }) {
   return { model: model.name, turns, leaf: tree.leaf };
 }
 
-/** The oldest pictures go, until the chat is small enough to be kept. Returns its text. */
+/** The server takes neither NUL nor half of a surrogate pair in texts. */
+const storable = (name, value) => (typeof value === "string" ? value.replaceAll("\0", "\ufffd").toWellFormed() : value);
+
+/** A chat as it can be kept: the oldest pictures go, until it is small enough. */
 function fitted(chat, maxBytes) {
   const turns = [...chat.turns, ...(chat.second?.turns ?? [])];
   for (;;) {
-    // The server takes no NUL in texts.
-    const text = JSON.stringify(chat).replaceAll("\\u0000", "\ufffd");
+    const text = JSON.stringify(chat, storable);
     const large = turns.find((turn) => turn.images?.some(({ url }) => url));
     if (!large || new Blob([text]).size <= maxBytes) return JSON.parse(text);
     large.images = large.images.map(({ name }) => ({ name }));
