@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 from inference.batches.inspection import error_of
 from inference.batches.replays import texts_of_response
 from inference.pages.jobs import MAX_SHOWN_CHARS, content_text, prompt_text
@@ -128,14 +126,5 @@ def _text(value: Any) -> str:
 
 def _conversation(messages: Any) -> str:
     if isinstance(messages, list) and all(isinstance(item, dict) for item in messages):
-        return prompt_text({"messages": [_as_message(item) for item in messages]})
+        return prompt_text({"messages": messages})
     return content_text(messages)[:MAX_SHOWN_CHARS]
-
-
-def _as_message(item: dict[str, Any]) -> dict[str, Any]:
-    """Return an item of a conversation with a role and a content; calls of tools are shown as they are."""
-    rest = {name: value for name, value in item.items() if name not in ("role", "content")}
-    content = content_text(item.get("content")) if item.get("content") is not None else ""
-    if rest and rest != {"type": "message"}:
-        content = f"{content}\n{orjson.dumps(rest, option=orjson.OPT_INDENT_2).decode()}".strip()
-    return {"role": item.get("role") or item.get("type", ""), "content": content}

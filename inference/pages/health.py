@@ -119,7 +119,7 @@ def changes(state: Mapping[str, Any], *, sees_keys: bool) -> list[dict[str, Any]
     revisions = AliasRevision.objects.filter(created_at__gte=since).select_related("alias").order_by("-created_at")
     for revision in readable_rows(revisions, NUM_CHANGES):
         by = f" by {revision.author_name}" if revision.author_name else ""
-        found.append((revision.created_at, f"{revision.alias.name} means {revision.checkpoint_name}{by}", ""))
+        found.append((revision.created_at, f"{revision.alias.name} means {revision.meaning}{by}", ""))
     if sees_keys:
         found += _key_changes(since)
     newest = sorted((item for item in found if item[0] >= since), key=lambda item: item[0], reverse=True)

@@ -69,6 +69,7 @@ class JobsPage(_JobsBase):
             "label": label,
             "after": after,
             "jobs": [{"row": row, "is_open": row.state not in _ENDED, "took_s": took_s(row)} for row in shown],
+            "newest": page_address(query, "after", None),
             "older": page_address(query, "after", str(shown[-1].job_id)) if len(rows) > NUM_JOBS else "",
             "counts": ", ".join(f"{counts[name]} {name}" for name in JobState.values if counts[name]),
         }
@@ -154,11 +155,19 @@ def prompt_text(prompt: dict[str, Any]) -> str:
     if "text" in prompt:
         text = prompt["text"]
     elif "messages" in prompt:
-        parts = (f"[{item.get('role', '')}]\n{content_text(item.get('content'))}" for item in prompt["messages"])
-        text = "\n\n".join(parts)
+        text = "\n\n".join(map(_message_text, prompt["messages"]))
     else:
         text = ", ".join(map(str, prompt.get("token_ids", ())))
     return str(text)[:MAX_SHOWN_CHARS]
+
+
+def _message_text(item: dict[str, Any]) -> str:
+    """Return an item of a conversation below its role; calls of tools are shown as they are."""
+    rest = {name: value for name, value in item.items() if name not in ("role", "content")}
+    content = content_text(item["content"]) if item.get("content") is not None else ""
+    if rest and rest != {"type": "message"}:
+        content = f"{content}\n{orjson.dumps(rest, option=orjson.OPT_INDENT_2).decode()}".strip()
+    return f"[{item.get('role') or item.get('type', '')}]\n{content}"
 
 
 def content_text(content: Any) -> str:

@@ -15,6 +15,7 @@ from inference.pages.health import NUM_ERRORS, changes, failed_requests, num_fai
 from inference.records.usage_spans import HOUR, MINUTE, QUARTER, last_begin
 from models_registry import services
 from models_registry.aliases import alias_promote
+from models_registry.models import Adapter
 from tests.models_registry.detection.builders import small_hybrid, write_checkpoint
 
 pytestmark = pytest.mark.django_db
@@ -118,6 +119,8 @@ def test_failures_of_the_hour() -> None:
 def test_changes_are_the_newest_first_and_keys_are_for_those_who_may_see_them(tmp_path) -> None:
     row = services.checkpoint_register(path=write_checkpoint(tmp_path / "tiny", *small_hybrid()))
     alias_promote(name="main", checkpoint=row, author_name="ada")
+    adapter = Adapter.objects.create(base=row, name="sql", path="/sql", rank=1, num_values=1, size_bytes=1)
+    alias_promote(name="sql", checkpoint=row, adapter=adapter)
     key, _ = api_key_create(name="ci")
     api_key_revoke(prefix=key.prefix)
     now = timezone.now().timestamp()
@@ -134,6 +137,7 @@ def test_changes_are_the_newest_first_and_keys_are_for_those_who_may_see_them(tm
     words = [item["words"] for item in changes(state, sees_keys=True)]
     assert words[0] == f"{row.served_model_name} was unloaded: it made room."
     assert words[-1] == "The worker w-0 started"
-    assert {f"{row.served_model_name} was registered", "The key ci was made", "The key ci was revoked",
-            f"main means {row.served_model_name} by ada"} < set(words)  # fmt: skip
+    assert {f"{row.served_model_name} was registered", "The key ci was made", "The key ci was revoked"} < set(words)
+    name = row.served_model_name
+    assert {f"main means {name} by ada", f"sql means {name}:sql"} < set(words)
     assert not any("key" in item["words"] for item in changes(state, sees_keys=False))

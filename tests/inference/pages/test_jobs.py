@@ -46,6 +46,8 @@ def test_the_list_is_filtered_and_paged(operator: Client) -> None:
     first = operator.get("/jobs/")
     assert first.context["older"].startswith("?after=")
     assert operator.get(f"/jobs/{first.context['older']}").content.decode().count('data-label="State"') == 5
+    filtered = operator.get(f"/jobs/{first.context['older']}&state=queued&batch=x")
+    assert filtered.context["newest"] == "?state=queued&batch=x"
     assert operator.get("/jobs/?state=odd").status_code == 400
     assert operator.get(f"/jobs/?after={uuid.uuid4()}").status_code == 404
 
@@ -64,10 +66,13 @@ def test_a_finished_job_shows_its_output(operator: Client) -> None:
     row = make_job(state="succeeded", result=json.dumps(result), finished_at=timezone.now())
     text = operator.get(f"/jobs/{row.job_id}/").content.decode()
     assert "Because." in text and "ended by stop" in text
+    # What other jobs do draws nothing again, so that a text can be selected, nor closes what was opened.
+    assert '<div class="stack" id="job">' in text and '<details id="result-json" hx-preserve>' in text
 
 
 def test_an_open_job_is_not_queued_again(operator: Client) -> None:
     row = make_job()
+    assert 'id="job" hx-get=' in operator.get(f"/jobs/{row.job_id}/").content.decode()
     response = operator.post(f"/jobs/{row.job_id}/retry/")
     assert response.status_code == 409 and "only a finished one" in response.content.decode()
     assert operator.get(f"/jobs/{row.job_id}/retry/").status_code == 405
@@ -86,6 +91,9 @@ def test_prompts_and_outputs_as_text() -> None:
     assert prompt_text({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}).startswith(
         "[user]"
     )
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+    text = prompt_text({"messages": [call]})
+    assert text.startswith("[assistant]\n{") and '"tool_calls"' in text and "null" not in text
     assert output_text({"text": "so", "finish_reason": "length"})["text"] == "so"
 
 
