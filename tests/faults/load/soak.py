@@ -96,6 +96,8 @@ def _lines(samples: list[tuple[float, Holdings]], name: str) -> Iterator[tuple[s
     first, last = (samples[number][1] for number in (0, -1))
     is_judged = samples[-1][0] >= MIN_JUDGED_S
     text = f"{name}: {first.memory_bytes >> 20} to {last.memory_bytes >> 20} MiB, {growth:+.1%} an hour"
+    tenths = [samples[number * (len(samples) - 1) // 10][1].memory_bytes / (1 << 20) for number in range(11)]
+    yield f"{name}: MiB at each tenth of the time: {' '.join(f'{size:.1f}' for size in tenths)}", True
     yield text + ("" if is_judged else ", too short to judge"), growth <= MAX_GROWTH or not is_judged
     for what, counts in (
         ("connections", [item.num_connections for _, item in samples]),
