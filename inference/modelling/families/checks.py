@@ -36,7 +36,9 @@ ROTARY_BUFFERS = IgnoredTensors(
 MASK_BUFFERS = IgnoredTensors(
     re.compile(r"(^|\.)(position_ids|masked_bias)$"), "constants of positions and masks; early exports stored them"
 )
-
+DRAFTS = IgnoredTensors(
+    re.compile(r"(^|\.)mtp(_\w+)?\."), "layers for drafting several tokens, beside the model itself"
+)
 OTHER_PARTS = IgnoredTensors(
     re.compile(
         r"^(model\.)?(visual|vision_tower|vision_model|multi_modal_projector|audio_tower|embed_vision|embed_audio|vision_embedder|patch_merge_mlp)\."

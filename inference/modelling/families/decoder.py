@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from inference.modelling.families.checks import MASK_BUFFERS, IgnoredTensors, finish
+from inference.modelling.families.checks import DRAFTS, MASK_BUFFERS, IgnoredTensors, finish
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import check_size
 from inference.modelling.families.decoder_layout import CONTEXT_KEYS, DecoderLayout
@@ -189,4 +189,4 @@ def decoder_spec(
         parameters={**outer, **layer_sources},
         prediction_head=prediction_head,
     )
-    return finish(view, spec, ignored=(MASK_BUFFERS, *ignored))
+    return finish(view, spec, ignored=(MASK_BUFFERS, DRAFTS, *ignored))

@@ -5,11 +5,9 @@ Source: transformers' ``hy_v4``, also for what config.json may leave out.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from inference.modelling.families.checks import IgnoredTensors
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import Table, used
 from inference.modelling.families.config_keys import Harmless
@@ -31,7 +29,6 @@ CONFIG_KEYS: Mapping[str, Table] = {
         "learnable_sink_init": Harmless("start values of a training"),
     }
 }
-DRAFTING = IgnoredTensors(re.compile(r"^model\.mtp_layers\."), "layers for drafting several tokens")
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
@@ -61,7 +58,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         return Variant(
             attention=attention,
             layer=lambda base, layer: _layer(view, base, layer, streams),
-            ignored=(DRAFTING, *unused_indexers(layout, choices)),
+            ignored=unused_indexers(layout, choices),
             streams=streams,
             outer=prefixed("streams", _gates(view, layout.prefix, HEAD)),
         )

@@ -48,7 +48,6 @@ CONFIG_KEYS: Mapping[str, Table] = {
 
 CONTEXT = 131072
 THETA = 10_000_000.0
-PREDICTION = IgnoredTensors(re.compile(r"^model\.mtp\."), "layers for drafting several tokens, beside the model itself")
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
@@ -71,7 +70,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
                 own |= prefixed("shortcut", _moe_sources(view, moe, f"{layer}mlp."))
             layers.append(replace(llama_layer(mla, mlp, norm), shortcut=shortcut))
             sources |= prefixed(f"layers.{2 * number + half}", own)
-    ignored = (ROTARY_BUFFERS, PREDICTION, _idle_experts(moe))
+    ignored = (ROTARY_BUFFERS, _idle_experts(moe))
     return decoder_spec(view, layout, "longcat_flash", layers, sources, norm, ignored=ignored)
 
 

@@ -5,11 +5,9 @@ Source: transformers' ``mellum``.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from inference.modelling.families.attention_decoder import AttentionDecoder
-from inference.modelling.families.checks import IgnoredTensors
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import EXPERTS, WITH_ROPE, Table, harmless, used
 from inference.modelling.families.config_values import activation, rms_norm
@@ -18,7 +16,6 @@ from inference.modelling.families.rope_by_type import ropes_by_type
 from inference.modelling.families.windows import TYPES, layer_types, sliding_window, window_of_each_layer
 from inference.modelling.spec import ModelSpec
 
-DRAFTS = IgnoredTensors(re.compile(r"^mtp\."), "layers for drafting several tokens, beside the model itself")
 CONFIG_KEYS: Mapping[str, Table] = {
     "mellum": {
         **WITH_ROPE,
@@ -45,5 +42,4 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         qk_norm="head",
         act=act,
         experts=lambda layer: routed_experts(view, f"{layer}mlp.", act, top_k=8, normalise_top_k=normalises),
-        ignored=(DRAFTS,),
     )

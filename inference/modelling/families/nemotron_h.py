@@ -13,7 +13,6 @@ from collections.abc import Mapping
 
 from inference.errors import UnsupportedArchitecture
 from inference.modelling.families.attention_config import attention_sources, attention_spec
-from inference.modelling.families.checks import IgnoredTensors
 from inference.modelling.families.config import MAX_LAYERS, CheckpointView, Confidence
 from inference.modelling.families.config_key_tables import COMMON, HEADS, NO_ROPE, NO_WINDOW, Table, harmless, used
 from inference.modelling.families.config_keys import Biases, Only
@@ -89,7 +88,6 @@ KEYS = Mamba2Keys(
     ("mamba_d_conv", "conv_kernel"),
     8,
 )
-PREDICTION_LAYERS = IgnoredTensors(re.compile(r"^mtp\."), "layers for drafting several tokens, beside the model itself")
 PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """Letters of ``hybrid_override_pattern``."""
 
@@ -143,7 +141,6 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         layers,
         sources,
         norm,
-        ignored=(PREDICTION_LAYERS,),
         final_norm_name="norm_f",
         prediction_head=head,
     )

@@ -8,13 +8,12 @@ Source: transformers' ``qwen3_next``, ``qwen3_5`` and ``qwen3_5_moe``; Yang et a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from itertools import pairwise
 
 from inference.errors import TensorShapeMismatch
 from inference.modelling.families.attention_config import attention_spec
-from inference.modelling.families.checks import OTHER_PARTS, ROTARY_BUFFERS, IgnoredTensors
+from inference.modelling.families.checks import OTHER_PARTS, ROTARY_BUFFERS
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import ROPE_MEMBERS, WITH_ROPE, Table, harmless, used
 from inference.modelling.families.config_keys import Harmless, Members, Only
@@ -84,7 +83,6 @@ CONTEXT = 32768
 INTERVAL = 4
 """Every so many layers, one is attention."""
 DEFAULT_TOP_K = {"qwen3_next": 10, "qwen4_exp_text": 10}
-PREDICTION = IgnoredTensors(re.compile(r"^(model\.)?mtp\."), "a module that only drafts tokens")
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
@@ -113,7 +111,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     head = prediction_head(
         view, layout, _head_names(base), norm, lambda: [read_layer(f"{base}layers.0.")], feeds_normed_rows=True
     )
-    ignored = (ROTARY_BUFFERS, PREDICTION, OTHER_PARTS)
+    ignored = (ROTARY_BUFFERS, OTHER_PARTS)
     return decoder_spec(view, layout, model_type, layers, sources, norm, ignored=ignored, prediction_head=head)
 
 

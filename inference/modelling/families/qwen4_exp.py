@@ -26,7 +26,6 @@ from inference.modelling.families.qwen3_next import (
     CONTEXT,
     HEAD_DIM,
     INTERVAL,
-    PREDICTION,
     QWEN3_NEXT,
     QWEN3_NEXT_EXPERTS,
     delta_mixer,
@@ -269,7 +268,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         layers,
         sources,
         None,
-        ignored=(ROTARY_BUFFERS, PREDICTION, OTHER_PARTS),
+        ignored=(ROTARY_BUFFERS, OTHER_PARTS),
         streams=HyperStreamsSpec(hyper),
     )
 

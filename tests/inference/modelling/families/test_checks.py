@@ -82,6 +82,20 @@ def test_old_buffers_are_left_out() -> None:
     assert view.facts.warnings == []
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.mtp_block.0.self_attn.q_proj.weight", "model.mtp_emb_norm.0.weight", "model.mtp_linear_proj.0.weight",
+        "mtp.layers.0.self_attn.q_proj.weight", "mtp.fc.weight", "model.mtp.layers.0.eh_proj.weight",
+        "model.mtp_layers.0.enorm.weight",
+    ],
+)  # fmt: skip
+def test_layers_that_only_draft_are_left_out(name: str) -> None:
+    """Those of ERNIE 4.5 and K-EXAONE were tensors without a place, and the files were refused."""
+    view = view_of(llama(1) | {name: (4,)}, {"num_heads": 4})
+    assert build_spec(view) == build_spec(view_of(llama(1), {"num_heads": 4}))
+
+
 def test_a_dtype_that_is_not_read_is_refused() -> None:
     view = view_of(llama(1), {"num_heads": 4})
     name = "model.layers.0.mlp.up_proj.weight"
