@@ -1,14 +1,13 @@
 """Nemotron-H: one mixer per layer: Mamba-2, attention without positions, ungated MLP, or experts.
 
-The files call each of them ``mixer``; the tensor names of a layer show its kind.
+The files call each of them ``mixer``; the tensor names of a layer show its kind. Δ is kept within ``time_step_limit``,
+as in the published code; transformers 5 raises it to ``time_step_min``, from which training only draws start values.
 
 Source: https://arxiv.org/abs/2504.03624 and the Nemotron 3 report; transformers' ``nemotron_h``.
 """
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping
 
 from inference.errors import UnsupportedArchitecture
@@ -41,6 +40,7 @@ from inference.modelling.families.state_space import (
     mamba2_sources,
     mamba2_spec,
     stated_layer_types,
+    time_step_limits,
     unknown_layer,
 )
 from inference.modelling.spec import LayerSpec, ModelSpec, tensor
@@ -55,20 +55,21 @@ NEMOTRON: Table = {
         "num_local_experts", "num_experts_per_tok", "attention_head_dim",
         "intermediate_size", "layer_norm_epsilon", "rms_norm_eps", "mlp_hidden_act",
         "mamba_hidden_act", "mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "mamba_n_groups",
-        "conv_kernel", "mamba_d_conv", "time_step_min", "mamba_dt_min", "hybrid_override_pattern", "layers_block_type",
-        "layer_types", "n_routed_experts", "moe_intermediate_size", "moe_shared_expert_intermediate_size",
-        "routed_scaling_factor", "n_group", "topk_group", "norm_topk_prob",
+        "conv_kernel", "mamba_d_conv", "time_step_limit", "mamba_dt_limit", "hybrid_override_pattern",
+        "layers_block_type", "layer_types", "n_routed_experts", "moe_intermediate_size",
+        "moe_shared_expert_intermediate_size", "routed_scaling_factor", "n_group", "topk_group", "norm_topk_prob",
     ),
     **harmless(
-        "start values of a training", "time_step_max", "time_step_floor", "time_step_rank", "mamba_dt_max",
-        "mamba_dt_init_floor",
+        "start values of a training", "time_step_min", "time_step_max", "time_step_floor", "time_step_rank",
+        "mamba_dt_min", "mamba_dt_max", "mamba_dt_init_floor",
     ),
     **harmless("the shapes say it", "expand", "mamba_expand", "num_query_groups", "n_shared_experts"),
     **harmless("the tensors of the layers for drafting say it", "num_nextn_predict_layers", "mtp_layers_block_type",
                 "mtp_hybrid_override_pattern"),
     **harmless("which kernel computes it, and when", "use_mamba_kernels", "chunk_size", "mamba_chunk_size",
                 "mamba_ssm_cache_dtype", "moe_shared_expert_overlap"),
-    **harmless("transformers doesn't read it", "time_step_limit", "attention_bias", "mamba_proj_bias", "norm_eps"),
+    **harmless("transformers doesn't read it", "attention_bias", "mamba_proj_bias", "norm_eps"),
+    **harmless("other names beside n_groups and ssm_state_size", "mamba_num_groups", "mamba_state_dim"),
     "sliding_window": NO_WINDOW,
     "moe_latent_size": Only((), "experts in a latent space can't be served yet"),
     "mlp_bias": Biases(r"mixer\.(?:up|down)_proj"),
@@ -97,7 +98,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     norm = rms_norm(view, "layer_norm_epsilon", "rms_norm_eps", default=1e-5)
     mlp_act = activation(view, "mlp_hidden_act", default="relu2")
     mamba_act = activation(view, "mamba_hidden_act")
-    limits = _time_step_limits(view)
+    limits = time_step_limits(view, "time_step_limit", "mamba_dt_limit")
 
     def read_layer(layer: str) -> HeadLayer:
         base = f"{layer}mixer."
@@ -171,12 +172,6 @@ def _layer(token: TokenMixerSpec | None, channel: ChannelMixerSpec | None, norm:
     if token is not None:
         return LayerSpec(token_mixer=token, token_norm=norm)
     return LayerSpec(channel_mixer=channel, channel_norm=norm)
-
-
-def _time_step_limits(view: CheckpointView) -> tuple[float, float]:
-    """Δ is kept above ``time_step_min``; ``time_step_limit`` is in the files, but transformers doesn't apply it."""
-    low = number_with_evidence(view, "mamba.time_step_min", ("mamba_dt_min", "time_step_min"), 0.001, low=0.0, high=1e6)
-    return low, math.inf
 
 
 def _stated_kinds(view: CheckpointView) -> tuple[str, ...] | None:

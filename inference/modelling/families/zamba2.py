@@ -1,5 +1,8 @@
 """Zamba 2: Mamba-2 layers, some of which first run a transformer block that they share with others.
 
+Δ is kept within ``time_step_limit``, where there is one, as in its authors' code; transformers 5 raises it to
+``time_step_min``, from which training only draws start values.
+
 Source: https://arxiv.org/abs/2411.15242, the published Zyphra/Zamba2 files and transformers' ``zamba2``.
 """
 
@@ -14,7 +17,7 @@ from inference.modelling.families.checks import ROTARY_BUFFERS
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import DECODER, ROPE, Table, harmless, used
 from inference.modelling.families.config_keys import Biases, Harmless, Only
-from inference.modelling.families.config_values import activation, check_size, number_with_evidence, rms_norm
+from inference.modelling.families.config_values import activation, check_size, rms_norm
 from inference.modelling.families.decoder import decoder_spec
 from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
 from inference.modelling.families.head_sizes import read_heads
@@ -26,6 +29,7 @@ from inference.modelling.families.state_space import (
     check_hybrid_layers,
     mamba2_sources,
     mamba2_spec,
+    time_step_limits,
 )
 from inference.modelling.spec import LayerSpec, ModelSpec, Source, concatenated, tensor
 from inference.modelling.specs.parts import NormSpec, prefixed
@@ -37,7 +41,7 @@ CONFIG_KEYS: Mapping[str, Table] = {
         **ROPE,
         **used(
             "attention_head_dim", "attention_hidden_size", "layers_block_type", "hybrid_layer_ids", "n_mamba_heads",
-            "mamba_headdim", "mamba_d_state", "mamba_ngroups", "mamba_d_conv", "time_step_min", "num_mem_blocks",
+            "mamba_headdim", "mamba_d_state", "mamba_ngroups", "mamba_d_conv", "time_step_limit", "num_mem_blocks",
             "use_mem_rope", "use_shared_attention_adapter", "adapter_rank",
         ),
         "add_bias_linear": Biases(r"(?:mamba\.(?:in|out)_proj|feed_forward\.(?:gate_up|down)_proj)"),
@@ -45,22 +49,20 @@ CONFIG_KEYS: Mapping[str, Table] = {
         "use_shared_mlp_adapter": Only((True,), "the MLP has adapters"),
         "use_long_context": Only((False,), "the context is config.json's"),
         **harmless("the shapes say it", "mamba_expand", "kv_channels", "num_query_groups", "ffn_hidden_size"),
-        **harmless("start values of a training", "time_step_max", "time_step_floor"),
+        **harmless("start values of a training", "time_step_min", "time_step_max", "time_step_floor"),
         **harmless("which kernel computes it", "use_mamba_kernels", "use_mem_eff_path", "chunk_size"),
-        "time_step_limit": Harmless("transformers takes it from time_step_min"),
     },
 }  # fmt: skip
 
 KEYS = Mamba2Keys(("n_mamba_heads",), ("mamba_headdim",), ("mamba_d_state",), ("mamba_ngroups",), ("mamba_d_conv",), 1)
 MAMBA_NORM_EPS = 1e-5
 """Of the gated norm, whatever config.json says."""
-TIME_STEP_MIN = 0.001
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
     layout = read_layout(view, tied_by_default=True)
     norm = rms_norm(view, default=1e-5)
-    least = number_with_evidence(view, "mamba.time_step_min", ("time_step_min",), TIME_STEP_MIN, low=0.0, high=1e6)
+    limits = time_step_limits(view, "time_step_limit")
     hybrid = [n for n in range(layout.num_layers) if f"{layout.layer(n)}linear.weight" in view.tensors]
     check_hybrid_layers(view, layout.num_layers, hybrid)
     blocks = _Blocks(view, layout, hybrid, norm)
@@ -69,7 +71,6 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     for number in range(layout.num_layers):
         name, layer = f"layers.{number}", layout.layer(number)
         base = f"{layer}mamba_decoder." if number in hybrid else layer
-        limits = (least, float("inf"))
         mixer = mamba2_spec(view, f"{base}mamba.", KEYS, activation="silu", norm_eps=MAMBA_NORM_EPS, limits=limits)
         sources |= prefixed(f"{name}.token_mixer", mamba2_sources(mixer, f"{base}mamba.", layout.hidden_size))
         sources[f"{name}.token_norm.weight"] = tensor(f"{base}input_layernorm.weight")

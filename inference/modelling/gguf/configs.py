@@ -254,7 +254,7 @@ def falcon_h1(meta: Metadata) -> Config:
 
 
 def nemotron_h(meta: Metadata) -> Config:
-    """Nemotron-H: one mixer per layer, which its tensors name; Δ has no lower limit there."""
+    """Nemotron-H: one mixer per layer, which its tensors name."""
     count, width = _mamba2_heads(meta)
     found = decoder(meta)
     found.pop("hidden_act")
@@ -269,7 +269,6 @@ def nemotron_h(meta: Metadata) -> Config:
         ssm_state_size=meta.integer("ssm.state_size"),
         n_groups=meta.integer("ssm.group_count"),
         conv_kernel=meta.integer("ssm.conv_kernel"),
-        time_step_min=0.0,
         n_routed_experts=meta.integer("expert_count") if has_experts else None,
         num_experts_per_tok=meta.integer("expert_used_count") if has_experts else None,
         moe_intermediate_size=meta.integer("expert_feed_forward_length") if has_experts else None,

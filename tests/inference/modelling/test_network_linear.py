@@ -64,6 +64,7 @@ ZAMBA2 = {
     "layers_block_type": ["linear_attention", *["hybrid", "linear_attention"] * 2, "hybrid", "hybrid"],
     "n_mamba_heads": 8, "mamba_d_state": 16, "mamba_ngroups": 2, "num_mem_blocks": 2, "adapter_rank": 4,
     "use_shared_attention_adapter": True, "use_mem_rope": True, "chunk_size": 16,
+    "time_step_min": 1e-9,
 }  # fmt: skip
 ZAMBA = {
     **SIZES, "num_hidden_layers": 7, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,
@@ -124,7 +125,7 @@ CASES = {
         "Zamba2",
         {
             **ZAMBA2, "num_mem_blocks": 1, "use_shared_attention_adapter": False, "use_mem_rope": False,
-            "add_bias_linear": True, "time_step_min": 0.2, "mamba_ngroups": 1, "hidden_act": "silu",
+            "add_bias_linear": True, "mamba_ngroups": 1, "hidden_act": "silu",
         },
     ),
     "minimax": ("MiniMax", MINIMAX),

@@ -38,6 +38,7 @@ NEMOTRON = {
     "mamba_head_dim": 8,
     "ssm_state_size": 16,
     "n_groups": 2,
+    "time_step_min": 1e-9,
     "chunk_size": 16,
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,

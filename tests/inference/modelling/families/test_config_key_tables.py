@@ -124,6 +124,9 @@ PREPARED: dict[str, dict[str, Any]] = {
     "moe_layer_freq": {"mlp_layer_types": None, "first_k_dense_replace": 1},
     "layers_block_type": {"layer_types": None},
     "global_head_dim": {"per_layer_config": None},
+    "hybrid_layer_pattern": {"layer_types": None},
+    "layernorm_epsilon": {"rms_norm_eps": None},
+    "mamba_dt_limit": {"time_step_limit": None},
     "num_global_key_value_heads": {"per_layer_config": None},
 }
 """What has to be absent, or present, for a key to matter: another spelling wins over it."""
@@ -302,6 +305,8 @@ NOT_FREE = {
     "ffn_proj_factor", "ffn_round_up_to_multiple_of", "ngram_vocab_size_base", "make_ngram_vocab_size_divisible_by",
 }  # fmt: skip
 """Keys that transformers computes shapes from, where blazr has the shapes, and its form of a result."""
+LEAST_TIME_STEP = {"nemotron_h", "zamba2"}
+"""Families where transformers 5 raises Δ to a training's ``time_step_min``, which the published code doesn't read."""
 
 
 @pytest.mark.parametrize("model_type", TYPES)
@@ -315,6 +320,8 @@ def test_harmless_keys_change_no_logits_of_transformers(model_type: str, tiny: C
     for key, rule in config_keys(model_type).items():
         value = values.get(key)
         if not isinstance(rule, Harmless) or key in NOT_FREE or not isinstance(value, bool | int | float):
+            continue
+        if key == "time_step_min" and model_type in LEAST_TIME_STEP:
             continue
         other = copy.deepcopy(config)
         setattr(other, key, _other(value))

@@ -31,8 +31,15 @@ def test_each_layer_has_one_mixer() -> None:
     mlp = layers[2].channel_mixer
     assert isinstance(mlp, MLPSpec) and layers[2].token_mixer is None
     assert (mlp.gated, mlp.activation, mlp.intermediate_size) == (False, "relu2", 24)
-    assert (layers[0].token_mixer.dt_min, layers[0].token_mixer.dt_max) == (0.001, math.inf)
     assert not view.facts.warnings
+
+
+def test_time_steps_are_bounded_by_their_limit_and_not_by_those_of_a_training() -> None:
+    """The published files have both; the code published with them bounds Δ by the limit alone."""
+    training = {"time_step_min": 0.001, "time_step_max": 0.1, "time_step_floor": 0.0001}
+    for limit, expected in (([0.0, math.inf], (0.0, math.inf)), ([0.01, 0.5], (0.01, 0.5)), (None, (0.0, math.inf))):
+        mixer = build_spec(view_of(shapes(), CONFIG | training | {"time_step_limit": limit})).layers[0].token_mixer
+        assert isinstance(mixer, Mamba2Spec) and (mixer.dt_min, mixer.dt_max) == expected
 
 
 def test_a_pattern_that_contradicts_the_tensors_is_refused() -> None:

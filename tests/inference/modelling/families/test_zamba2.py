@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from inference.errors import CheckpointError, MissingTensor, UnsupportedArchitecture
@@ -60,7 +62,14 @@ def test_each_layer_has_its_own_keys_and_values_beside_its_state() -> None:
     assert [part.name for part in layer.state()] == ["k", "v", "conv_state", "ssm_state"]
     assert layer.kind == "attention+mamba2"
     mixer = layer.token_mixer
-    assert isinstance(mixer, Mamba2Spec) and mixer.dt_min == 0.001
+    assert isinstance(mixer, Mamba2Spec) and (mixer.dt_min, mixer.dt_max) == (0.0, math.inf)
+
+
+def test_time_steps_are_bounded_by_their_limit_and_not_by_those_of_a_training() -> None:
+    training = {"time_step_min": 0.001, "time_step_max": 0.1}
+    for limit, expected in ((None, (0.0, math.inf)), ([0.01, 0.5], (0.01, 0.5))):
+        mixer = build_spec(view_of(shapes(), CONFIG | training | {"time_step_limit": limit})).layers[0].token_mixer
+        assert isinstance(mixer, Mamba2Spec) and (mixer.dt_min, mixer.dt_max) == expected
 
 
 @pytest.mark.parametrize(

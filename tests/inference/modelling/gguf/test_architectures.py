@@ -79,8 +79,8 @@ RECURRENT_CASES = {
     "bamba": {},
     "granitemoehybrid-moe": {},
     "granitemoehybrid-dense-rope": {},
-    "nemotron_h-dense": {"time_step_min": 1e-9},
-    "nemotron_h-moe": {"time_step_min": 1e-9, "use_bias": False},
+    "nemotron_h-dense": {},
+    "nemotron_h-moe": {"use_bias": False},
     "jamba": {},
 }
 """With the constants that a file can't state, as llama.cpp has them."""
