@@ -80,7 +80,7 @@ ROPE_MEMBERS: Table = {
     **used(
         "rope_type", "type", "rope_theta", "partial_rotary_factor", "rotary_percent", "factor",
         "original_max_position_embeddings", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "mscale",
-        "mscale_all_dim", "attention_factor", "truncate", "short_factor", "long_factor",
+        "mscale_all_dim", "attention_factor", "attn_factor", "truncate", "short_factor", "long_factor",
     ),
     "finetuned": Harmless("training only"),
 }  # fmt: skip

@@ -139,7 +139,7 @@ def _rope_scaling(
             beta_slow=rope.number("beta_slow", default=1.0, low=0.0, high=1e6) or 1.0,
             mscale=_optional_number(rope, "mscale"),
             mscale_all_dim=_optional_number(rope, "mscale_all_dim"),
-            attention_factor=_optional_number(rope, "attention_factor"),
+            attention_factor=_yarn_attention_factor(rope, factor),
             truncate=rope.boolean("truncate", default=True),
             **common,
         )
@@ -152,6 +152,21 @@ def _rope_scaling(
             )
         return RopeScaling("dynamic", **common)
     return RopeScaling("linear", **common)
+
+
+def _yarn_attention_factor(rope: CheckpointConfig, factor: float) -> float | None:
+    """What cosines and sines are multiplied by; None: YaRN's own magnitude, or as ``mscale`` says.
+
+    ``attn_factor`` is vLLM's and multiplies that magnitude: DeepSeek-R1-0528-Qwen3-8B has its inverse there.
+    """
+    stated, multiplier = _optional_number(rope, "attention_factor"), _optional_number(rope, "attn_factor")
+    if stated is not None or multiplier is None:
+        return stated
+    return multiplier * _yarn_magnitude(factor, 1.0)
+
+
+def _yarn_magnitude(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 def _longrope(rope: CheckpointConfig, rotary_dim: int, common: Mapping[str, Any]) -> RopeScaling:
@@ -182,6 +197,6 @@ def yarn_softmax_multiplier(rope: RopeSpec) -> float:
     scaling that has ``mscale_all_dim``).
     """
     scaling = rope.scaling
-    if scaling is None or not scaling.mscale_all_dim or scaling.factor <= 1:
+    if scaling is None or not scaling.mscale_all_dim:
         return 1.0
-    return float((0.1 * scaling.mscale_all_dim * math.log(scaling.factor) + 1.0) ** 2)
+    return float(_yarn_magnitude(scaling.factor, scaling.mscale_all_dim) ** 2)

@@ -169,11 +169,14 @@ def scaling(meta: Metadata, rotated: int) -> Config | None:
     if kind == "linear":
         return given(rope_type="linear", factor=factor)
     if kind == "yarn":
+        magnitude = meta.number("rope.scaling.attn_factor") or meta.number("rope.scaling.yarn_attn_factor")
+        # The converter writes attention_factor there, and attn_factor, which takes back YaRN's own magnitude.
+        is_multiplier = magnitude is not None and magnitude < 1.0
         return given(
             rope_type="yarn",
             factor=factor,
             original_max_position_embeddings=trained,
-            attention_factor=meta.number("rope.scaling.attn_factor") or meta.number("rope.scaling.yarn_attn_factor"),
+            **{"attn_factor" if is_multiplier else "attention_factor": magnitude},
             beta_fast=meta.number("rope.scaling.yarn_beta_fast"),
             beta_slow=meta.number("rope.scaling.yarn_beta_slow"),
         )

@@ -308,7 +308,8 @@ def deepseek2(meta: Metadata) -> Config:
         log_multiplier = meta.number("rope.scaling.yarn_log_multiplier")
         if log_multiplier is not None:
             stretch |= {"mscale": shortest(log_multiplier * 10), "mscale_all_dim": shortest(log_multiplier * 10)}
-            stretch.pop("attention_factor", None)
+            for key in ("attention_factor", "attn_factor"):
+                stretch.pop(key, None)
     return found | given(
         model_type="deepseek_v3" if is_third else "deepseek_v2",
         num_hidden_layers=model_layers(meta),

@@ -46,6 +46,18 @@ def test_yarn_stretches_from_the_trained_context() -> None:
     assert yarn_softmax_multiplier(rope_of({})) == 1.0
 
 
+def test_vllms_factor_multiplies_yarns_own_magnitude() -> None:
+    """DeepSeek-R1-0528-Qwen3-8B takes the magnitude back with it; it was refused."""
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    stated = rope_of({"rope_scaling": scaling | {"attn_factor": 0.8782488562869419}}).scaling
+    assert stated.attention_factor == pytest.approx(1.0, abs=1e-12)
+    assert rope_of({"rope_scaling": scaling | {"attn_factor": 1.0}}).scaling.attention_factor == pytest.approx(
+        0.1 * math.log(4.0) + 1.0
+    )
+    both = rope_of({"rope_scaling": scaling | {"attn_factor": 0.5, "attention_factor": 1.5}}).scaling
+    assert both.attention_factor == 1.5
+
+
 def test_longrope_has_a_factor_for_each_pair() -> None:
     scaling = {"type": "su", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     rope = rope_of({"rope_scaling": scaling, "original_max_position_embeddings": 32}, renamed_types={"su": "longrope"})

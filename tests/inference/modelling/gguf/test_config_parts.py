@@ -111,6 +111,14 @@ def test_the_magnitude_of_yarn_has_two_keys(meta):
         assert found["rope_scaling"]["attention_factor"] == 1.25
 
 
+def test_a_magnitude_of_yarn_below_one_takes_yarns_own_back(meta):
+    """DeepSeek-R1-0528-Qwen3-8B states attn_factor, which the converter writes under the same key; it was absolute."""
+    stretched = HEADS | {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+    found = configs.llama(meta("llama", stretched | {"rope.scaling.attn_factor": 0.8782488562869419}))["rope_scaling"]
+    assert found["attn_factor"] == pytest.approx(0.87824886)
+    assert "attention_factor" not in found
+
+
 def test_scores_that_are_not_divided_are_refused(meta):
     for stated in ({}, {"expert_weights_norm": True}):
         config_parts.expect_normalised(meta("hy_v3", HEADS | stated))
