@@ -152,8 +152,10 @@ def granite_multipliers(meta: Metadata) -> Config:
 
 
 def scaling(meta: Metadata, rotated: int) -> Config | None:
-    kind = meta.string("rope.scaling.type") or "none"
-    factor, trained = meta.number("rope.scaling.factor"), meta.integer("rope.scaling.original_context_length")
+    # Files from before rope.scaling have rope.scale_linear; llama.cpp takes a factor without a type for linear.
+    factor = meta.number("rope.scaling.factor") or meta.number("rope.scale_linear")
+    kind = meta.string("rope.scaling.type") or ("none" if factor in (None, 1.0) else "linear")
+    trained = meta.integer("rope.scaling.original_context_length")
     long, short = meta.floats("rope_factors_long.weight"), meta.floats("rope_factors_short.weight")
     if long or short:
         return given(

@@ -104,6 +104,23 @@ def test_the_first_of_so_many_layers_may_be_the_full_one(meta):
     assert found["layer_types"] == [FULL, WINDOW, WINDOW, WINDOW, FULL, WINDOW]
 
 
+@pytest.mark.parametrize(
+    ("keys", "factor"),
+    [
+        ({"rope.scale_linear": 4.0}, 4.0),
+        ({"rope.scaling.factor": 2.0}, 2.0),
+        ({"rope.scaling.factor": 2.0, "rope.scale_linear": 4.0}, 2.0),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}, 8.0),
+        ({"rope.scale_linear": 1.0}, None),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 2.0}, None),
+    ],
+)
+def test_a_factor_without_a_type_is_linear(keys, factor, meta):
+    """Files from 2023, as those of Vicuna 1.5 16K, have the first; the text was as if there were none."""
+    found = configs.llama(meta("llama", HEADS | keys))
+    assert found.get("rope_scaling") == (factor and {"rope_type": "linear", "factor": factor})
+
+
 def test_the_magnitude_of_yarn_has_two_keys(meta):
     stretched = HEADS | {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
     for key in ("attn_factor", "yarn_attn_factor"):
