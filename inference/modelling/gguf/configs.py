@@ -26,6 +26,8 @@ from inference.modelling.gguf.metadata import Metadata, shortest
 
 GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 """Layers of the sizes whose scores are scaled by the width of the model by heads; the file doesn't state the scale."""
+PHI3_4K, PHI3_4K_LAYERS, PHI3_4K_WINDOW = 4096, (32, 40), 2047
+"""Context, layers and windows of the models whose first files, Microsoft's among them, don't state the windows."""
 
 
 def llama(meta: Metadata) -> Config:
@@ -127,7 +129,10 @@ def phi3(meta: Metadata) -> Config:
     trained = meta.integer("rope.scaling.original_context_length")
     if found.get("rope_scaling") and trained is not None:
         found["original_max_position_embeddings"] = trained
-    return found | {"model_type": "phi3", "sliding_window": meta.integer("attention.sliding_window") or None}
+    window = meta.integer("attention.sliding_window")
+    if window is None and meta.integer("context_length") == PHI3_4K and meta.integer("block_count") in PHI3_4K_LAYERS:
+        window = PHI3_4K_WINDOW
+    return found | {"model_type": "phi3", "sliding_window": window or None}
 
 
 def gemma2(meta: Metadata) -> Config:

@@ -63,6 +63,21 @@ def test_a_part_of_the_head_is_rotated(meta):
     assert "partial_rotary_factor" not in configs.phi3(meta("phi3", HEADS | {"rope.dimension_count": 128}))
 
 
+@pytest.mark.parametrize(
+    ("keys", "window"),
+    [
+        ({"block_count": 32, "context_length": 4096}, 2047),
+        ({"block_count": 40, "context_length": 4096}, 2047),
+        ({"block_count": 32, "context_length": 4096, "attention.sliding_window": 0}, None),
+        ({"block_count": 32, "context_length": 4096, "attention.sliding_window": 100}, 100),
+        ({"block_count": 32, "context_length": 131072}, None),
+    ],
+)
+def test_the_first_files_of_phi_3_do_not_state_their_windows(keys, window, meta):
+    """Microsoft's own file of the 4K model is one of them; it was computed without."""
+    assert configs.phi3(meta("phi3", HEADS | keys))["sliding_window"] == window
+
+
 def test_an_unknown_stretch_is_refused(meta):
     with pytest.raises(UnsupportedArchitecture, match=r"llama\.rope\.scaling\.type is 'ntk'"):
         configs.llama(meta("llama", HEADS | {"rope.scaling.type": "ntk"}))
