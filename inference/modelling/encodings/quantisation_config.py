@@ -135,12 +135,10 @@ def _refuse_variants(config: QuantisationConfig) -> None:
     elif config.method == "compressed-tensors":
         problem = _compressed_variant(values)
     elif config.method == "modelopt":
-        algorithm = str(values.get("quant_algo"))
-        if algorithm.upper() not in ("FP8", "NVFP4"):
-            problem = f"quant_algo {algorithm[:40]!r}; FP8 and NVFP4 are read"
+        problem = _modelopt_variant(values)
     elif config.method == "blazr" and values.get("version") not in (BLAZR_VERSION, KEPT_VERSION):
         problem = f"version {str(values.get('version'))[:40]} of blazr's own form; 1 and 2 are read"
-    elif config.method == "fp8" and str(values.get("fmt", "e4m3")) != "e4m3":
+    elif config.method == "fp8" and str(values.get("fmt", "e4m3")) not in ("e4m3", "float8_e4m3fn"):
         problem = f"fmt {str(values['fmt'])[:40]!r}; e4m3 is read"
     elif config.method == "bitnet":
         problem = _bitnet_variant(values)
@@ -150,6 +148,22 @@ def _refuse_variants(config: QuantisationConfig) -> None:
             "weights.",
             param="quantization_config",
         )
+
+
+MODELOPT_ALGORITHMS = ("FP8", "NVFP4", "W4A16_NVFP4")
+"""Values of ModelOpt's ``quant_algo`` that are read; the last one has the second's form."""
+
+
+def _modelopt_variant(values: Mapping[str, Any]) -> str | None:
+    """What of a ModelOpt config isn't read; None: nothing. In mixed precision each layer states its own."""
+    algorithms = [values.get("quant_algo")]
+    layers = values.get("quantized_layers")
+    if algorithms == ["MIXED_PRECISION"] and isinstance(layers, Mapping) and layers:
+        algorithms = [layer.get("quant_algo") if isinstance(layer, Mapping) else None for layer in layers.values()]
+    for algorithm in algorithms:
+        if str(algorithm).upper() not in MODELOPT_ALGORITHMS:
+            return f"quant_algo {str(algorithm)[:40]!r}; {', '.join(MODELOPT_ALGORITHMS)} are read"
+    return None
 
 
 def _bitnet_variant(values: Mapping[str, Any]) -> str | None:

@@ -27,19 +27,22 @@ QUANTISATION_KEYS: Mapping[str, Rule] = {
     ),
     **_harmless(
         "the tensors show which layers are in codes",
-        "modules_to_not_convert", "ignore", "ignored_layers", "skip_modules", "llm_int8_skip_modules", "lm_head",
-        "modules_in_block_to_quantize", "exclude_modules", "block_name_to_quantize", "inside_layer_modules",
-        "outside_layer_modules", "to_quant_block_names", "extra_config", "quantized_layers",
+        "modules_to_not_convert", "modules_to_convert", "ignore", "ignored_layers", "skip_modules",
+        "llm_int8_skip_modules", "lm_head", "modules_in_block_to_quantize", "exclude_modules",
+        "block_name_to_quantize", "inside_layer_modules", "outside_layer_modules", "to_quant_block_names",
+        "extra_config", "quantized_layers",
     ),
     **_harmless(
         "the tensors show it: g_idx, zero points and scales are always used",
-        "desc_act", "sym", "static_groups", "zero_point", "scale_fmt", "pack_dtype", "bnb_4bit_use_double_quant",
-        "bnb_4bit_quant_storage", "act_group_aware", "data_type",
+        "desc_act", "sym", "weight_per_tensor", "static_groups", "zero_point", "scale_fmt", "pack_dtype",
+        "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage", "act_group_aware", "data_type",
     ),
     **_harmless(
         "how activations or caches are held; ours are in the model's dtype",
-        "activation_scheme", "activation_scale_ub", "kv_cache_scheme", "kv_cache_quant_algo", "llm_int8_threshold",
-        "bnb_4bit_compute_dtype", "hyb_act", "act_bits", "act_data_type", "act_dynamic", "act_sym", "act_group_size",
+        "activation_scheme", "act_per_tensor", "activation_scale_ub", "kv_cache_scheme", "kv_cache_quant_algo",
+        "llm_int8_threshold", "bnb_4bit_compute_dtype", "hyb_act", "act_bits", "act_data_type", "act_dynamic",
+        "act_sym", "act_group_size", "static_kv_dtype", "static_kv_granularity", "static_attention_dtype",
+        "static_attention_granularity",
     ),
     **_harmless(
         "how the weights were quantised",
@@ -48,6 +51,7 @@ QUANTISATION_KEYS: Mapping[str, Rule] = {
         "batch_size", "gradient_accumulate_steps", "low_gpu_mem_usage", "amp", "scale_dtype", "low_cpu_mem_usage",
         "quantization_status", "global_compression_ratio", "producer", "autoround_version", "quant_method_version",
         "duo_scaling", "n_samples", "max_calib_samples", "max_calib_seq_len", "train_bs", "enable_norm_bias_tuning",
+        "model_free", "provider",
     ),
     **_harmless(
         "which program and kernel would compute it",
@@ -57,7 +61,9 @@ QUANTISATION_KEYS: Mapping[str, Rule] = {
         "_load_in_8bit", "llm_int8_enable_fp32_cpu_offload", "llm_int8_has_fp16_weight", "dequantize", "offload_meta",
         "use_fast", "torch_dtype", "dtype", "parallelization", "gptq_layout",
     ),
+    "method": Harmless("GPTQModel's second name of quant_method"),
     "rms_norm_eps": Harmless("only use_rms_norm, which is refused, has such a norm"),
+    "expert_dtype": Only(("fp8",), "experts of another type than the rest aren't read"),
     "rotation": Only((), "a rotation of the activations isn't computed"),
     "compressed": Only((), "an unknown compression of the tensors isn't read"),
 }  # fmt: skip

@@ -35,6 +35,22 @@ def test_methods_without_a_name(value: dict[str, Any], file: str, method: str) -
     assert (found.method, found.file) == (method, file)
 
 
+MIXED: dict[str, Any] = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        MIXED | {"quantized_layers": {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "NVFP4", "group_size": 16}}},
+        MIXED | {"quantized_layers": {"a": {"quant_algo": "W4A16_NVFP4", "group_size": 16}}},
+        {"quant_method": "fp8", "fmt": "float8_e4m3fn", "weight_block_size": [128, 128]},
+    ],
+)
+def test_forms_of_published_files_are_read(value: dict[str, Any]) -> None:
+    """Those of nvidia's Qwen3.6 and of MiniMax-M2.5, which were refused."""
+    assert read_quantisation_config(value).method == value["quant_method"]
+
+
 @pytest.mark.parametrize(
     ("value", "named"),
     [
@@ -53,7 +69,10 @@ def test_methods_without_a_name(value: dict[str, Any], file: str, method: str) -
         ({"quant_method": "compressed-tensors", "config_groups": {"a": {"format": "new"}}}, "'new'"),
         ({"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-bitmask"}}, "'sparse-bitmask'"),
         ({"quant_method": "compressed-tensors", "transform_config": {"config_groups": {}}}, "rotates activations"),
-        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "'W4A8_AWQ'; FP8 and NVFP4"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "'W4A8_AWQ'; FP8, NVFP4, W4A16_NVFP4"),
+        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "'MIXED_PRECISION'; FP8"),
+        (MIXED | {"quantized_layers": {"a": {"quant_algo": "MXFP8"}}}, "'MXFP8'; FP8"),
+        (MIXED | {"quantized_layers": {"a": "FP8"}}, "'None'; FP8"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "'e5m2'; e4m3"),
     ],
 )

@@ -27,6 +27,30 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128],
         "scale_fmt": "ue8m0",
     },
+    "fp8 of Qwen3.5": {
+        "activation_scheme": "dynamic", "act_per_tensor": False, "fmt": "e4m3", "modules_to_convert": None,
+        "modules_to_not_convert": ["lm_head"], "quant_method": "fp8", "weight_block_size": [128, 128],
+        "weight_per_tensor": False,
+    },
+    "fp8 of transformers 5": {
+        "activation_scheme": "dynamic", "dequantize": False, "expert_dtype": "fp8", "modules_to_convert": None,
+        "modules_to_not_convert": ["lm_head"], "quant_method": "fp8", "scale_fmt": "float",
+        "weight_block_size": [128, 128],
+    },
+    "gptq of GPTQModel 6": {
+        "bits": 4, "group_size": 128, "desc_act": False, "lm_head": False, "method": "gptq", "quant_method": "gptq",
+        "format": "gptq", "checkpoint_format": "gptq", "pack_dtype": "int32", "sym": True, "meta": {"fallback": None},
+    },
+    "gptq of AutoRound": {
+        "bits": 4, "group_size": 128, "sym": True, "quant_method": "gptq", "provider": "auto-round", "lm_head": False,
+        "autoround_version": "0.13.0", "desc_act": False, "true_sequential": False, "damp_percent": 0.01,
+        "block_name_to_quantize": "model.layers", "static_attention_granularity": "tensor",
+        "static_kv_granularity": "tensor",
+    },
+    "auto-round without a model": {
+        "bits": 4, "group_size": 128, "sym": True, "quant_method": "auto-round", "model_free": True, "iters": 0,
+        "packing_format": "auto_round:auto_gptq", "extra_config": {"mtp.norm": {"bits": 16, "data_type": "float"}},
+    },
     "compressed-tensors": {
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 8}}}, "format": "float-quantized",
         "global_compression_ratio": 1.5, "ignore": ["lm_head"], "kv_cache_scheme": None, "quant_method":
@@ -68,3 +92,5 @@ def test_other_keys_are_refused_by_name() -> None:
         check(PUBLISHED["gptq"] | {"rotation": "hadamard"})
     with pytest.raises(UnsupportedArchitecture, match=r"quantization_config\.new_trick"):
         check(PUBLISHED["gptq"] | {"new_trick": 1})
+    with pytest.raises(UnsupportedArchitecture, match=r"quantization_config\.expert_dtype is 'fp4'"):
+        check(PUBLISHED["fp8 of transformers 5"] | {"expert_dtype": "fp4"})
