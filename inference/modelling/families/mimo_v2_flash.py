@@ -1,5 +1,8 @@
 """MiMo-V2-Flash: values narrower than keys, windowed layers with sinks and twice the key/value heads, grouped experts.
 
+The published config.json has other keys than transformers writes: the same bases and widths, and lists of numbers in
+place of types.
+
 Source: transformers' ``mimo_v2_flash``, also for what config.json may leave out.
 """
 
@@ -8,12 +11,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from inference.errors import TensorShapeMismatch
+from inference.errors import CorruptCheckpoint, TensorShapeMismatch
 from inference.modelling.families.attention_config import attention_sources, attention_spec
 from inference.modelling.families.checks import ROTARY_BUFFERS
 from inference.modelling.families.config import MAX_LAYERS, CheckpointView
-from inference.modelling.families.config_key_tables import COMMON, HEADS, QKV_BIAS, ROPE_MEMBERS, Table, used
-from inference.modelling.families.config_keys import Members
+from inference.modelling.families.config_key_tables import (
+    COMMON,
+    HEADS,
+    QKV_BIAS,
+    ROPE_MEMBERS,
+    Table,
+    harmless,
+    used,
+)
+from inference.modelling.families.config_keys import Members, Only
 from inference.modelling.families.config_values import activation, check_size, number_with_evidence, rms_norm
 from inference.modelling.families.decoder import decoder_spec, drafting_layers, llama_layer, llama_parts, read_layers
 from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
@@ -27,6 +38,17 @@ from inference.modelling.families.windows import TYPES, layer_types, sliding_win
 from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
 from inference.modelling.specs.layers import AttentionSpec, ChannelMixerSpec
 
+# transformers' defaults.
+CONTEXT = 131072
+WINDOW = 129
+PATTERN = 6
+"""The first layer and the last of every so many see all positions."""
+SHARE = 0.334
+THETA, LOCAL_THETA = 5_000_000.0, 10_000.0
+ROPES = {
+    "full_attention": {"rope_type": "default", "rope_theta": THETA, "partial_rotary_factor": SHARE},
+    "sliding_attention": {"rope_type": "default", "rope_theta": LOCAL_THETA, "partial_rotary_factor": SHARE},
+}
 CONFIG_KEYS: Mapping[str, Table] = {
     "mimo_v2_flash": {
         **COMMON,
@@ -34,32 +56,30 @@ CONFIG_KEYS: Mapping[str, Table] = {
         **{key: rule for key, rule in GROUPED_MOE.items() if key not in ("n_shared_experts", "first_k_dense_replace")},
         **used(
             "intermediate_size", "hidden_act", "rms_norm_eps", "v_head_dim", "sliding_window", "sliding_window_size",
-            "layer_types", "mlp_layer_types", "attention_value_scale", "num_nextn_predict_layers",
+            "layer_types", "mlp_layer_types", "attention_value_scale", "num_nextn_predict_layers", "layernorm_epsilon",
+            "hybrid_layer_pattern", "moe_layer_freq",
         ),
+        **harmless("the shapes say it", "swa_num_attention_heads", "swa_num_key_value_heads", "swa_head_dim",
+                   "swa_v_head_dim"),
+        **harmless("no code reads it", "attention_chunk_size"),
+        "rope_theta": Only((THETA,), "rope_parameters says it, where it is another"),
+        "swa_rope_theta": Only((LOCAL_THETA,), "rope_parameters says it, where it is another"),
+        "partial_rotary_factor": Only((SHARE,), "rope_parameters says it, where it is another"),
+        "add_swa_attention_sink_bias": Only((True,), "windowed layers have sinks"),
+        "add_full_attention_sink_bias": Only((False,), "full layers have no sinks"),
+        "scoring_func": Only(("sigmoid",), "scores are sigmoids"),
+        "topk_method": Only(("noaux_tc",), "experts are chosen with a bias"),
         "rope_parameters": Members(ROPE_MEMBERS),
         "attention_bias": QKV_BIAS,
     }
 }  # fmt: skip
 
-# transformers' defaults.
-CONTEXT = 131072
-WINDOW = 129
-PATTERN = 6
-"""The first layer and the last of every so many see all positions."""
-SHARE = 0.334
-ROPES = {
-    "full_attention": {"rope_type": "default", "rope_theta": 5_000_000.0, "partial_rotary_factor": SHARE},
-    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": SHARE},
-}
-
 
 def build_spec(view: CheckpointView) -> ModelSpec:
     prediction = view.config.integer("num_nextn_predict_layers", default=0, low=0, high=MAX_LAYERS)
     layout = read_layout(view, default_max_position_embeddings=CONTEXT, prediction_layers=prediction)
-    norm, act = rms_norm(view, default=1e-5), activation(view)
-    types = layer_types(view, layout.num_layers, TYPES) or tuple(
-        TYPES[number == 0 or not (number + 1) % PATTERN] for number in range(layout.num_layers)
-    )
+    norm, act = rms_norm(view, "rms_norm_eps", "layernorm_epsilon", default=1e-5), activation(view)
+    types = _types(view, layout.num_layers)
     _check_dense(view, layout)
 
     def read_layer(number: int) -> tuple[LayerSpec, dict[str, Source]]:
@@ -80,6 +100,33 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     return decoder_spec(
         view, layout, "mimo_v2_flash", layers, sources, norm, ignored=(ROTARY_BUFFERS, *drafting_layers(layout))
     )
+
+
+def _types(view: CheckpointView, count: int) -> tuple[str, ...]:
+    """The type of each layer: by ``layer_types``, or by a list that has 1 for a windowed layer and 0 for a full one."""
+    types = layer_types(view, count, TYPES)
+    if types is not None:
+        return types
+    flags = _flags(view, "hybrid_layer_pattern", count)
+    if flags is not None:
+        return tuple(TYPES[not flag] for flag in flags)
+    return tuple(TYPES[number == 0 or not (number + 1) % PATTERN] for number in range(count))
+
+
+def _flags(view: CheckpointView, key: str, count: int) -> tuple[int, ...] | None:
+    """A list of 0 or 1 for each layer; None: config.json has none.
+
+    Raises:
+        CorruptCheckpoint: It has other numbers, or another number of them.
+    """
+    flags = view.config.integers(key)
+    if not flags:
+        return None
+    if len(flags) != count or not {0, 1}.issuperset(flags):
+        raise CorruptCheckpoint(
+            f"config.json: {key} has {len(flags)} entries; it must have 0 or 1 for each of {count} layers.", param=key
+        )
+    return flags
 
 
 def _attention(view: CheckpointView, layer: str, kind: str, context: int) -> AttentionSpec:
@@ -129,6 +176,8 @@ def _attention_sources(view: CheckpointView, spec: AttentionSpec, layer: str) ->
 
 
 def _check_dense(view: CheckpointView, layout: DecoderLayout) -> None:
-    kinds = view.config.strings("mlp_layer_types") or ("dense", *("sparse",) * (layout.num_layers - 1))
-    if len(kinds) == layout.num_layers:
+    count = layout.num_layers
+    flags = _flags(view, "moe_layer_freq", count) or (0, *(1,) * (count - 1))
+    kinds = view.config.strings("mlp_layer_types") or tuple("sparse" if flag else "dense" for flag in flags)
+    if len(kinds) == count:
         check_dense_layers(view, layout, "mlp_layer_types", lambda number: kinds[number] == "sparse")

@@ -257,7 +257,8 @@ def _harmless_changes(model_type: str) -> Iterator[dict[str, Any]]:
 
 def _has_effect(model_type: str, key: str, found: Tiny) -> bool:
     """Whether some other value of the key changes the spec, or is refused."""
-    config = found.config | PREPARED.get(key, {})
+    known = config_keys(model_type)
+    config = found.config | {name: value for name, value in PREPARED.get(key, {}).items() if name in known}
     before = _outcome(model_type, config, found.tensors)
     changed = (config | {key: other} for other in others(config.get(key)))
     return any(_outcome(model_type, values, found.tensors) != before for values in changed)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from inference.errors import CheckpointError
+from inference.errors import CheckpointError, CorruptCheckpoint
 from inference.modelling.families.mimo_v2_flash import build_spec
 from tests.inference.modelling.families.headers import HIDDEN, experts, mlp, norms, outer, view_of
 
@@ -15,10 +15,10 @@ CONFIG: dict[str, Any] = {
 }  # fmt: skip
 
 
-def shapes(count: int = 6) -> dict[str, tuple[int, ...]]:
+def shapes(count: int = 6, full: tuple[int, ...] = (0, 5)) -> dict[str, tuple[int, ...]]:
     found = outer()
     for number in range(count):
-        layer, is_full = f"model.layers.{number}.", number in (0, 5)
+        layer, is_full = f"model.layers.{number}.", number in full
         kv_heads = 1 if is_full else 2
         found |= norms(layer, "input_layernorm", "post_attention_layernorm")
         found |= {
@@ -54,6 +54,28 @@ def test_the_size_of_a_window_does_not_count_the_query() -> None:
     assert spec.layers[1].token_mixer.sliding_window == 8
 
 
+PUBLISHED = CONFIG | {
+    "hybrid_layer_pattern": [0, 1, 0, 1, 1, 0], "moe_layer_freq": [0, 1, 1, 1, 1, 1], "layernorm_epsilon": 1e-4,
+    "rope_theta": 5000000, "swa_rope_theta": 10000, "partial_rotary_factor": 0.334, "sliding_window": 128,
+    "sliding_window_size": 128,
+}  # fmt: skip
+
+
+def test_the_published_keys_say_the_kind_of_each_layer() -> None:
+    drafting = norms("model.mtp.layers.0.", "enorm", "hnorm")
+    spec = build_spec(view_of(shapes(full=(0, 2, 5)) | drafting, PUBLISHED))
+    assert [layer.token_mixer.sliding_window for layer in spec.layers] == [None, 129, None, 129, 129, None]
+    assert spec.layers[0].token_norm.eps == 1e-4
+
+
+@pytest.mark.parametrize("flags", [[0, 1], [0, 1, 2, 1, 1, 0]])
+@pytest.mark.parametrize("key", ["hybrid_layer_pattern", "moe_layer_freq"])
+def test_flags_of_layers_are_zero_or_one_for_each(key: str, flags: list[int]) -> None:
+    with pytest.raises(CorruptCheckpoint, match="it must have 0 or 1 for each of 6 layers") as caught:
+        build_spec(view_of(shapes(), CONFIG | {key: flags}))
+    assert caught.value.param == key
+
+
 @pytest.mark.parametrize(
     ("change", "param"),
     [
@@ -62,6 +84,7 @@ def test_the_size_of_a_window_does_not_count_the_query() -> None:
         ({"num_key_value_heads": 2}, "model.layers.0.self_attn.q_proj.weight"),
         ({"num_attention_heads": 5}, "model.layers.0.self_attn.q_proj.weight"),
         ({"mlp_layer_types": ["sparse"] * 6}, "mlp_layer_types"),
+        ({"moe_layer_freq": [1] * 6}, "mlp_layer_types"),
         ({"n_routed_experts": 8}, "n_routed_experts"),
     ],
 )
