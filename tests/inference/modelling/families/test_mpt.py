@@ -54,6 +54,8 @@ def test_contradictions_are_refused(stated, error, words) -> None:
         {"no_bias": False},
         {"logit_scale": "inv_sqrt_d_model"},
         {"expansion_ratio": 2},
+        {"norm_type": "low_precision_rmsnorm"},
+        {"ffn_config": {"ffn_type": "mptglu"}},
         {"attn_config": {"alibi": False}},
         {"attn_config": {"alibi_bias_max": 4}},
         {"attn_config": {"qk_ln": True}},
