@@ -34,18 +34,20 @@ COMMON: Table = {
         "transformers_version", "torch_dtype", "dtype", "auto_map", "attn_implementation", "use_cache", "torchscript",
         "use_bfloat16", "cache_implementation", "transformers.js_config", "unsloth_version", "unsloth_fixed",
         "use_flash_attention", "use_flash_attn", "model_name", "name_or_path", "base_model_name_or_path",
+        "custom_pipelines",
     ),
     **harmless(
         "what a call returns",
         "output_attentions", "output_hidden_states", "output_router_logits", "output_scores", "return_dict",
         "return_dict_in_generate", "num_logits_to_keep", "logits_to_keep", "calc_logits_for_entire_prompt",
+        "output_past",
     ),
     **harmless(
         "training only",
-        "initializer_range", "init_method", "attention_dropout", "hidden_dropout", "hidden_dropout_prob", "resid_pdrop",
-        "embd_pdrop", "attn_pdrop", "classifier_dropout", "router_aux_loss_coef", "router_jitter_noise",
-        "router_z_loss_coef", "aux_loss_alpha", "seq_aux", "z_loss_coefficient", "gradient_checkpointing",
-        "neftune_noise_alpha", "rescale_prenorm_residual",
+        "initializer_range", "init_method", "attention_dropout", "attention_probs_dropout_prob", "hidden_dropout",
+        "hidden_dropout_prob", "resid_pdrop", "embd_pdrop", "attn_pdrop", "classifier_dropout", "router_aux_loss_coef",
+        "router_jitter_noise", "router_z_loss_coef", "aux_loss_alpha", "seq_aux", "z_loss_coefficient",
+        "gradient_checkpointing", "neftune_noise_alpha", "rescale_prenorm_residual",
     ),
     **harmless(
         "how a product is split among devices or in memory, up to rounding",
@@ -55,7 +57,7 @@ COMMON: Table = {
         "for other tasks and other kinds of models",
         "problem_type", "id2label", "label2id", "num_labels", "finetuning_task", "task_specific_params", "prefix",
         "tokenizer_class", "cross_attention_hidden_size", "tie_encoder_decoder", "decoder_start_token_id",
-        "tf_legacy_loss", "is_decoder", "use_return_dict",
+        "tf_legacy_loss", "is_decoder", "use_return_dict", "type_vocab_size",
     ),
     **harmless(
         "other token ids, which the text side takes from the tokeniser's files",
@@ -105,6 +107,7 @@ GPT: Table = {
     **COMMON,
     **used("n_positions", "n_embd", "n_head", "n_inner", "activation_function", "layer_norm_epsilon"),
     **harmless("an early name beside n_positions", "n_ctx"),
+    **harmless("of an early tokeniser", "n_special", "predict_special_tokens"),
     **harmless(
         "for other tasks",
         "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout",

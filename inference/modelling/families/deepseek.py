@@ -66,7 +66,7 @@ DEEPSEEK: Table = {
 SPARSE: Table = {
     **DEEPSEEK,
     **used("norm_topk_prob", "mlp_layer_types", "index_topk", "index_head_dim", "index_n_heads"),
-    "layer_types": Only(("indexed_attention",), "every layer chooses its keys"),
+    "layer_types": Only(("indexed_attention", "deepseek_sparse_attention"), "every layer chooses its keys"),
 }
 
 CONFIG_KEYS: Mapping[str, Table] = {

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from inference.modelling.families.attention_decoder import AttentionDecoder, ChannelMixer
 from inference.modelling.families.config import MAX_LAYERS, CheckpointView
-from inference.modelling.families.config_key_tables import LLAMA_LIKE, QKV_BIAS, WITH_ROPE, Table, used
+from inference.modelling.families.config_key_tables import LLAMA_LIKE, QKV_BIAS, WITH_ROPE, Table, harmless, used
 from inference.modelling.families.config_keys import Harmless, Only
 from inference.modelling.families.config_values import activation, check_size, number_with_evidence, rms_norm
 from inference.modelling.families.decoder import drafting_layers
@@ -40,6 +40,7 @@ CONFIG_KEYS: Mapping[str, Table] = {
         **{key: rule for key, rule in KEYS.items() if key not in ("attention_bias", "n_shared_experts")},
         **used("num_shared_experts", "mlp_layer_types", "sliding_window", "sliding_window_pattern", "layer_types"),
         **used("num_nextn_predict_layers"),
+        **harmless("the tensors show which layers have experts", "is_moe_layer", "first_last_k_dense_replace"),
         "scoring_func": Only(("sigmoid",), "scores are sigmoids"),
         "topk_method": Only(("noaux_tc",), "experts are chosen with a bias"),
     },

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from inference.modelling.families.config import CheckpointView
-from inference.modelling.families.config_key_tables import Table, used
+from inference.modelling.families.config_key_tables import Table, harmless, used
 from inference.modelling.families.config_keys import Only
 from inference.modelling.families.decoder_layout import DecoderLayout
 from inference.modelling.families.deepseek import SPARSE, Variant, latent_decoder
@@ -23,6 +23,8 @@ CONFIG_KEYS: Mapping[str, Table] = {
     "glm_moe_dsa": {
         **SPARSE,
         **used("indexer_types", "index_topk_pattern", "index_topk_freq", "index_skip_topk_offset"),
+        **harmless("of a layer that drafts", "index_share_for_mtp_iteration"),
+        **harmless("up to rounding", "moe_router_dtype"),
         "rope_interleave": PAIRS,
         "indexer_rope_interleave": PAIRS,
     }

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from inference.modelling.families.attention_decoder import AttentionDecoder
 from inference.modelling.families.config import CheckpointView
-from inference.modelling.families.config_key_tables import GPT, Table, harmless, used
+from inference.modelling.families.config_key_tables import GPT, Table, used
 from inference.modelling.families.config_values import activation, check_size, layer_norm
 from inference.modelling.families.decoder import Positions, norm_sources
 from inference.modelling.families.gpt2 import GPT2, MASKS
@@ -22,7 +22,6 @@ CONFIG_KEYS: Mapping[str, Table] = {
     "openai-gpt": {
         **{key: rule for key, rule in GPT.items() if key not in ("activation_function", "n_inner")},
         **used("afn"),
-        **harmless("how early tokenisers counted", "n_special", "predict_special_tokens"),
     }
 }
 

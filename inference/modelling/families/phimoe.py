@@ -33,7 +33,7 @@ CONFIG_KEYS: Mapping[str, Table] = {
         **WITH_ROPE,
         **EXPERTS,
         **used("sliding_window", "router_jitter_noise"),
-        **harmless("training only", "input_jitter_noise"),
+        **harmless("training only", "input_jitter_noise", "expert_dropout"),
         "rope_parameters": MEMBERS,
         "rope_scaling": MEMBERS,
         "lm_head_bias": Biases("lm_head"),

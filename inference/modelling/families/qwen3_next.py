@@ -55,6 +55,8 @@ QWEN3_NEXT: Table = {
     **harmless("the tensors of the module that drafts tokens say it", "mtp_num_hidden_layers",
                "mtp_use_dedicated_embeddings"),
     "attn_output_gate": Only((True,), "the output of attention is gated"),
+    "output_gate_type": Only(("swish", "silu"), "the gate of a linear layer is a SiLU"),
+    "mlp_only_layers": Only(([],), "all layers have an MLP, or all have experts"),
     "use_sliding_window": Only((False,), "the family has no windows"),
     "mamba_ssm_dtype": Harmless("states are float32"),
 }  # fmt: skip

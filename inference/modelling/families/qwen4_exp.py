@@ -56,6 +56,7 @@ QWEN4_EXP: Table = {
         "seed", "ngram_vocab_size_base", "make_ngram_vocab_size_divisible_by", "split_ngram_parts",
     ),
     **harmless("how transformers keeps states", "number_of_conv_states"),
+    **harmless("of the layers that draft", "mtp"),
 }  # fmt: skip
 CONFIG_KEYS: Mapping[str, Table] = {"qwen4_exp_text": QWEN4_EXP, "qwen4_exp": around(QWEN4_EXP)}
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from inference.modelling.families.attention_decoder import AttentionDecoder, ChannelMixer
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import EXPERTS, FULL_ATTENTION, QKVO_BIAS, QWEN, Table, used
-from inference.modelling.families.config_keys import Harmless
+from inference.modelling.families.config_keys import Harmless, Only
 from inference.modelling.families.config_values import activation, integer_with_evidence, rms_norm
 from inference.modelling.families.moe_config import check_sparse_steps, routed_experts
 from inference.modelling.families.windows import (
@@ -37,6 +37,8 @@ CONFIG_KEYS: Mapping[str, Table] = {
         "attention_bias": QKVO_BIAS,
         "max_window_layers": Harmless("all layers have the window, or none"),
         "layer_types": FULL_ATTENTION,
+        "use_qk_norm": Only((True,), "queries and keys are normed"),
+        "shared_expert_intermediate_size": Only((0,), "there is no shared expert"),
     },
 }  # fmt: skip
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from inference.modelling.families.attention_decoder import PRE_NORMS, AttentionDecoder, LayerNames
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import COMMON, HEADS, QKV_BIAS, ROPE, Table, used
+from inference.modelling.families.config_keys import Harmless, Only
 from inference.modelling.families.config_values import layer_norm
 from inference.modelling.spec import ModelSpec
 from inference.modelling.specs.parts import NormSpec
@@ -22,6 +23,8 @@ CONFIG_KEYS: Mapping[str, Table] = {
         **ROPE,
         **used("intermediate_size", "hidden_act", "layer_norm_eps", "qk_layernorm", "use_parallel_residual"),
         "use_qkv_bias": QKV_BIAS,
+        "use_norm_bias": Harmless("the norms have biases, whatever it says"),
+        "rotary_scaling_factor": Only((1.0,), "positions aren't stretched by it"),
     }
 }
 

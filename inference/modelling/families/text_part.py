@@ -28,7 +28,7 @@ def around(text: Table) -> Table:
             "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index", "projector_hidden_act",
             "audio_config", "audio_token_id", "boa_token_id", "eoa_token_id", "eoa_token_index", "boi_token_id",
             "eoi_token_id", "audio_soft_tokens_per_image", "vision_soft_tokens_per_image",
-            "vision_feature_layer", "multimodal_projector_bias", "spatial_merge_size",
+            "vision_feature_layer", "multimodal_projector_bias", "spatial_merge_size", "language_model_only",
         ),
     }  # fmt: skip
 

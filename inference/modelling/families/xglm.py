@@ -34,7 +34,6 @@ CONFIG_KEYS: Mapping[str, Table] = {
         **COMMON,
         **used("num_attention_heads", "intermediate_size", "hidden_act", "scale_embedding"),
         **TRAINING,
-        "attention_probs_dropout_prob": Harmless("training only"),
         "layer_norm_eps": Harmless("the norms have 1e-5, whatever it says"),
     },
 }

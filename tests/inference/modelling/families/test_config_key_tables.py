@@ -30,6 +30,7 @@ from inference.modelling.spec import ModelSpec
 from tests.inference.modelling.families.headers import llama, view_of
 from tests.inference.modelling.families.published_configs import PUBLISHED as PUBLISHED_EARLIER
 from tests.inference.modelling.families.published_large import PUBLISHED_LARGE
+from tests.inference.modelling.families.published_once_refused import ONCE_REFUSED, ONCE_REFUSED_AROUND
 from tests.inference.modelling.harness import read_view
 from tests.inference.modelling.huggingface import read_config
 from tests.inference.modelling.test_network_attention import CASES as ATTENTION_CASES
@@ -42,7 +43,7 @@ from tests.inference.modelling.test_network_linear import CASES as LINEAR_CASES
 from tests.inference.modelling.test_network_recurrent import CASES as RECURRENT_CASES
 from tests.models_registry.detection.builders import EXAMPLES
 
-PUBLISHED = PUBLISHED_EARLIER | PUBLISHED_LARGE
+PUBLISHED = PUBLISHED_EARLIER | PUBLISHED_LARGE | ONCE_REFUSED
 TYPES = {
     "llama": "llama-mha-bias", "mistral": "mistral-window-shorter-than-prompt", "qwen2": "qwen2-window-in-last-layers",
     "qwen3": "qwen3-window-by-type", "qwen2_moe": "qwen2_moe", "qwen3_moe": "qwen3_moe",
@@ -335,9 +336,9 @@ def test_harmless_keys_change_no_logits_of_transformers(model_type: str, tiny: C
     assert tested >= 4
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", PUBLISHED | ONCE_REFUSED_AROUND)
 def test_keys_of_published_checkpoints_pass(name: str) -> None:
-    model_type, config = PUBLISHED[name]
+    model_type, config = (PUBLISHED | ONCE_REFUSED_AROUND)[name]
     check_config_keys(view_of({}, config), model_type, config_keys(model_type))
 
 
