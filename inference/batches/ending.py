@@ -35,8 +35,13 @@ def batch_finalise(claim: BatchClaim) -> None:
             return
     if batch.state == BatchState.FINALIZING and batch.finalizing_at is None:
         claim.write(finalizing_at=Now())
-    files = {"output": _render(claim, is_error=False), "error": _render(claim, is_error=True)}
+    files: dict[str, FileWriter] = {}
     try:
+        for kind, is_error in (("output", False), ("error", True)):
+            writer = _render(claim, is_error=is_error)
+            if writer is not None:
+                files[kind] = writer
+                writer.flush()  # before the locks: on SQLite nobody else writes during the transaction
         fault_point("batch.rendered")
         # Lock order: the file store first, then the database.
         with store_lock(), transaction.atomic():
@@ -49,14 +54,12 @@ def batch_finalise(claim: BatchClaim) -> None:
                     expires_s=batch.output_expires_s,
                 ).file_id
                 for kind, writer in files.items()
-                if writer is not None
             }
             batch_end(claim, BatchState(batch.ending or BatchState.COMPLETED), **ids)
         fault_point("batch.ended")
     finally:
         for writer in files.values():
-            if writer is not None:
-                writer.discard()
+            writer.discard()
 
 
 def _render(claim: BatchClaim, *, is_error: bool) -> FileWriter | None:

@@ -39,7 +39,7 @@ class Candidate:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether the batch misses its deadline unless it runs now; False if the deadline has passed."""
+        """Whether the batch misses its deadline unless it runs now, or has missed it."""
         return self.seconds_left < max(URGENT_MIN_S, 2.0 * self.seconds_needed)
 
 
@@ -88,35 +88,27 @@ def shares(
     limits: dict[int, frozenset[str] | None] = {}
     order: list[int] = []
     held = dict(running)
-    # A worse rank gets places only if the better ranks have fewer lines than places.
-    for group in _ranks(candidates, resident, swap_allowed):
-        heads = {candidate.tenant: candidate for candidate in reversed(group)}
-        while num_free > 0 and heads:
-            tenant = min(heads, key=lambda name: (held.get(name, 0), heads[name].key))
-            chosen = heads[tenant]
-            if chosen.key not in taken:
-                order.append(chosen.key)
-                here = chosen.checkpoint_ids & resident
-                limits[chosen.key] = here if here and not swap_allowed else None
-            taken[chosen.key] = taken.get(chosen.key, 0) + 1
-            held[tenant] = held.get(tenant, 0) + 1
-            num_free -= 1
-        break
+    # A worse rank gets what is left when the lines of the best one have been claimed: another call, without them.
+    heads = {candidate.tenant: candidate for candidate in reversed(_best_rank(candidates, resident, swap_allowed))}
+    while num_free > 0 and heads:
+        tenant = min(heads, key=lambda name: (held.get(name, 0), heads[name].key))
+        chosen = heads[tenant]
+        if chosen.key not in taken:
+            order.append(chosen.key)
+            here = chosen.checkpoint_ids & resident
+            limits[chosen.key] = here if here and not swap_allowed else None
+        taken[chosen.key] = taken.get(chosen.key, 0) + 1
+        held[tenant] = held.get(tenant, 0) + 1
+        num_free -= 1
     return [Share(key, taken[key], limits[key]) for key in order]
 
 
-def _ranks(candidates: Sequence[Candidate], resident: frozenset[str], swap_allowed: bool) -> list[list[Candidate]]:
-    """Return groups of batches with equal rank, best first; within a group, the earlier batch first."""
+def _best_rank(candidates: Sequence[Candidate], resident: frozenset[str], swap_allowed: bool) -> list[Candidate]:
+    """Return the batches of the best rank that there is, the earlier batch first."""
 
     def rank(candidate: Candidate) -> tuple[int, bool, bool]:
         is_here = bool(candidate.checkpoint_ids & resident)
         return candidate.priority, not candidate.is_urgent, not is_here and not swap_allowed
 
-    ordered = sorted(candidates, key=lambda item: (rank(item), item.key))
-    groups: list[list[Candidate]] = []
-    for candidate in ordered:
-        if groups and rank(groups[-1][0]) == rank(candidate):
-            groups[-1].append(candidate)
-        else:
-            groups.append([candidate])
-    return groups
+    best = min(map(rank, candidates), default=None)
+    return sorted((item for item in candidates if rank(item) == best), key=lambda item: item.key)

@@ -17,11 +17,9 @@ import orjson
 from django.utils import timezone
 
 from inference.batches.inspection import error_of, payload_of
-from inference.batches.services import batch_create, batches_of
+from inference.batches.services import batch_of_lines_create, batches_of
 from inference.dialects.openai.bodies import PATHS, body_of_plan
 from inference.errors import BlazrError, Conflict, InvalidRequest, NotFound
-from inference.files.services import file_create
-from inference.files.store import FileWriter
 from inference.jobs.services import JobRequest, jobs_submit
 from inference.models import Batch, BatchResult, GenerationJob, UsageRecord
 from inference.models.readable_rows import readable_rows
@@ -176,7 +174,7 @@ def replay_batch_create(*, source: str, candidate: str, principal: Principal) ->
     Raises:
         InvalidRequest: The candidate is the model itself.
         Conflict: No request can be replayed.
-        BlazrError: As ``batch_create`` raises.
+        BlazrError: As ``batch_of_lines_create`` raises.
     """
     if candidate == source:
         raise InvalidRequest(f"{candidate!r} is the model that answered these requests.", param="candidate")
@@ -188,22 +186,19 @@ def replay_batch_create(*, source: str, candidate: str, principal: Principal) ->
         raise Conflict(f"No request of {source!r} can be replayed: {reason}", param="model")
     endpoint = Counter(line["url"] for line in lines).most_common(1)[0][0]
     lines = [line for line in lines if line["url"] == endpoint]
-    writer = FileWriter()
-    for line in lines:
-        writer.write(orjson.dumps(line) + b"\n")
-    file = file_create(
-        writer=writer,
-        filename="replay.jsonl",
-        purpose="batch",
-        tenant=principal.tenant,
-        expires_s=_INPUT_EXPIRES_S,
-    )
     num_left_out = len(found) - len(lines)
-    metadata = {_SOURCE: source, _CANDIDATE: candidate, _LEFT_OUT: str(num_left_out)}
-    values = {
-        "input_file_id": file.file_id, "endpoint": endpoint, "completion_window": WINDOW, "metadata": metadata,
-    }  # fmt: skip
-    return Replay(batch_create(values=values, principal=principal), source, candidate, num_left_out)
+    batch = batch_of_lines_create(
+        lines=lines,
+        filename="replay.jsonl",
+        expires_s=_INPUT_EXPIRES_S,
+        values={
+            "endpoint": endpoint,
+            "completion_window": WINDOW,
+            "metadata": {_SOURCE: source, _CANDIDATE: candidate, _LEFT_OUT: str(num_left_out)},
+        },
+        principal=principal,
+    )
+    return Replay(batch, source, candidate, num_left_out)
 
 
 def replay_get(*, batch_id: str, principal: Principal) -> Replay:

@@ -10,11 +10,10 @@ import orjson
 
 from inference.batches.inspection import failed_payloads, has_all_failed
 from inference.batches.line_requests import MAX_METADATA, InputLine, read_lines
-from inference.batches.services import batch_create, batch_get, batches_of
+from inference.batches.services import batch_get, batch_of_lines_create, batches_of
 from inference.errors import Conflict, InvalidRequest
-from inference.files.services import file_create, files_remove
-from inference.files.store import FileWriter, open_file
-from inference.models import Batch, BatchLine, LineState, StoredFile
+from inference.files.store import open_file
+from inference.models import Batch, BatchLine, LineState
 from inference.models.readable_rows import readable_rows
 from inference.values.request_key import RequestKey
 
@@ -42,7 +41,7 @@ def failed_lines_retry(*, batch_id: str, principal: Principal, token: str) -> Ba
         NotFound: There is no such batch, or it belongs to another tenant.
         InvalidRequest: ``token`` is something else.
         Conflict: It runs, no line failed, or the input is gone.
-        BlazrError: As ``file_create`` and ``batch_create`` raise.
+        BlazrError: As ``batch_of_lines_create`` raises.
     """
     batch = batch_get(batch_id=batch_id, principal=principal)
     if not _TOKEN.fullmatch(token):
@@ -56,29 +55,14 @@ def failed_lines_retry(*, batch_id: str, principal: Principal, token: str) -> Ba
         )
     if not batch.num_failed:
         raise Conflict("No line of this batch failed.", param="batch_id")
-    writer = FileWriter()
-    try:
-        for line in _failed_lines(batch):
-            writer.write(orjson.dumps(line) + b"\n")
-        if not writer.size_bytes:
-            raise Conflict("The input of this batch is no longer stored; upload it again.", param="batch_id")
-        file = file_create(
-            writer=writer,
-            filename=f"retry_of_{batch.batch_id}.jsonl",
-            purpose="batch",
-            tenant=principal.tenant,
-            expires_s=None,
-        )
-    finally:
-        writer.discard()
-    new: Batch | None = None
-    try:
-        key = RequestKey(f"retry-{batch.batch_id}-{token}", "")
-        new = batch_create(values=_values(batch, file.file_id, principal), principal=principal, request_key=key)
-        return new
-    finally:
-        if new is None or new.input_file_id != file.file_id:
-            files_remove(StoredFile.objects.filter(pk=file.pk))
+    return batch_of_lines_create(
+        lines=_failed_lines(batch),
+        filename=f"retry_of_{batch.batch_id}.jsonl",
+        expires_s=None,
+        values=_values(batch, principal),
+        principal=principal,
+        request_key=RequestKey(f"retry-{batch.batch_id}-{token}", ""),
+    )
 
 
 def retries_of(batch: Batch, *, principal: Principal) -> list[Batch]:
@@ -87,13 +71,12 @@ def retries_of(batch: Batch, *, principal: Principal) -> list[Batch]:
     return readable_rows(batches_of(principal).filter(pk__gt=batch.pk, metadata__contains=named), MAX_RETRIES_SHOWN)
 
 
-def _values(batch: Batch, file_id: str, principal: Principal) -> dict[str, Any]:
-    """Return the members of the new batch's request."""
+def _values(batch: Batch, principal: Principal) -> dict[str, Any]:
+    """Return the members of the new batch's request, without the file."""
     metadata: dict[str, Any] = orjson.loads(batch.metadata) if batch.metadata else {}
     if len(metadata) < MAX_METADATA or RETRY_OF in metadata:
         metadata[RETRY_OF] = batch.batch_id
     values: dict[str, Any] = {
-        "input_file_id": file_id,
         "endpoint": batch.endpoint,
         "completion_window": batch.completion_window,
         "metadata": metadata,
@@ -108,7 +91,7 @@ def _failed_lines(batch: Batch) -> Iterator[dict[str, Any]]:
     """Yield the failed requests: from the rows while all are stored, else from the input file.
 
     Raises:
-        Conflict: Rows were removed while they were read.
+        Conflict: Rows were removed while they were read, or the input is gone.
     """
     rows = BatchLine.objects.filter(batch=batch, state=LineState.FAILED).order_by("id")
     if has_all_failed(rows, batch):
@@ -121,11 +104,14 @@ def _failed_lines(batch: Batch) -> Iterator[dict[str, Any]]:
             raise Conflict("The lines of this batch were removed while they were read; try again.", param="batch_id")
         if last:
             return
+    gone = Conflict("The input of this batch is no longer stored; upload it again.", param="batch_id")
     failed = {payload.get("custom_id") for payload in failed_payloads(batch)}
+    if not failed:
+        raise gone
     try:
         file = open_file(batch.input_sha256)
     except FileNotFoundError:
-        return
+        raise gone from None
     with file:
         for item in read_lines(file, batch.endpoint):
             if isinstance(item, InputLine) and item.custom_id in failed:

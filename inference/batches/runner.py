@@ -56,7 +56,7 @@ from inference.jobs.claim_runner import (
 )
 from inference.jobs.claims import MAX_ATTEMPTS
 from inference.serving.image_parts import plan_with_images
-from inference.serving.served_models import plan_for_model, served_model_read
+from inference.serving.served_models import plan_for_model, served_model_of_checkpoint
 from inference.states.services import plan_with_state
 from inference.values.limits import estimate_tokens
 from inference.values.messages import GenerationEvent
@@ -279,10 +279,9 @@ class BatchRunner(ClaimRunner):
             self._on_idle()
 
     def _heartbeat(self, now: float) -> None:
-        if not self._running and not len(self._outbox):
-            self._beat_at = now
-            return
         self._beat_at = now
+        if not (self._running or len(self._outbox) or self._unstarted):
+            return
         beat = lines_heartbeat(owner=self._owner)
         for claim, item in list(self._running.items()):
             if claim not in beat.held:
@@ -317,13 +316,14 @@ class BatchRunner(ClaimRunner):
         rest = list(self._running.values())
         for item in rest:
             self._drop(item)
-        _release([item.line for item in rest])
+        _release([*(item.line for item in rest), *self._unstarted])
+        self._unstarted.clear()
         self._limits.flush()
 
     # --- the engines ---------------------------------------------------------------------------
 
     def _start(self) -> None:
-        served: dict[str, ServedModel] = {}
+        served: dict[tuple[str, str], ServedModel] = {}
         while self._unstarted:
             line = self._unstarted[0]
             try:
@@ -331,10 +331,10 @@ class BatchRunner(ClaimRunner):
                     line.batch.endpoint, orjson.loads(line.body), key=f"{line.batch.batch_id}:{line.number}"
                 )
                 self._check_options(line, request)
-                model = request.plan.model
-                if model not in served:
-                    served[model] = served_model_read(model)
-                request = request.resolved(partial(_resolve, model=served[model], tenant=line.batch.tenant))
+                stored = request.plan.model, line.checkpoint_id
+                if stored not in served:
+                    served[stored] = served_model_of_checkpoint(*stored)
+                request = request.resolved(partial(_resolve, model=served[stored], tenant=line.batch.tenant))
                 if not self._limits.admit(line.batch.tenant, line.request_id, tokens=estimate_tokens(request.plan)):
                     self._queue_again(line.batch.tenant)
                     continue

@@ -29,8 +29,8 @@ from inference.batches import webhooks
 from inference.batches.line_requests import MAX_BLANK_LINES, MAX_LINE_BYTES, check_metadata
 from inference.batches.validation import MAX_LINES
 from inference.errors import Conflict, InvalidRequest, NotFound, QueueFull
-from inference.files.services import expiry_seconds, file_get
-from inference.files.store import open_file
+from inference.files.services import expiry_seconds, file_create, file_get, files_remove
+from inference.files.store import FileWriter, open_file
 from inference.jobs import hints
 from inference.jobs.row_watch import RowWatch
 from inference.jobs.selectors import num_open
@@ -86,6 +86,44 @@ def batch_create(
             raise
         return earlier
     return row
+
+
+def batch_of_lines_create(
+    *,
+    lines: Iterable[Mapping[str, Any]],
+    filename: str,
+    expires_s: int | None,
+    values: Mapping[str, Any],
+    principal: Principal,
+    request_key: RequestKey | None = None,
+) -> Batch:
+    """Store lines as a file of the caller, and a batch of it; the file goes again unless the batch is made of it.
+
+    Args:
+        lines: As in a batch's file.
+        filename, expires_s: As for ``file_create``.
+        values: As for ``batch_create``, without the file.
+
+    Raises:
+        BlazrError: As ``file_create`` and ``batch_create`` raise.
+    """
+    writer = FileWriter()
+    try:
+        for line in lines:
+            writer.write(orjson.dumps(line) + b"\n")
+        file = file_create(
+            writer=writer, filename=filename, purpose="batch", tenant=principal.tenant, expires_s=expires_s
+        )
+    finally:
+        writer.discard()
+    new: Batch | None = None
+    try:
+        members = {**values, "input_file_id": file.file_id}
+        new = batch_create(values=members, principal=principal, request_key=request_key)
+        return new
+    finally:
+        if new is None or new.input_file_id != file.file_id:
+            files_remove(StoredFile.objects.filter(pk=file.pk))
 
 
 def _batch_of_key(request_key: RequestKey, tenant: str) -> Batch | None:
@@ -271,7 +309,7 @@ def batch_cancel(*, batch_id: str, principal: Principal) -> Batch:
             transaction.on_commit(hints.wake_workers, robust=True)
     row.refresh_from_db()
     if not changed and row.state not in (BatchState.CANCELLING, BatchState.CANCELLED):
-        raise Conflict(f"The batch is {row.state}; it can't be cancelled any more.", param="batch_id")
+        raise Conflict(f"The batch is {row.ending or row.state}; it can't be cancelled any more.", param="batch_id")
     return row
 
 

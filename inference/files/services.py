@@ -63,6 +63,7 @@ def file_create(
         StorageFull: The files of all tenants would have too many bytes, or the disk is full.
     """
     try:
+        writer.flush()  # before the lock, for which everybody waits
         with file_store.store_lock():  # so that simultaneous uploads see each other's rows
             if request_key is not None:
                 rows = StoredFile.objects.filter(tenant=tenant, request_key=request_key.name)

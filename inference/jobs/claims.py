@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -43,6 +43,8 @@ MAX_DELAY_S = 600.0
 """Longest wait before a retry."""
 MAX_TENANTS = 32
 """Tenants that share the places of one claim; a later claim begins with the next ones."""
+MAX_SUSPECTS = 1000
+"""Jobs of which one look for those that have to run alone reads the tenant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,15 +136,16 @@ def jobs_claim(
     """
     if limit <= 0:
         return []
-    capacities = {
-        tenant: limit if (found := capacity(tenant)) is None else found for tenant in _tenant_pages.next_page()
-    }
+    tenants = suspect_tenants() if suspects else _tenant_pages.next_page()
+    capacities = {tenant: limit if (found := capacity(tenant)) is None else found for tenant in tenants}
     with transaction.atomic():
         candidates = _due().filter(_SUSPECT if suspects else ~_SUSPECT)
         if checkpoint_ids is not None:
             candidates = candidates.filter(checkpoint_id__in=list(checkpoint_ids))
         if min_age_s > 0:
-            candidates = candidates.filter(created_at__lte=seconds_from_now(-min_age_s))
+            # A web process whose clock is ahead of the database's has stored a time that is still to come.
+            is_old, is_ahead = Q(created_at__lte=seconds_from_now(-min_age_s)), Q(created_at__gt=Now())
+            candidates = candidates.filter(is_old | is_ahead)
         keys = _shared_keys(candidates, limit, capacities)
         if not keys:
             return []
@@ -223,10 +226,10 @@ def _due() -> QuerySet[GenerationJob]:
     return GenerationJob.objects.filter(is_due(), state=JobState.QUEUED, cancel_requested=False)
 
 
-def suspects_wait(*, without: Collection[str] = ()) -> bool:
-    """Whether a job waits that has to run alone; jobs of the tenants ``without`` don't count."""
-    suspects = _due().filter(_SUSPECT)
-    return (suspects.exclude(tenant__in=without) if without else suspects).exists()
+def suspect_tenants() -> set[str]:
+    """Return the tenants of the jobs that wait and have to run alone; of up to ``MAX_SUSPECTS`` jobs."""
+    # Not DISTINCT, for which SQLite reads the entries of all queued jobs in the order of the tenants.
+    return set(_due().filter(_SUSPECT).order_by().values_list("tenant", flat=True)[:MAX_SUSPECTS])
 
 
 def _claimed(row: GenerationJob, *, is_last: bool) -> ClaimedJob:

@@ -38,7 +38,7 @@ from inference.jobs.claims import (
     jobs_append,
     jobs_claim,
     jobs_heartbeat,
-    suspects_wait,
+    suspect_tenants,
 )
 from inference.jobs.sweep import OPEN_JOBS, jobs_abandon, jobs_sweep
 from inference.models import JobState
@@ -281,8 +281,8 @@ class JobRunner(ClaimRunner):
         if not OPEN_JOBS.exists():
             return
         claim = partial(jobs_claim, owner=self._owner, capacity=self._limits.capacity)
-        if suspects_wait(without=self._limits.paused()):
-            # A suspect runs alone, once the window is empty.
+        if any(self._limits.capacity(tenant) != 0 for tenant in suspect_tenants()):
+            # A suspect runs alone, once the window is empty. One over its key's limits holds up nobody.
             if not self._running:
                 for job in claim(limit=1, suspects=True):
                     self._start(job)

@@ -122,10 +122,12 @@ def _known_jobs(requests: Sequence[JobRequest], principal: Principal) -> list[Ge
 
 
 def _jobs_of_keys(keys: Sequence[str], tenant: str) -> dict[str, GenerationJob]:
+    """Return the jobs by their keys, without requests and results: there may be thousands of large ones."""
+    rows = GenerationJob.objects.filter(tenant=tenant).defer("plan", "result")
     return {
         cast("str", row.idempotency_key): row
         for start in range(0, len(keys), INSERT_BATCH)
-        for row in GenerationJob.objects.filter(tenant=tenant, idempotency_key__in=keys[start : start + INSERT_BATCH])
+        for row in rows.filter(idempotency_key__in=keys[start : start + INSERT_BATCH])
     }
 
 
@@ -202,8 +204,8 @@ def _new_row(
         idempotency_key=request.idempotency_key,
         digest=_digest(request),
         endpoint=plan.endpoint,
-        model=plan.model,
-        checkpoint_id=uuid.UUID(models[plan.model].checkpoint_id),
+        model=model.name,  # an alias may mean another one later, and usage is summed by models
+        checkpoint_id=uuid.UUID(model.checkpoint_id),
         plan=stored.decode(),
         size_bytes=len(stored),
         priority=plan.priority,

@@ -14,7 +14,7 @@ from django.db import transaction
 from django.db.models.signals import post_delete, post_save
 from django.dispatch import receiver
 
-from inference.errors import InvalidRequest, UnknownModel
+from inference.errors import Conflict, InvalidRequest, UnknownModel
 from inference.host.coroutines import PerLoop
 from inference.modelling.vision.specs import image_input
 from inference.models.readable_rows import readable_rows
@@ -26,7 +26,7 @@ from inference.values.principal import principal_current
 from inference.values.served_model import ServedModel
 from inference.values.tokenizer_spec import TokenizerSpec
 from models_registry.aliases import alias_checkpoint_id
-from models_registry.models import Adapter, Checkpoint, ModelAlias
+from models_registry.models import Adapter, AliasRevision, Checkpoint, ModelAlias
 from models_registry.selectors import (
     adapter_key,
     adapter_name,
@@ -153,6 +153,27 @@ def served_model_read(name: str) -> ServedModel:
             raise
     base, adapter = found
     return replace(served_model(checkpoint_get(base)), name=adapter_name(adapter), adapter=str(adapter))
+
+
+def served_model_of_checkpoint(name: str, checkpoint_id: str) -> ServedModel:
+    """Read the model that ``name`` meant when work was stored for a checkpoint; an alias may mean another one since.
+
+    Args:
+        checkpoint_id: The checkpoint for which the work was stored.
+
+    Raises:
+        UnknownModel: No model has this name, or the checkpoint was deleted.
+        Conflict: What the name meant can't be told: an adapter of the checkpoint perhaps.
+    """
+    found = served_model_read(name)
+    if found.checkpoint_id == checkpoint_id:
+        return found
+    revisions = AliasRevision.objects.filter(alias__name=name, checkpoint_id=checkpoint_id)
+    if set(revisions.values_list("adapter_name", flat=True)) != {""}:
+        raise Conflict(
+            f"{name!r} means another model since this request was stored; submit the request again.", param="model"
+        )
+    return served_model(checkpoint_get(checkpoint_id))
 
 
 def checkpoint_key_of(served: ServedModel, *, param: str) -> str:

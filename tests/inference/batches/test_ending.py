@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from inference.batches import upkeep
+from inference.batches import ending, upkeep
+from inference.batches.batch_claims import BatchClaim, FenceLost
+from inference.files import store
 from inference.models import BatchLine, UsageRecord
 from inference.values.plan import JOB_PRIORITY
 from tests.inference.batches.fakes import contents, line, make_batch, make_runner, work
@@ -37,3 +39,39 @@ def test_a_batch_whose_names_of_models_are_damaged_runs_and_ends(manager):
     batch = work(batch, make_runner(manager))
     assert (batch.state, batch.num_completed, batch.num_failed) == ("completed", 1, 1)
     assert UsageRecord.objects.get().model == ""
+
+
+def test_the_files_are_on_the_disk_before_anybody_waits_for_a_lock(manager, monkeypatch):
+    sizes = []
+
+    def locked():
+        sizes.extend(path.stat().st_size for path in store.unfinished_files())
+        return store.store_lock()
+
+    monkeypatch.setattr(ending, "store_lock", locked)
+    batch = work(make_batch([line("a"), line("b", priority="high")]), make_runner(manager))
+    assert (batch.num_completed, batch.num_failed) == (1, 1)
+    assert len(sizes) == 2
+    assert min(sizes) > 0
+
+
+def test_a_stop_between_the_files_leaves_none_of_them(manager, monkeypatch):
+    batch = make_batch([line("a"), line("b", priority="high")])
+    pause, calls = BatchClaim.pause, []
+
+    def stop_at_the_second(claim: BatchClaim) -> None:
+        calls.append(len(store.unfinished_files()))
+        if len(calls) == 2:
+            raise FenceLost
+        pause(claim)
+
+    upkeep.batches_turn(owner="keeper")
+    item = make_runner(manager)
+    for _ in range(3):
+        item.turn()
+    monkeypatch.setattr(BatchClaim, "pause", stop_at_the_second)
+    upkeep.batches_turn(owner="keeper")
+    assert calls == [1, 2]
+    assert store.unfinished_files() == []
+    batch.refresh_from_db()
+    assert not batch.is_finished

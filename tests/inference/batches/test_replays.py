@@ -11,6 +11,7 @@ import orjson
 import pytest
 from django.utils import timezone
 
+from inference.batches import services
 from inference.batches.replays import (
     replay_batch_create,
     replay_get,
@@ -24,7 +25,7 @@ from inference.batches.replays import (
 )
 from inference.dialects.openai.outputs.chat import ChatFormat
 from inference.dialects.openai.requests import plan_from_body
-from inference.errors import Conflict, InvalidRequest, NotFound
+from inference.errors import Conflict, InvalidRequest, NotFound, QueueFull
 from inference.files.store import open_file
 from inference.jobs import hints
 from inference.models import Batch, BatchLine, BatchResult, LineState, StoredFile, UsageRecord
@@ -143,13 +144,17 @@ def test_copied_prompts_are_deleted_after_two_days(settings) -> None:
     assert file.expires_at is not None and file.expires_at - file.created_at == timedelta(days=2)
 
 
-def test_nothing_to_replay_is_said_and_leaves_nothing_behind() -> None:
+def test_what_is_refused_leaves_nothing_behind(monkeypatch) -> None:
     with pytest.raises(InvalidRequest, match="the model that answered"):
         replay_batch_create(source="tiny", candidate="tiny", principal=OPERATOR)
     with pytest.raises(Conflict, match="none completed within the last day"):
         replay_batch_create(source="tiny", candidate="other", principal=OPERATOR)
     logged("a", plan="")
     with pytest.raises(Conflict, match="weren't kept"):
+        replay_batch_create(source="tiny", candidate="other", principal=OPERATOR)
+    logged("b")
+    monkeypatch.setattr(services, "MAX_OPEN", 0)
+    with pytest.raises(QueueFull, match="are unfinished"):
         replay_batch_create(source="tiny", candidate="other", principal=OPERATOR)
     assert not StoredFile.objects.exists()
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from django.db import OperationalError
+from django.utils import timezone
 
 from inference.access.api_keys import api_key_create, api_key_revoke, principal_of_tenant
 from inference.batches import lines, outcomes, runner, upkeep
@@ -13,7 +14,9 @@ from inference.batches.services import batch_cancel
 from inference.errors import Conflict, GenerationFailed, InvalidRequest, ModelLoading
 from inference.models import BatchLine, UsageRecord
 from inference.values.principal import LOCAL, UNAUTHENTICATED
+from models_registry.aliases import alias_promote
 from tests.inference.batches.fakes import contents, line, make_batch, make_runner, work
+from tests.inference.rows import make_adapter, make_checkpoint
 
 
 def embed(custom_id: str, given: Any, **body: Any) -> dict[str, Any]:
@@ -26,24 +29,65 @@ def respond(custom_id: str, given: Any = "abc", **body: Any) -> dict[str, Any]:
     return {"custom_id": custom_id, "method": "POST", "url": "/v1/responses", "body": body}
 
 
-def test_a_database_that_goes_away_between_claim_and_start_loses_no_line(manager, monkeypatch):
+def test_a_database_that_goes_away_between_claim_and_start_loses_no_line(manager, away_at_first):
     """The first look at the model fails; the claimed lines wait for the next turn."""
     batch = make_batch(line(str(number)) for number in range(3))
     upkeep.batches_turn(owner="keeper")
-    read, away = runner.served_model_read, iter([True])
-
-    def sometimes(name: str) -> Any:
-        if next(away, False):
-            raise OperationalError("gone")
-        return read(name)
-
-    monkeypatch.setattr(runner, "served_model_read", sometimes)
     item = make_runner(manager)
     with pytest.raises(OperationalError):
         item.turn()
     batch = work(batch, item)
     assert batch.num_completed == 3
     assert {row["response"]["request_id"][-2:] for row in contents(batch.output_file_id)} == {"-1"}
+
+
+def test_a_worker_that_ends_gives_lines_back_that_have_not_started(manager, away_at_first):
+    make_batch(line(str(number)) for number in range(3))
+    upkeep.batches_turn(owner="keeper")
+    item = make_runner(manager)
+    with pytest.raises(OperationalError):
+        item.turn()
+    BatchLine.objects.update(lease_until=timezone.now())
+    item._heartbeat(0.0)
+    assert not BatchLine.objects.filter(lease_until__lte=timezone.now()).exists(), "held until the database is back"
+    item._hand_back()
+    assert set(BatchLine.objects.values_list("state", "attempts")) == {("queued", 0)}
+
+
+@pytest.fixture
+def away_at_first(monkeypatch):
+    """The database goes away when the runner looks at a model for the first time."""
+    read, away = runner.served_model_of_checkpoint, iter([True])
+
+    def sometimes(name: str, checkpoint_id: str) -> Any:
+        if next(away, False):
+            raise OperationalError("gone")
+        return read(name, checkpoint_id)
+
+    monkeypatch.setattr(runner, "served_model_of_checkpoint", sometimes)
+
+
+def test_lines_stay_with_the_model_that_their_alias_meant(manager, model):
+    """The other model has no tokenizer, so that it would refuse the lines."""
+    alias_promote(name="prod", checkpoint=model)
+    batch = make_batch([line("a", model="prod")])
+    upkeep.batches_turn(owner="keeper")
+    alias_promote(name="prod", checkpoint=make_checkpoint("other", kind="none", template=None))
+    batch = work(batch, make_runner(manager))
+    assert (batch.num_completed, batch.num_failed) == (1, 0)
+    assert [message["model"] for message in manager.messages] == [str(model.pk)]
+
+
+def test_lines_whose_alias_meant_an_adapter_do_not_run_without_it(manager, model):
+    alias_promote(name="prod", checkpoint=model, adapter=make_adapter(model))
+    batch = make_batch([line("a", model="prod"), line("b")])
+    upkeep.batches_turn(owner="keeper")
+    alias_promote(name="prod", checkpoint=make_checkpoint("other"))
+    batch = work(batch, make_runner(manager))
+    assert (batch.num_completed, batch.num_failed) == (1, 1)
+    (refused,) = contents(batch.error_file_id)
+    assert (refused["custom_id"], refused["response"]["status_code"]) == ("a", 409)
+    assert "submit the request again" in refused["response"]["body"]["error"]["message"]
 
 
 @pytest.mark.parametrize("options", [{"priority": -1}, {"keep_alive": -1}, {"keep_alive": 0}])

@@ -1,4 +1,4 @@
-"""Batches of requests with idempotency keys."""
+"""Batches are made once under a key, reordered and cancelled."""
 
 from __future__ import annotations
 
@@ -65,3 +65,10 @@ def test_the_priority_of_an_open_batch_is_changed_within_the_scope(model):
     with pytest.raises(Conflict, match="can't be reordered any more"):
         change(batch_id=second.batch_id, principal=LOCAL, priority=0)
     assert Batch.objects.get(pk=second.pk).priority == 0
+
+
+def test_what_ends_already_is_not_cancelled_and_says_how_it_ends(model):
+    row = create(None)
+    Batch.objects.filter(pk=row.pk).update(state="in_progress", ending="expired")
+    with pytest.raises(Conflict, match="The batch is expired; it can't be cancelled any more"):
+        services.batch_cancel(batch_id=row.batch_id, principal=LOCAL)

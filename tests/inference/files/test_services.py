@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from inference.access.api_keys import api_key_create, principal_of_tenant
 from inference.errors import BlazrError, IdempotencyKeyReused, InvalidRequest, NotFound, RequestTooLarge, StorageFull
-from inference.files import services
+from inference.files import services, store
 from inference.files.services import (
     expiry_seconds,
     file_create,
@@ -54,6 +54,17 @@ def test_the_bytes_go_with_the_last_row():
     for file_id in (first.file_id, "file-none", "a\0b"):
         with pytest.raises(NotFound):
             file_get(file_id=file_id, principal=LOCAL)
+
+
+def test_the_bytes_are_on_the_disk_before_anybody_waits_for_the_lock(monkeypatch):
+    lock, sizes = store.store_lock, []
+
+    def locked():
+        sizes.extend(path.stat().st_size for path in store.unfinished_files())
+        return lock()
+
+    monkeypatch.setattr(store, "store_lock", locked)
+    assert sizes == [store_file([line("a")]).size_bytes]
 
 
 def test_a_tenant_sees_its_own_files():

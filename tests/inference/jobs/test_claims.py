@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 
 import pytest
 from django.db import connection, connections
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from inference.errors import GenerationFailed, QueueFull
 from inference.jobs import claims
@@ -20,11 +22,11 @@ from inference.jobs.claims import (
     jobs_append,
     jobs_claim,
     jobs_heartbeat,
-    suspects_wait,
+    suspect_tenants,
 )
 from inference.jobs.selectors import job_error, job_result
 from inference.jobs.sweep import jobs_sweep
-from inference.models import JobChunk, JobState
+from inference.models import GenerationJob, JobChunk, JobState
 from inference.values.principal import LOCAL, Principal
 from tests.inference.jobs.submissions import KEY_A, KEY_B, lapse, request, submit
 from tests.inference.rows import make_checkpoint
@@ -218,11 +220,27 @@ def test_many_claimers_never_share_a_job(model):
     assert len(claimed) == len(set(claimed)) == 60
 
 
+def test_a_job_from_a_clock_that_is_ahead_waits_no_longer():
+    (row,) = submit()
+    assert jobs_claim(owner="w", limit=1, min_age_s=60) == []
+    GenerationJob.objects.filter(pk=row.pk).update(created_at=timezone.now() + timedelta(hours=1))
+    assert [job.key for job in jobs_claim(owner="w", limit=1, min_age_s=60)] == [row.pk]
+
+
+def test_a_suspect_is_claimed_at_once_however_many_tenants_wait(monkeypatch):
+    monkeypatch.setattr(claims, "MAX_TENANTS", 1)
+    monkeypatch.setattr(claims, "_tenant_pages", claims.TenantPages())
+    submit(principal=KEY_A)
+    (suspect,) = submit(principal=KEY_B)
+    GenerationJob.objects.filter(pk=suspect.pk).update(attempts=MAX_ATTEMPTS - 1)
+    assert [job.key for job in jobs_claim(owner="w", limit=1, suspects=True)] == [suspect.pk]
+
+
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="reads SQLite's query plans")
 def test_a_look_for_suspects_reads_no_other_jobs():
     submit(*(request(str(number)) for number in range(4)))
     with CaptureQueriesContext(connection) as captured:
-        assert not suspects_wait()
+        assert suspect_tenants() == set()
     (query,) = captured
     with connection.cursor() as cursor:
         (plan,) = cursor.execute(f"EXPLAIN QUERY PLAN {query['sql']}").fetchall()

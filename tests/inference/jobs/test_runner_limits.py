@@ -108,6 +108,24 @@ def test_a_suspect_over_the_limit_holds_up_nobody(runner, manager, counters):
     assert (suspect.state, suspect.attempts) == ("queued", 2)
 
 
+def test_a_suspect_of_a_key_whose_places_are_taken_holds_up_nobody(runner, manager, counters):
+    limited = key_with(concurrent=1)
+    counters.zadd(redis_keys.limit_open(limited.tenant), {"another": 10**12})
+    submit(request(), principal=limited)
+    GenerationJob.objects.update(attempts=2)
+    for number in (1, 2):  # also beside what runs
+        submit(request())
+        runner.turn()
+        assert states(LOCAL) == {"running": number}
+    counters.zrem(redis_keys.limit_open(limited.tenant), "another")
+    submit(request())
+    runner.turn()
+    assert states(LOCAL) == {"running": 2, "queued": 1}, "the window is emptied for the suspect"
+    finish_all(runner, manager)
+    runner.turn()
+    assert states(limited) == {"running": 1}
+
+
 def test_a_draining_worker_frees_the_places_of_its_jobs(runner, manager, counters):
     limited = key_with(concurrent=8)
     submit(*(request() for _ in range(3)), principal=limited)

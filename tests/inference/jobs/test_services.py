@@ -29,7 +29,9 @@ from inference.models import GenerationJob, JobState
 from inference.values.limits import KeyLimits
 from inference.values.principal import LOCAL
 from inference.values.request_key import RequestKey
+from models_registry.aliases import alias_promote
 from tests.inference.jobs.submissions import KEY_A, KEY_B, lapse, request, submit
+from tests.inference.rows import make_adapter
 
 pytestmark = pytest.mark.usefixtures("model")
 
@@ -63,10 +65,21 @@ def test_what_a_job_cannot_be(members, param):
     assert caught.value.param == param
 
 
+def test_a_job_is_counted_for_the_model_that_its_alias_means(model):
+    alias_promote(name="prod", checkpoint=model)
+    (row,) = submit(request(model="prod"))
+    assert (row.model, str(row.checkpoint_id)) == ("tiny", str(model.pk))
+    adapter = make_adapter(model)
+    alias_promote(name="prod", checkpoint=model, adapter=adapter)
+    (row,) = submit(request(model="prod"))
+    assert row.model == "tiny:sql"
+
+
 def test_same_idempotency_key_gives_the_same_job():
     (first,) = submit(request("Hi", "k"))
     (again,) = submit(request("Hi", "k"))
     assert again.job_id == first.job_id
+    assert again.get_deferred_fields() == {"plan", "result"}, "a submission of thousands may be repeated"
     with pytest.raises(Conflict):
         submit(request("Ho", "k"))
     (other,) = submit(request("Ho", "k"), principal=KEY_A)

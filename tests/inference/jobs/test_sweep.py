@@ -23,7 +23,7 @@ from inference.jobs.claims import (
     jobs_append,
     jobs_claim,
     jobs_heartbeat,
-    suspects_wait,
+    suspect_tenants,
 )
 from inference.jobs.selectors import job_error, job_result
 from inference.jobs.services import job_cancel
@@ -44,7 +44,7 @@ def test_three_crashes_without_progress_fail_the_job_with_a_reason():
         assert len(jobs_claim(owner="w", limit=1)) == 1
         lapse()
         assert jobs_sweep().requeued == 1
-    assert suspects_wait()
+    assert suspect_tenants() == {row.tenant}
     assert jobs_claim(owner="w", limit=1) == []
     assert len(jobs_claim(owner="w", limit=1, suspects=True)) == 1
     lapse()
