@@ -29,6 +29,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any
 
 import orjson
@@ -54,6 +55,7 @@ from inference.host.coroutines import run_in_background
 from inference.serving.generation import Generation, generation_start
 from inference.values.messages import GenerationEvent
 from inference.values.principal import Principal, principal_set
+from inference.values.queue_place import QueuePlace
 
 MAX_REQUESTS_PER_SOCKET = 64
 MAX_ID_CHARS = 64
@@ -195,9 +197,7 @@ class StreamConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             }
             await self._send(accepted)
             if generation.is_waiting:
-                await generation.wait_for_start(
-                    lambda place: self._send({"type": "queue", "id": client_id, "queue": place.to_dict()})
-                )
+                await generation.wait_for_start(partial(self._send_place, client_id))
             writer = _FrameWriter(generation, client_id, self._send_text)
             await generation.deliver(writer)
             await writer.flush_usage()
@@ -228,6 +228,10 @@ class StreamConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         await self._send(
             {"type": "error", "id": client_id, "error": error.to_openai()["error"], "status": error.http_status}
         )
+
+    async def _send_place(self, client_id: str, place: QueuePlace | None) -> None:
+        if place is not None:
+            await self._send({"type": "queue", "id": client_id, "queue": place.to_dict()})
 
     async def _send(self, payload: dict[str, Any]) -> None:
         await self._send_text(orjson.dumps(payload))

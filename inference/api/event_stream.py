@@ -263,9 +263,10 @@ class ByteWriter(StreamReader):
         finally:
             self._timer.cancel()
 
-    async def _report(self, place: QueuePlace) -> None:
-        self.put(self._stream.waiting(place))
-        await self.flush()
+    async def _report(self, place: QueuePlace | None) -> None:
+        if place is not None:
+            self.put(self._stream.waiting(place))
+        await self.flush()  # heartbeats, too
 
     def _check(self) -> None:
         """Send a heartbeat on a silent stream; end the stream of a client that reads nothing."""
@@ -297,6 +298,11 @@ class EventStream(StreamingHttpResponse):
         self.generation = generation
         self._stream = stream or ChunkStream(generation)
         super().__init__(_Body(self), content_type="text/event-stream", headers=headers)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the body, when it is written, ends with an error."""
+        return self.generation.outcome != "completed"
 
     async def write_to(self, send: SendPart) -> None:
         """Send the whole body, each part as soon as it is ready; called once, instead of iterating."""

@@ -2,7 +2,7 @@
 
 ``ApiView.dispatch`` calls ``respond_once``; views need no code of their own. Only responses without an error are
 stored: after an error or a disconnect, the client may send the request again. A stream is stored when it has
-completed, and replayed as one piece. After
+completed, and replayed as one piece; one whose end may be an error has ``has_failed`` then. After
 https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/ and
 https://docs.stripe.com/api/idempotent_requests.
 """
@@ -164,7 +164,7 @@ class _Recording:
             await send(part)
 
         await self._write_to(send_and_keep)
-        if isinstance(self._response, EventStream) and self._response.generation.outcome != "completed":
+        if getattr(self._response, "has_failed", False):
             await self._holder.release()
         else:
             await self._holder.store(self._response, b"".join(kept))

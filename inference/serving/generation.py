@@ -209,8 +209,11 @@ class Generation:
         """Whether a prompt has not started, and the request has not failed."""
         return not self._started.is_set()
 
-    async def wait_for_start(self, report: Callable[[QueuePlace], Awaitable[object]]) -> None:
+    async def wait_for_start(self, report: Callable[[QueuePlace | None], Awaitable[object]]) -> None:
         """Wait until every prompt has started, and report about once a second where the request stands.
+
+        Args:
+            report: Gets the place; None while it isn't known.
 
         Raises:
             BlazrError: A prompt failed before its start; the generation is closed then, as with any other exception.
@@ -451,7 +454,7 @@ async def generation_start(
     full_queues().check(plan.model, principal, endpoint=api_name.name)
     served = await served_model_get(name=plan.model)
     original, plan = plan, plan_for_model(plan, served)
-    if names_image_files(plan):
+    if names_image_files(plan.prompts):
         plan = await database_sync_to_async(plan_with_images)(plan, served, principal.tenant)
     else:
         plan = plan_with_images(plan, served, principal.tenant)

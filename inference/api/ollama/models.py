@@ -24,29 +24,29 @@ _FOR_EVER = datetime(2318, 1, 1, tzinfo=UTC)
 
 
 def tags() -> list[dict[str, Any]]:
-    """Return the models that can be served, by name."""
+    """Return the models that the caller may use, by name; a key may be for an alias or an adapter without its base."""
     rows = _rows()
     found = [(row.served_model_name, row) for row in rows]
     by_id, allowed = {row.pk: row for row in rows}, principal_current().models
     for alias in aliases_of():
-        if alias.current is None or alias.current.checkpoint_id is None:
-            continue
-        meant = by_id.get(alias.current.checkpoint_id)
-        if meant is not None and (allowed is None or alias.name in allowed):
-            found.append((alias.name, meant))
+        checkpoint_id = None if alias.current is None else alias.current.checkpoint_id
+        if checkpoint_id is not None and checkpoint_id in by_id:
+            found.append((alias.name, by_id[checkpoint_id]))
     for adapter in adapters_available():
-        name, meant = full_name(adapter.base.served_model_name, adapter.name), by_id.get(adapter.base_id)
-        if meant is not None and (allowed is None or name in allowed):
-            found.append((name, meant))
+        meant = by_id.get(adapter.base_id)
+        if meant is not None:
+            found.append((full_name(meant.served_model_name, adapter.name), meant))
     return [
         {**_entry(row), "name": name, "model": name, "modified_at": _time(row.updated_at), "size": row.size_bytes}
         for name, row in found
+        if allowed is None or name in allowed
     ]
 
 
 def running(workers: Mapping[str, WorkerState]) -> list[dict[str, Any]]:
-    """Return the models in memory of all workers."""
-    rows = {str(row.pk): row for row in _rows()}
+    """Return the models in memory of all workers that the caller may use by their own names."""
+    allowed = principal_current().models
+    rows = {str(row.pk): row for row in _rows() if allowed is None or row.served_model_name in allowed}
     found: dict[str, dict[str, Any]] = {}
     for worker in workers.values():
         for model in worker.models:
@@ -110,9 +110,7 @@ def _parameters_of(row: Checkpoint) -> list[tuple[str, Any]]:
 
 
 def _rows() -> list[Checkpoint]:
-    found = Checkpoint.objects.defer("inspection").filter(state=Checkpoint.State.AVAILABLE)
-    allowed = principal_current().models
-    return readable_rows(found if allowed is None else found.filter(served_model_name__in=sorted(allowed)))
+    return readable_rows(Checkpoint.objects.defer("inspection").filter(state=Checkpoint.State.AVAILABLE))
 
 
 def _entry(row: Checkpoint) -> dict[str, Any]:

@@ -70,17 +70,24 @@ class PullView(OllamaView):
 
 
 class LinesOfPull(StreamingHttpResponse):
-    """Streams the progress of a pull as lines of JSON; the pull stops when the client disconnects."""
+    """Streams the progress of a pull as lines of JSON; the pull stops when the client disconnects.
+
+    Attributes:
+        has_failed: The last line is an error.
+    """
+
+    has_failed = False
 
     def __init__(self, pull: Pull, lines: AsyncGenerator[dict[str, Any], None]) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(_Body(pull, lines), content_type="application/x-ndjson", headers=headers)
+        super().__init__(_Body(self, pull, lines), content_type="application/x-ndjson", headers=headers)
 
 
 class _Body:
     """The body of the stream; Django calls ``close`` even if it never read the first line."""
 
-    def __init__(self, pull: Pull, lines: AsyncGenerator[dict[str, Any], None]) -> None:
+    def __init__(self, response: LinesOfPull, pull: Pull, lines: AsyncGenerator[dict[str, Any], None]) -> None:
+        self._response = response
         self._pull = pull
         self._lines = lines
 
@@ -90,6 +97,7 @@ class _Body:
                 async for payload in lines:
                     yield line(payload)
         except Exception as error:
+            self._response.has_failed = True
             yield line({"error": as_blazr_error(error).message})
         finally:
             self._pull.end()

@@ -68,12 +68,12 @@ def background_submit(
     """
     response_bytes_check(principal)
     response_id = f"resp_{secrets.token_hex(16)}"
-    body = request.skeleton(plan, response_id=response_id, created=int(time.time()), model=plan.model)
     name = None if request_key is None else _job_key(request_key)
     job = JobRequest(replace(plan, stream=False), idempotency_key=name, request_key=request_key, keep_events=True)
     with transaction.atomic():
         (row,) = jobs_submit(requests=[job], principal=principal, batch_label=response_id)
         earlier = StoredResponse.objects.filter(job=row).first()
+        body = request.skeleton(plan, response_id=response_id, created=int(time.time()), model=row.model)
         return earlier or response_store(
             body=body | {"status": "queued"}, items=request.items, principal=principal, job=row
         )

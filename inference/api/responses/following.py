@@ -32,9 +32,14 @@ class FollowingStream(StreamingHttpResponse):
         row: The response's row, which has a job.
         starting_after: Events up to this number are omitted; -1: none.
 
+    Attributes:
+        has_failed: The body ended with an error, after which the client may resume.
+
     Raises:
         QueueFull: ``MAX_STREAMS`` responses are streamed already.
     """
+
+    has_failed = False
 
     def __init__(self, row: StoredResponse, *, starting_after: int = -1) -> None:
         if _num_followed >= MAX_STREAMS:
@@ -43,19 +48,22 @@ class FollowingStream(StreamingHttpResponse):
                 retry_after_s=5,
             )
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", "x-request-id": row.response_id}
-        super().__init__(_Frames(row, starting_after), content_type="text/event-stream", headers=headers)
+        super().__init__(_Frames(self, row, starting_after), content_type="text/event-stream", headers=headers)
 
 
 class _Frames:
-    def __init__(self, row: StoredResponse, starting_after: int) -> None:
+    def __init__(self, response: FollowingStream, row: StoredResponse, starting_after: int) -> None:
+        self._response = response
         self._background = BackgroundResponse(row)
         self._starting_after = starting_after
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        return _frames(self._background, self._starting_after)
+        return _frames(self._response, self._background, self._starting_after)
 
 
-async def _frames(background: BackgroundResponse, starting_after: int) -> AsyncGenerator[bytes, None]:
+async def _frames(
+    response: FollowingStream, background: BackgroundResponse, starting_after: int
+) -> AsyncGenerator[bytes, None]:
     global _num_followed
     _num_followed += 1
     spoken_at = time.monotonic()
@@ -76,6 +84,7 @@ async def _frames(background: BackgroundResponse, starting_after: int) -> AsyncG
             await asyncio.sleep(POLL_S)
     except Exception as error:
         # The client may resume after the last event that it has.
+        response.has_failed = True
         known = as_blazr_error(error)
         yield sse_event("error", {"type": "error", "code": known.code, "message": known.message, "param": known.param})
     finally:

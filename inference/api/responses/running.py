@@ -82,8 +82,10 @@ class RunningResponse:
         try:
             await self._store()
         except Exception as error:
-            # A response that wasn't stored must not be reported as completed.
-            failed = {"status": "failed", "error": response_error(as_blazr_error(error))}
+            # A response that wasn't stored must not be reported as completed, nor be kept under an idempotency key.
+            known = as_blazr_error(error)
+            self.generation.outcome = known.code
+            failed = {"status": "failed", "error": response_error(known)}
             events[-1] |= {"type": "response.failed", "response": self._events.response | failed}
         return _written(events)
 

@@ -14,7 +14,7 @@ from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter
 
-from inference.access.admission import admitted
+from inference.access.admission import admission_check, admitted
 from inference.api.base import ApiView, json_body, json_response, read_further
 from inference.api.event_stream import EventStream, queue_headers
 from inference.api.responses.background import (
@@ -83,6 +83,7 @@ class ResponsesView(ApiView):
             parsed, history = await _with_history(parsed, self.principal)
             is_cut = parsed.values.get("truncation", "disabled") == "auto"
             if is_cut:
+                await admission_check(self.principal)  # it tokenises the conversation several times
                 plan = await fitted_plan(parsed, history)
             else:
                 plan = await read_further(request, lambda: parsed.plan(history))

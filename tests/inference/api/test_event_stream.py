@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from inference.api import event_stream as sse
 from inference.api.event_stream import StreamReader, parts_of
 from inference.errors import BlazrError, InvalidRequest
+from inference.serving import queue_watch
+from inference.transport.queue_places import Queues
 from inference.values.output_builder import OutputBuilder
 from inference.values.plan import GenerationPlan
 from inference.values.sampling_params import SamplingParams
@@ -327,6 +329,24 @@ def test_a_waiting_stream_begins_with_its_place(http, worker, reported):
     names = [name for name, _ in events]
     assert names == sorted(names, reverse=True)  # none comes behind the first token
     assert orjson.loads(events[names.count("blazr.queue")][1])["choices"][0]["delta"]["role"] == "assistant"
+
+
+def test_a_waiting_stream_whose_place_is_unknown_has_heartbeats(http, worker, monkeypatch):
+    monkeypatch.setattr(sse, "HEARTBEAT_S", 0.1)
+    monkeypatch.setattr(queue_watch, "PERIOD_S", 0.05)
+    monkeypatch.setattr(Queues, "place_of", lambda *request: None)
+    sent = SentParts(monkeypatch)
+
+    def script(reply: Reply):
+        wait_for(lambda: sent.num_heartbeats > 1, 20)
+        yield reply.start()
+        yield reply.delta("Hi", finish_reason="stop")
+        yield reply.done()
+
+    worker.script = script
+    raw = http.post("/v1/chat/completions", json=QUEUED).text
+    assert "keep-alive" in raw.partition("assistant")[0]
+    assert raw.endswith("data: [DONE]\n\n")
 
 
 def test_an_error_of_a_request_that_has_said_its_place_is_in_the_stream(http, worker, reported):

@@ -9,9 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 import redis
+from django.db import OperationalError
 
 from inference.access.api_keys import api_key_create
 from inference.api.idempotent import _stream_digest
+from inference.api.responses.background import BackgroundResponse
 from inference.errors import GenerationFailed
 from inference.models import Batch, GenerationJob, StoredFile
 from inference.serving import idempotency
@@ -160,6 +162,20 @@ def test_after_an_error_the_request_may_be_tried_again(http, worker, stream):
     assert "Hello" in post_until(http, has_succeeded, json=body).text
     assert is_error(http.post(PATH, json={"model": "tiny"}, headers=once("b")), 400)
     assert http.post(PATH, json=body, headers=once("b")).status_code == 200
+
+
+def test_a_stream_that_breaks_off_is_not_kept(http, keys, checkpoint, monkeypatch):
+    body = {"model": "tiny", "input": "Hi", "background": True, "stream": True}
+    with monkeypatch.context() as patched:
+        patched.setattr(BackgroundResponse, "read", broken)
+        assert "event: error" in http.post("/v1/responses", json=body, headers=once("a")).text
+    GenerationJob.objects.update(state="cancelled")
+    wait_for(lambda: "response.cancelled" in http.post("/v1/responses", json=body, headers=once("a")).text)
+    assert GenerationJob.objects.count() == 1
+
+
+def broken(*_: object) -> None:
+    raise OperationalError("gone")
 
 
 def test_a_client_that_leaves_frees_its_key(http, worker):

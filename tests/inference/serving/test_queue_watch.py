@@ -29,12 +29,15 @@ def reads(monkeypatch):
 
 
 async def test_places_come_until_the_block_ends_and_one_task_reads_for_all(reads):
-    watch = QueueWatch()
+    watch, unknown = QueueWatch(), []
 
     async def positions(name, count):
         found = []
         with watch.watching(name, "a") as watcher:
             async for place in watcher.places():
+                if place is None:
+                    unknown.append(name)
+                    continue
                 found.append(place.position)
                 if len(found) == count:
                     watcher.end()
@@ -43,6 +46,7 @@ async def test_places_come_until_the_block_ends_and_one_task_reads_for_all(reads
     async with asyncio.timeout(60):
         first, second = await asyncio.gather(positions("r3", 3), positions("r4", 2))
     assert first == [4, 3, 2] and second == [5, 4]
+    assert sorted(unknown) == ["r3", "r4"], "of the reading that failed"
     assert len(reads) == 4 and all(models == {"a"} for models in reads)
     await asyncio.sleep(0.05)
     assert len(reads) <= 5  # nobody watches, so nothing is read

@@ -7,6 +7,8 @@ import json
 import pytest
 
 from inference.access.api_keys import api_key_create
+from models_registry.aliases import alias_promote
+from models_registry.models import Checkpoint
 from tests.inference.api.ollama.test_views import MESSAGES, refused
 from tests.inference.api.scripted_worker import Reply
 
@@ -45,3 +47,15 @@ def test_a_key_for_one_model_reaches_it_by_a_clients_name(http, worker):
     for name, status in (("tiny", 200), ("tiny:latest", 200), ("other:latest", 403), ("tiny:other", 403)):
         body = {"model": name, "messages": MESSAGES, "stream": False}
         assert http.post("/api/chat", json=body).status_code == status, name
+
+
+@pytest.mark.parametrize("name", ["prod", "prod:latest"])
+def test_a_key_for_an_alias_reaches_the_model_by_the_alias(http, worker, name):
+    alias_promote(name="prod", checkpoint=Checkpoint.objects.get(served_model_name="tiny"))
+    _, key = api_key_create(name="one", models=["prod"])
+    http.headers["Authorization"] = f"Bearer {key}"
+    body = {"model": name, "messages": MESSAGES, "stream": False}
+    assert http.post("/api/chat", json=body).status_code == 200
+    assert http.post("/api/generate", json={"model": name, "stream": False}).json()["done_reason"] == "load"
+    body["model"] = "tiny"
+    assert http.post("/api/chat", json=body).status_code == 403

@@ -11,7 +11,7 @@ from inference.errors import UnknownModel
 from inference.values.principal import LOCAL, principal_set
 from inference.values.states import ResidentModel, WorkerState
 from models_registry.aliases import alias_promote
-from tests.inference.rows import TEMPLATE, make_checkpoint
+from tests.inference.rows import TEMPLATE, make_adapter, make_checkpoint
 
 pytestmark = pytest.mark.django_db
 
@@ -44,6 +44,17 @@ def test_a_key_sees_the_tags_of_its_models(tiny):
     principal_set(dataclasses.replace(LOCAL, models=frozenset({"tiny"})))
     try:
         assert [item["name"] for item in tags()] == ["tiny"]
+    finally:
+        principal_set(LOCAL)
+
+
+def test_a_key_for_an_alias_or_an_adapter_sees_their_tags_alone(tiny):
+    alias_promote(name="prod", checkpoint=tiny)
+    make_adapter(tiny)
+    principal_set(dataclasses.replace(LOCAL, models=frozenset({"prod", "tiny:sql"})))
+    try:
+        assert [item["name"] for item in tags()] == ["prod", "tiny:sql"]
+        assert running(workers(ResidentModel(str(tiny.pk), "ready"), devices=("cpu",))) == []
     finally:
         principal_set(LOCAL)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -123,6 +124,20 @@ def test_what_breaks_later_is_a_line(hub, ollama_as_admin):
     with pytest.raises(ollama_package.ResponseError, match="truncated"):
         list(ollama_as_admin.pull("org/tiny", stream=True))
     assert not Checkpoint.objects.filter(origin="org/tiny").exists()
+
+
+def test_a_pull_that_failed_runs_again_under_its_key(hub, http_as_admin):
+    hub.files["model.safetensors"] = hub.files["model.safetensors"][:-64]
+    http_as_admin.headers["Idempotency-Key"] = secrets.token_hex(8)
+    found = []
+
+    def pull() -> bool:
+        found.append(http_as_admin.post("/api/pull", json={"model": "org/tiny"}))
+        return found[-1].status_code == 200  # 409 until the first one has let go of the key
+
+    assert pull() and "truncated" in found[0].text
+    wait_for(pull)
+    assert "Idempotent-Replayed" not in found[-1].headers
 
 
 def test_a_client_that_leaves_ends_its_pull_and_frees_the_place(hub, http_as_admin):

@@ -237,6 +237,15 @@ def test_deleting_stops_it_and_leaves_nothing(client, runner, manager):
     assert not JobChunk.objects.exists()
 
 
+def test_deleting_ends_a_stream_that_follows_it(client, runner):
+    stream = client.responses.create(model="tiny", input="Hi", background=True, stream=True)
+    created = next(iter(stream))
+    client.responses.delete(created.response.id)
+    *_, last = stream
+    assert last.type == "response.failed"
+    assert "was deleted" in last.response.error.message
+
+
 def test_the_sweep_takes_the_job_along(client, runner, manager):
     submit(client)
     say_hello(runner, manager, claim(runner, manager))
