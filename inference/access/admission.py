@@ -17,7 +17,7 @@ import itertools
 import logging
 import math
 import secrets
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -28,6 +28,7 @@ from inference.errors import BlazrError, RateLimitExceeded
 from inference.host.coroutines import PerLoop
 from inference.host.outage import Outage
 from inference.records import metrics
+from inference.values.images import bare_images
 from inference.values.limits import BYTES_PER_TOKEN, UNLIMITED, KeyLimits, budget, budget_headers
 from inference.values.principal import Principal
 
@@ -96,12 +97,21 @@ async def admit(principal: Principal, *, tokens: int) -> Admission:
         # The script may have run although its reply is lost: free the place and the tokens.
         keeper.release(Admission(principal.tenant, limits, lease, tokens, keeper), refund=tokens, was_admitted=False)
         raise
-    _headers.set(_count_headers(limits, count))
     if count.verdict != "ok":
         keeper.forget(lease)
-        metrics.RATE_LIMITED.labels(principal.kind, count.verdict).inc()
-        raise _refusal(limits, count)
+    _check_count(principal, count)
     return Admission(principal.tenant, limits, lease, tokens, keeper)
+
+
+async def admission_check(principal: Principal) -> None:
+    """Refuse a caller who has reached a limit, and count nothing: for work before a request that is admitted itself.
+
+    Raises:
+        RateLimitExceeded, Unavailable: As ``admit`` raises.
+    """
+    if principal.limits.is_metered:
+        count = await count_request(tenant=principal.tenant, limits=principal.limits, lease="", tokens=0)
+        _check_count(principal, count)
 
 
 @contextlib.asynccontextmanager
@@ -115,9 +125,12 @@ async def admitted(principal: Principal, *, tokens: int) -> AsyncIterator[Admiss
 
 
 @contextlib.asynccontextmanager
-async def text_admitted(principal: Principal, body: Any) -> AsyncIterator[None]:
-    """Admit work on the texts of a request's body, which costs as many tokens as the body is long."""
-    tokens = 0 if principal.limits.tokens is None else -(-len(orjson.dumps(body)) // BYTES_PER_TOKEN)
+async def text_admitted(principal: Principal, body: Mapping[str, Any]) -> AsyncIterator[None]:
+    """Admit work on the texts of a request's body, which costs as many tokens as the body without pictures is long."""
+    tokens = 0
+    if principal.limits.tokens is not None:
+        texts = {**body, "messages": bare_images(body["messages"])} if "messages" in body else body
+        tokens = -(-len(orjson.dumps(texts)) // BYTES_PER_TOKEN)
     async with admitted(principal, tokens=tokens):
         yield
 
@@ -136,6 +149,14 @@ class RequestExceedsLimit(RateLimitExceeded):
     """The request alone exceeds the tokens of a minute, so that waiting doesn't help."""
 
     retryable = False
+
+
+def _check_count(principal: Principal, count: Count) -> None:
+    """Set the headers of the caller's limits, and raise an error if one is reached."""
+    _headers.set(_count_headers(principal.limits, count))
+    if count.verdict != "ok":
+        metrics.RATE_LIMITED.labels(principal.kind, count.verdict).inc()
+        raise _refusal(principal.limits, count)
 
 
 def _count_headers(limits: KeyLimits, count: Count) -> dict[str, str]:

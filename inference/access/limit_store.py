@@ -116,7 +116,7 @@ async def count_request(*, tenant: str, limits: KeyLimits, lease: str, tokens: i
     Args:
         tenant: The tenant that sent the request.
         limits: The tenant's limits.
-        lease: The request's name among the tenant's open ones.
+        lease: The request's name among the tenant's open ones; empty: take nothing, return the levels.
         tokens: Estimated tokens, reserved until the release.
 
     Raises:

@@ -115,11 +115,11 @@ def response_get(*, response_id: str, principal: Principal) -> StoredResponse:
 
 
 def response_finish(row: StoredResponse, body: Mapping[str, Any]) -> None:
-    """Write the final body of a background response; every reader writes the same body."""
+    """Write the final body of a background response, unless it was deleted; every reader writes the same body."""
     body_text = orjson.dumps(body)
     row.body = body_text.decode()
     row.size_bytes = len(body_text) + len(row.input_items.encode())
-    row.save(update_fields=["body", "size_bytes"])
+    StoredResponse.objects.filter(pk=row.pk).update(body=row.body, size_bytes=row.size_bytes)
 
 
 def response_delete(*, response_id: str, principal: Principal) -> None:

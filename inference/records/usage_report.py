@@ -20,6 +20,8 @@ from inference.records.energy_price import cost, energy_price
 GROUPS = {"key": "tenant", "model": "model", "day": "day"}
 """Names to group usage by, with their columns."""
 DEFAULT_DAYS = 30
+FIRST_DAY = date(2000, 1, 1)
+"""Earlier days are a mistake; the first ones of all have no ``DEFAULT_DAYS`` before them."""
 MAX_DAYS = 3660
 CHUNK_ROWS = 500
 
@@ -83,7 +85,10 @@ def usage_query(
 
 def _day(name: str, text: str) -> date:
     try:
-        return date.fromisoformat(text)
+        found = date.fromisoformat(text)
+        if found < FIRST_DAY:
+            raise ValueError(text)
+        return found
     except ValueError:
         raise InvalidRequest(f"{name} is {text[:40]!r}, it must be a date such as 2026-11-21.", param=name) from None
 

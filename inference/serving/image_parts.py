@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +16,9 @@ from inference.values.plan import GenerationPlan
 from inference.values.served_model import ServedModel
 
 
-def names_image_files(plan: GenerationPlan) -> bool:
-    """Whether ``plan_with_images`` has files to read, and so has to run off the event loop."""
-    return any("file_id" in image for prompt in plan.prompts for image in images_of(prompt.get("messages", ())))
+def names_image_files(prompts: Iterable[PromptMessage]) -> bool:
+    """Whether pictures of ``prompts`` are stored files, which have to be read off the event loop."""
+    return any("file_id" in image for prompt in prompts for image in images_of(prompt.get("messages", ())))
 
 
 def plan_with_images(plan: GenerationPlan, model: ServedModel, tenant: str) -> GenerationPlan:
@@ -35,10 +35,11 @@ def plan_with_images(plan: GenerationPlan, model: ServedModel, tenant: str) -> G
     """
     if not any(images_of(prompt.get("messages", ())) for prompt in plan.prompts):
         return plan
-    return replace(plan, prompts=tuple(_filled(prompt, model, tenant) for prompt in plan.prompts))
+    return replace(plan, prompts=tuple(prompt_with_images(prompt, model, tenant) for prompt in plan.prompts))
 
 
-def _filled(prompt: PromptMessage, model: ServedModel, tenant: str) -> PromptMessage:
+def prompt_with_images(prompt: PromptMessage, model: ServedModel, tenant: str) -> PromptMessage:
+    """Return a conversation as ``plan_with_images`` returns each one of a plan; it raises the same errors."""
     messages: list[dict[str, Any]] = []
     images: list[dict[str, Any]] = []
     for number, message in enumerate(prompt["messages"]):

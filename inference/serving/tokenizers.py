@@ -15,7 +15,7 @@ from channels.db import database_sync_to_async
 
 from inference.errors import UnsupportedFeature
 from inference.host.fair_threads import FairThreads
-from inference.serving.image_parts import names_image_files, plan_with_images
+from inference.serving.image_parts import names_image_files, prompt_with_images
 from inference.serving.served_models import plan_for_model, served_model_get
 from inference.text.images.placing import ImagePlacing
 from inference.text.tokenisation.chat_template import ChatTemplate, Piece
@@ -192,6 +192,18 @@ def tokenizer_cache() -> TokenizerCache:
     return _cache
 
 
+async def prompt_with_files(prompt: PromptMessage, served: ServedModel) -> PromptMessage:
+    """Return a prompt with the bytes of the caller's stored files that its conversation names as pictures.
+
+    Raises:
+        NotFound, InvalidRequest: As ``plan_with_images`` raises.
+    """
+    if not names_image_files((prompt,)):
+        return prompt
+    whole: PromptMessage = await database_sync_to_async(prompt_with_images)(prompt, served, principal_current().tenant)
+    return whole
+
+
 async def prompt_tokens(plan: GenerationPlan) -> tuple[int, int]:
     """Count the tokens of a chat request without generating.
 
@@ -205,9 +217,7 @@ async def prompt_tokens(plan: GenerationPlan) -> tuple[int, int]:
     """
     served = await served_model_get(name=plan.model)
     plan = plan_for_model(plan, served)
-    tenant = principal_current().tenant
-    if names_image_files(plan):
-        plan = await database_sync_to_async(plan_with_images)(plan, served, tenant)
     (prompt,) = plan.prompts
+    prompt = await prompt_with_files(prompt, served)
     ids = await tokenizer_cache().run(served, lambda text: text.token_ids(prompt))
     return len(ids), served.max_model_len

@@ -7,7 +7,7 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
 
-from inference.access.admission import text_admitted
+from inference.access.admission import admitted
 from inference.api.anthropic.running import API_NAME, RunningMessage, running_message
 from inference.api.anthropic.schemas import MessageResponseSerializer, TokenCountSerializer, documented_message
 from inference.api.base import ApiView, generation_body, json_body, json_response, read_further
@@ -22,6 +22,7 @@ from inference.dialects.anthropic.serializers import (
 from inference.dialects.chat_bridge import chat_plan, translate_error
 from inference.errors import InvalidRequest
 from inference.serving.tokenizers import prompt_tokens
+from inference.values.limits import estimate_prompt_tokens
 
 VERSIONS = ("2023-06-01", "2026-10-21")
 """Accepted versions; blazr treats their differences alike (https://platform.claude.com/docs/en/api/versioning)."""
@@ -62,9 +63,11 @@ class MessagesView(AnthropicView):
         read = MessageRequestSerializer.shared().plan
         plan, stream = await generation_body(request, read, principal=self.principal, endpoint=API_NAME.name)
         running: RunningMessage = await running_message(plan, self.principal)
-        if stream:
-            return EventStream(running.generation, running)
         request_id = running.generation.request_id
+        if stream:
+            response = EventStream(running.generation, running)
+            response["request-id"] = request_id
+            return response
         body = await running.whole()
         headers = {"x-request-id": request_id, "request-id": request_id, **queue_headers(running.generation)}
         return json_response(body, headers=headers)
@@ -87,8 +90,9 @@ class CountTokensView(AnthropicView):
         """Return the number of prompt tokens of a request, without generating."""
         check_version(request)
         body = await json_body(request, CountTokensRequestSerializer.shared().chat_body)
-        async with text_admitted(self.principal, body):
-            num_tokens, _ = await prompt_tokens(await read_further(request, lambda: chat_plan(body, CHAT_NAMES)))
+        plan = await read_further(request, lambda: chat_plan(body, CHAT_NAMES))
+        async with admitted(self.principal, tokens=estimate_prompt_tokens(plan)):
+            num_tokens, _ = await prompt_tokens(plan)
         return json_response({"input_tokens": num_tokens})
 
 

@@ -26,7 +26,7 @@ from inference.dialects.openai.chat_fields import chat_options
 from inference.dialects.openai.chat_prompt import chat_prompt
 from inference.errors import InvalidRequest, UnsupportedFeature
 from inference.serving.served_models import chat_prompt_for_model, served_model_get, served_model_or_only
-from inference.serving.tokenizers import ModelText, tokenizer_cache
+from inference.serving.tokenizers import ModelText, prompt_with_files, tokenizer_cache
 from inference.values.messages import PromptMessage
 from inference.values.served_model import ServedModel
 
@@ -53,13 +53,15 @@ class TokenizeView(ApiView):
         _check_tokenizer(served)
         prompt = await read_further(request, lambda: _prompt(values, served))
 
-        def work(text: ModelText) -> tuple[list[int], list[str]]:
-            ids = text.token_ids(prompt, parse_special=values["parse_special"])
-            if not values["return_token_strs"]:
-                return ids, []
-            return ids, [text.tokenizer.decode([item], skip_special_tokens=False) for item in ids]
-
         async with text_admitted(self.principal, values):
+            whole = await prompt_with_files(prompt, served)
+
+            def work(text: ModelText) -> tuple[list[int], list[str]]:
+                ids = text.token_ids(whole, parse_special=values["parse_special"])
+                if not values["return_token_strs"]:
+                    return ids, []
+                return ids, [text.tokenizer.decode([item], skip_special_tokens=False) for item in ids]
+
             ids, strings = await tokenizer_cache().run(served, work)
         payload: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": served.max_model_len}
         if values["return_token_strs"]:

@@ -16,11 +16,13 @@ from websockets.sync.client import connect
 
 from inference.access.api_keys import api_key_create, principal_of_tenant
 from inference.api.base import ApiView
+from inference.api.responses import truncation
 from inference.errors import InvalidRequest
 from inference.models import ApiKey, GenerationJob
 from inference.transport import keys as redis_keys
 from inference.transport import questions as worker_questions
 from inference.values.limits import KeyLimits
+from inference.values.plan import GenerationPlan
 from inference.values.principal import SCOPES
 from tests.inference.api.test_urls import _views
 from tests.inference.batches.fakes import line, store_file
@@ -133,6 +135,21 @@ def test_a_reached_limit_holds_the_routes_that_are_declared(live_url, worker, co
             if (response.status_code == 429) is not (limit in limits) or response.status_code == 500:
                 wrong.append(f"{path} {limit}: {response.status_code} {response.text[:120]}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_reached_limit_holds_before_a_conversation_is_cut(live_url, worker, counters, monkeypatch):
+    counted = []
+
+    async def count(plan: GenerationPlan) -> tuple[int, int]:
+        counted.append(plan)
+        return 0, 100
+
+    monkeypatch.setattr(truncation, "prompt_tokens", count)
+    _, headers = limited_key("requests", counters)
+    items = [{"role": "user", "content": str(number)} for number in range(8)]
+    body = {"model": "tiny", "input": items, "truncation": "auto"}
+    response = httpx.post(f"{live_url}/v1/responses", json=body, headers=headers, timeout=60)
+    assert (response.status_code, counted) == (429, [])
 
 
 @pytest.mark.parametrize("limit", ["requests", "tokens", "concurrent"])

@@ -53,6 +53,7 @@ def test_groups_filters_and_names(db, writer):
         ({"last": "2026-13-01"}, "to"),
         ({"first": "2026-12-01"}, "from"),
         ({"first": "1900-01-01"}, "from"),
+        ({"first": None, "last": "0001-01-05"}, "to"),
         ({"group_by": "key,colour"}, "group_by"),
         ({"group_by": "key,key"}, "group_by"),
     ],

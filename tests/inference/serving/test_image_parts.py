@@ -48,10 +48,10 @@ def test_files_and_headers():
     data = encoded(Image.new("RGB", (1920, 1080)))
     inline, file = read_part(data, "x"), {"type": "image", "file_id": stored(base64.b64decode(data))}
     asked = plan({"type": "text", "text": "what?"}, inline, file)
-    assert names_image_files(asked)
+    assert names_image_files(asked.prompts)
     content = plan_with_images(asked, MODEL, "a").prompts[0]["messages"][1]["content"]
     assert content[1] == content[2] == {**inline, "tokens": 2353}
-    assert not names_image_files(plan(inline))
+    assert not names_image_files(plan(inline).prompts)
     assert estimate_prompt_tokens(plan_with_images(plan(inline), MODEL, "a")) == 2353 + 4 + 5
 
 

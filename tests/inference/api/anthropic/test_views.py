@@ -68,6 +68,8 @@ def test_stream_of_the_client(claude, worker):
         final = stream.get_final_message()
     assert (final.stop_reason, final.content[0].text) == ("end_turn", "Hello, world")
     assert (final.usage.input_tokens, final.usage.output_tokens) == (5, 2)
+    headers = stream.response.headers
+    assert headers["request-id"] == headers["x-request-id"]
 
 
 def test_count_tokens_is_what_generating_would_read(claude, worker, live_url):

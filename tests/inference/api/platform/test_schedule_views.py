@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
 import pytest
 
 from inference.access.api_keys import api_key_create
+from inference.api.platform import schedule_views
 from inference.jobs import hints
 from inference.models import Batch, Schedule
 from inference.schedules import runs
@@ -90,6 +92,18 @@ def test_models_are_loaded_by_schedules_that_make_no_batches(http: httpx.Client,
 def test_what_is_wrong_is_named(http: httpx.Client, wrong: dict[str, Any], status: int, param: str) -> None:
     error = error_of(http.post("/api/schedules", json=body(batch=batch_members()) | wrong), status)
     assert error["param"] == param and not Schedule.objects.exists()
+
+
+def test_a_preview_does_not_hold_up_the_event_loop(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    loops: list[object] = []
+
+    def preview(*given: str) -> dict[str, str]:
+        loops.append(asyncio._get_running_loop())
+        return {}
+
+    monkeypatch.setattr(schedule_views, "preview_object", preview)
+    assert http.get("/api/schedules/preview", params={"cron": "0 0 29 2 */7"}).status_code == 200
+    assert loops == [None]
 
 
 def test_previews(http: httpx.Client, document: dict[str, Any]) -> None:

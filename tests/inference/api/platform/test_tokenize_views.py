@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
+import base64
+import os
 
+import pytest
+from PIL import Image
+
+from inference.access.api_keys import api_key_create
+from inference.files.services import file_create
+from inference.files.store import FileWriter
+from inference.values.limits import KeyLimits
 from tests.inference.api.test_base import is_error
 from tests.inference.rows import make_checkpoint
+from tests.inference.text.images.pictures import encoded
+
+TILES = {"kind": "tiles", "tile": 336, "tile_tokens": 12, "max_tiles": 16}
 
 
 def test_tokenize_and_back(http):
@@ -74,3 +85,43 @@ def test_tokenizers_of_models_without_one(http):
     body = {"model": "plain", "messages": [{"role": "user", "content": "x"}]}
     is_error(http.post("/tokenize", json=body), 400, "unsupported_parameter")
     is_error(http.post("/detokenize", json={"model": "nobody", "tokens": [1]}), 404, "model_not_found")
+
+
+@pytest.fixture
+def seeing(worker):
+    """A model that sees."""
+    row = make_checkpoint("seeing")
+    row.inspection["spec"] = {"vision": {"layout": TILES, "prompt": {"placeholder": "<|image|>"}}}
+    row.save()
+    return row
+
+
+def shows(**image: str) -> list[dict]:
+    return [{"role": "user", "content": [{"type": "image_url", "image_url": image}]}]
+
+
+def test_pictures_that_are_stored_files_are_counted(http, seeing):
+    data = encoded(Image.new("RGB", (1920, 1080)))
+    writer = FileWriter()
+    writer.write(base64.b64decode(data))
+    file = file_create(writer=writer, filename="p.png", purpose="vision", tenant="local", expires_s=None)
+    inline = http.post("/tokenize", json={"model": "seeing", "messages": shows(url=f"data:image/png;base64,{data}")})
+    assert inline.status_code == 200, inline.text
+    stored = http.post("/tokenize", json={"model": "seeing", "messages": shows(file_id=file.file_id)})
+    assert (stored.status_code, stored.json()) == (200, inline.json())
+    other = http.post("/tokenize", json={"model": "seeing", "messages": shows(file_id="file-0")})
+    assert is_error(other, 404)["param"] == "messages.0.content.0"
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/apply-template", "/v1/messages/count_tokens"])
+def test_the_bytes_of_pictures_are_no_tokens_of_a_key(http, seeing, path):
+    _, key = api_key_create(name="limited", limits=KeyLimits(tokens=1000))
+    http.headers["Authorization"] = f"Bearer {key}"
+    data = encoded(Image.frombytes("RGB", (64, 64), os.urandom(64 * 64 * 3)))
+    assert len(data) > 4 * 1000
+    messages = shows(url=f"data:image/png;base64,{data}")
+    if path.startswith("/v1"):
+        source = {"type": "base64", "media_type": "image/png", "data": data}
+        messages = [{"role": "user", "content": [{"type": "image", "source": source}]}]
+    answer = http.post(path, json={"model": "seeing", "messages": messages})
+    assert answer.status_code == 200, answer.text
