@@ -331,24 +331,6 @@ def test_a_waiting_stream_begins_with_its_place(http, worker, reported):
     assert orjson.loads(events[names.count("blazr.queue")][1])["choices"][0]["delta"]["role"] == "assistant"
 
 
-def test_a_waiting_stream_whose_place_is_unknown_has_heartbeats(http, worker, monkeypatch):
-    monkeypatch.setattr(sse, "HEARTBEAT_S", 0.1)
-    monkeypatch.setattr(queue_watch, "PERIOD_S", 0.05)
-    monkeypatch.setattr(Queues, "place_of", lambda *request: None)
-    sent = SentParts(monkeypatch)
-
-    def script(reply: Reply):
-        wait_for(lambda: sent.num_heartbeats > 1, 20)
-        yield reply.start()
-        yield reply.delta("Hi", finish_reason="stop")
-        yield reply.done()
-
-    worker.script = script
-    raw = http.post("/v1/chat/completions", json=QUEUED).text
-    assert "keep-alive" in raw.partition("assistant")[0]
-    assert raw.endswith("data: [DONE]\n\n")
-
-
 def test_an_error_of_a_request_that_has_said_its_place_is_in_the_stream(http, worker, reported):
     worker.script = late(lambda reply: reply.error(InvalidRequest("no.", param="messages")), until=reported)
     response = http.post("/v1/chat/completions", json=QUEUED)
@@ -381,3 +363,21 @@ def test_a_whole_response_that_waited_says_so_in_its_headers(http, worker, monke
     worker.script = say("Hi")
     monkeypatch.setattr(sse, "WAITED_S", 60.0)
     assert "x-queue-seconds" not in http.post(path, json=whole).headers
+
+
+def test_a_waiting_stream_whose_place_is_unknown_has_heartbeats(http, worker, monkeypatch):
+    monkeypatch.setattr(sse, "HEARTBEAT_S", 0.1)
+    monkeypatch.setattr(queue_watch, "PERIOD_S", 0.05)
+    monkeypatch.setattr(Queues, "place_of", lambda *request: None)
+    sent = SentParts(monkeypatch)
+
+    def script(reply: Reply):
+        wait_for(lambda: sent.num_heartbeats > 1, 20)
+        yield reply.start()
+        yield reply.delta("Hi", finish_reason="stop")
+        yield reply.done()
+
+    worker.script = script
+    raw = http.post("/v1/chat/completions", json=QUEUED).text
+    assert "keep-alive" in raw.partition("assistant")[0]
+    assert raw.endswith("data: [DONE]\n\n")
