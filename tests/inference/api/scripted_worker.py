@@ -13,6 +13,7 @@ import redis
 from inference.errors import BlazrError
 from inference.transport import keys as redis_keys
 from inference.transport.held_messages import take_messages
+from inference.values.queue_place import StartOutlook
 from inference.values.states import ResidentModel, WorkerState
 
 Event = dict[str, Any]
@@ -94,6 +95,7 @@ class ScriptedWorker:
         self.messages: list[dict[str, Any]] = []
         self.cancelled: list[str] = []
         self._flags: dict[str, threading.Event] = {}
+        self._waiting: dict[str, None] = {}
         self._url = url
         self._stop = threading.Event()
         self._control_id = "$"
@@ -124,9 +126,10 @@ class ScriptedWorker:
         return redis.Redis.from_url(self._url, protocol=2)
 
     def beat(self, client: redis.Redis) -> None:
-        """What a real worker's heartbeat writes, for longer."""
+        """What a real worker's heartbeat writes, for longer; requests wait until their scripts say something."""
+        outlook = StartOutlook(waiting_ids=tuple(self._waiting))
         held = tuple(self.checkpoint_ids)  # tests add to the set while this thread reads it
-        models = tuple(ResidentModel(item, "ready", 1.0, pinned=self.pinned) for item in held)
+        models = tuple(ResidentModel(item, "ready", 1.0, pinned=self.pinned, outlook=outlook) for item in held)
         state = WorkerState("scripted", heartbeat_at=time.time(), max_active=8, models=models)
         client.set(redis_keys.worker("scripted"), state.to_json(), ex=LEASE_S)
         client.zadd(redis_keys.WORKERS, {"scripted": time.time() + LEASE_S})
@@ -145,6 +148,7 @@ class ScriptedWorker:
             for item in taken.messages if taken is not None else ():
                 message = json.loads(item.body)
                 self.messages.append(message)
+                self._waiting[message["request_id"]] = None
                 threading.Thread(target=self._run, args=(message,), daemon=True).start()
             client.blpop([*map(redis_keys.arrived, models), f"{self._bell}:take"], timeout=0.1 if models else 0.05)
         client.close()
@@ -153,9 +157,11 @@ class ScriptedWorker:
         client = self._client()
         flag = self._flags.setdefault(message["request_id"], threading.Event())
         for event in self.script(Reply(message, flag)):
+            self._waiting.pop(message["request_id"], None)
             if flag.is_set():
                 break
             client.xadd(redis_keys.out(message["web_id"]), redis_keys.pack_events([event]))
+        self._waiting.pop(message["request_id"], None)
         client.close()
 
     def _listen(self) -> None:

@@ -325,7 +325,7 @@ def test_a_waiting_stream_begins_with_its_place(http, worker, reported):
     assert (response.status_code, events[0][0], events[-1][1]) == (200, "blazr.queue", "[DONE]")
     chunk = orjson.loads(events[0][1])
     assert (chunk["object"], chunk["choices"]) == ("chat.completion.chunk", [])
-    assert chunk["queue"]["waits_for"] in ("capacity", "load")  # before the worker's first heartbeat
+    assert chunk["queue"]["waits_for"] in ("capacity", "load")  # the latter before the worker's first heartbeat
     names = [name for name, _ in events]
     assert names == sorted(names, reverse=True)  # none comes behind the first token
     assert orjson.loads(events[names.count("blazr.queue")][1])["choices"][0]["delta"]["role"] == "assistant"
