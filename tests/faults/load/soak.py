@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import signal
 import threading
 import time
@@ -12,6 +13,7 @@ from functools import partial
 from statistics import median
 
 from tests.faults.campaign import Campaign, Fault, fault_sequence
+from tests.faults.load.overload import Meter, closed_loop
 from tests.faults.load.site import Holdings, LoadSite
 from tests.faults.records import FINISHED_WITHIN_S, Records
 from tests.faults.site import wait_until
@@ -19,6 +21,8 @@ from tests.faults.site import wait_until
 LOAD = 0.7
 FAULT_EVERY_S = 30.0
 CAPACITY_JOBS = 800
+FILL_S = 30.0
+FILL_CLIENTS = 100
 SAMPLE_S = 5.0
 WARM_SHARE = 0.2
 """Share of the time in which caches fill, so that its samples don't count."""
@@ -110,6 +114,19 @@ def _lines(samples: list[tuple[float, Holdings]], name: str) -> Iterator[tuple[s
         yield f"{name}: {middle:g}, then {end:g} {what}, {max(counts)} at most", end <= 1.5 * middle + 2
 
 
+def fill_states(site: LoadSite) -> None:
+    """Let all states be written once, by prompts that nobody has sent before: they take memory as they are written.
+
+    A backlog after a fault would write the last of them an hour later, which looks like growth.
+    """
+
+    async def fill() -> None:
+        async with closed_loop(Meter(site), FILL_CLIENTS):
+            await asyncio.sleep(FILL_S)
+
+    asyncio.run(fill())
+
+
 def jobs_per_second(site: LoadSite) -> float:
     """Jobs that the site completes in a second without a fault, each with its share of lines and streams.
 
@@ -125,8 +142,9 @@ def jobs_per_second(site: LoadSite) -> float:
 
 
 def run_soak(site: LoadSite, given: argparse.Namespace) -> Iterator[tuple[str, bool]]:
-    """Measure the capacity, run the campaign, and compare the ledger and what the survivors hold."""
+    """Fill the states, measure the capacity, run the campaign, and compare the ledger and what the survivors hold."""
     seconds = given.minutes * 60
+    fill_states(site)
     capacity = jobs_per_second(site)
     before = site.holdings()
     num_jobs = int(LOAD * capacity * seconds)
