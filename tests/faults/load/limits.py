@@ -7,6 +7,7 @@ import signal
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from inference.transport import keys as redis_keys
@@ -21,6 +22,7 @@ NUM_AT_ONCE = 50
 HELD_TOKENS = 900
 TOKENS_PER_MINUTE = 6_000
 FIRST_TOKENS = 900
+CRASH_TOKENS = 500
 NUM_FIRST = 3
 """Choices of the first request, which empties the bucket so far that time doesn't fill it while others run."""
 AT_ONCE = 2
@@ -137,6 +139,14 @@ class Quota:
                 break
         connection.leave()
 
+    def has_left(self, num_tokens: int) -> bool:
+        """Whether the key may take so many tokens now."""
+        bucket = self._bucket()
+        assert bucket is not None
+        level, at = bucket
+        seconds, microseconds = self._site.client.time()
+        return level + (seconds + microseconds / 1e6 - at) * self._limit / WINDOW_S >= num_tokens
+
     def _bucket(self) -> tuple[float, float] | None:
         """Tokens in the key's bucket, and the time of that level."""
         level, at = self._site.client.hmget(redis_keys.limit_counters(self._tenant), "tokens", "at")
@@ -192,7 +202,9 @@ async def run_quota(site: LoadSite, num: int, *, num_crashes: int) -> Charges:
     await asyncio.gather(*map(send, range(num)))
     for _ in range(num_crashes):
         await asyncio.to_thread(wait_until, site.models, 120, "the load of the model")
-        streams = [asyncio.create_task(quota.send(number, 500)) for number in range(3)]
+        # Else a quick machine ends each stream before time has added the tokens of the next one.
+        await asyncio.to_thread(wait_until, partial(quota.has_left, 3 * (CRASH_TOKENS + 10)), 60, "tokens for three")
+        streams = [asyncio.create_task(quota.send(number, CRASH_TOKENS)) for number in range(3)]
         await asyncio.to_thread(wait_until, lambda: site.num_open() == 3, 20, "three open requests")
         await asyncio.sleep(0.3)
         for worker_id in site.workers:
