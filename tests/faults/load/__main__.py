@@ -156,7 +156,7 @@ def _problems(problems: list[str]) -> Lines:
 
 SCENARIOS: dict[str, tuple[Callable[[LoadSite, argparse.Namespace], Lines], dict[str, object], int]] = {
     "disconnects": (run_disconnects, {}, 1),
-    "readers": (run_readers, {}, 1),
+    "readers": (run_readers, {"FAULTS_STALL_S": 10}, 1),  # so that they end while the end is waited for
     "streams": (run_streams, {"BLAZR_MAX_IN_FLIGHT": 1600}, 2),
     "jobs": (run_jobs, {}, 1),
     "overload": (run_overload, {}, 1),
