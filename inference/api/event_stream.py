@@ -25,6 +25,8 @@ from inference.serving.generation import Generation
 from inference.values.messages import GenerationEvent
 from inference.values.queue_place import QUEUE_EVENT, QueuePlace
 
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+"""Of each streamed response; without the second one nginx buffers it."""
 HEARTBEAT_S = 15.0
 WAITED_S = 0.1
 """A request that waited less has no headers about it."""
@@ -290,11 +292,7 @@ class EventStream(StreamingHttpResponse):
     """
 
     def __init__(self, generation: Generation, stream: StreamFormat | None = None) -> None:
-        headers = {
-            "Cache-Control": "no-cache",
-            "X-Accel-Buffering": "no",  # otherwise nginx buffers chunks
-            "x-request-id": generation.request_id,
-        }
+        headers = {**STREAM_HEADERS, "x-request-id": generation.request_id}
         self.generation = generation
         self._stream = stream or ChunkStream(generation)
         super().__init__(_Body(self), content_type="text/event-stream", headers=headers)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 from asgiref.sync import sync_to_async
-from django.http import HttpResponse
+from django.http import HttpResponse, StreamingHttpResponse
 
 from inference.api.base import ApiView
-from inference.api.event_stream import EventStream, StreamFormat
+from inference.api.event_stream import STREAM_HEADERS, EventStream, StreamFormat
 from inference.api.exception_handler import as_blazr_error, error_response
 from inference.errors import InvalidRequest, PermissionRefused, UnknownModel
 from inference.serving.generation import ApiName, Generation
@@ -23,6 +25,7 @@ from models_registry.selectors import checkpoint_list
 
 API_NAME = ApiName("ollama", "ollama-")
 LATEST = ":latest"
+LINES = "application/x-ndjson"
 
 
 class OllamaView(ApiView):
@@ -41,7 +44,50 @@ class LineStream(EventStream):
 
     def __init__(self, generation: Generation, stream: StreamFormat) -> None:
         super().__init__(generation, stream)
-        self["Content-Type"] = "application/x-ndjson"
+        self["Content-Type"] = LINES
+
+
+class ProgressLines(StreamingHttpResponse):
+    """Streams the progress of work on a model as lines of JSON; an error is the last line.
+
+    Args:
+        payloads: The lines.
+        on_end: Called at their end, and when the client leaves.
+
+    Attributes:
+        has_failed: The last line is an error.
+    """
+
+    has_failed = False
+
+    def __init__(
+        self, payloads: AsyncGenerator[dict[str, Any], None], on_end: Callable[[], object] = lambda: None
+    ) -> None:
+        self._payloads = payloads
+        self._on_end = on_end
+        super().__init__(_ProgressBody(self._lines(), on_end), content_type=LINES, headers=STREAM_HEADERS)
+
+    async def _lines(self) -> AsyncIterator[bytes]:
+        try:
+            async with aclosing(self._payloads) as payloads:
+                async for payload in payloads:
+                    yield line(payload)
+        except Exception as error:
+            self.has_failed = True
+            yield line({"error": as_blazr_error(error).message})
+        finally:
+            self._on_end()
+
+
+class _ProgressBody:
+    """The body of the stream; Django calls ``close`` even if it never read the first line."""
+
+    def __init__(self, lines: AsyncIterator[bytes], on_end: Callable[[], object]) -> None:
+        self._lines = lines
+        self.close = on_end
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._lines
 
 
 async def served_by_ollama_name(name: str) -> ServedModel:

@@ -6,18 +6,17 @@ Protocol: https://github.com/ollama/ollama/blob/main/docs/api.md#create-a-model 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import IO, Any, cast
 
 from asgiref.sync import sync_to_async
-from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
 
 from inference.api.base import json_body, json_response
-from inference.api.exception_handler import as_blazr_error
 from inference.api.ollama import schemas
-from inference.api.ollama.base import LATEST, OllamaView, line, served_by_ollama_name
+from inference.api.ollama.base import LATEST, OllamaView, ProgressLines, served_by_ollama_name
 from inference.api.schemas import GENERATION_ERRORS
 from inference.dialects.ollama.serializers import OllamaCreateRequestSerializer, OptionsSerializer
 from inference.errors import InvalidRequest
@@ -83,31 +82,14 @@ class CreateView(OllamaView):
         if not values.get("stream", True):
             await asyncio.shield(finishing)
             return json_response({"status": "success"})
-        return LinesOfCreation(finishing)
+        return ProgressLines(_progress(finishing))
 
 
-class LinesOfCreation(StreamingHttpResponse):
-    """Streams the progress of a creation as lines of JSON.
-
-    Attributes:
-        has_failed: The last line is an error.
-    """
-
-    has_failed = False
-
-    def __init__(self, finishing: asyncio.Future[Any]) -> None:
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(self._lines(finishing), content_type="application/x-ndjson", headers=headers)
-
-    async def _lines(self, finishing: asyncio.Future[Any]) -> AsyncIterator[bytes]:
-        try:
-            yield line({"status": "inspecting"})
-            row = await asyncio.shield(finishing)  # a client that leaves doesn't leave half a model
-            yield line({"status": f"registered as {row.served_model_name}"})
-            yield line({"status": "success"})
-        except Exception as error:
-            self.has_failed = True
-            yield line({"error": as_blazr_error(error).message})
+async def _progress(finishing: asyncio.Future[Any]) -> AsyncGenerator[dict[str, Any], None]:
+    yield {"status": "inspecting"}
+    row = await asyncio.shield(finishing)  # a client that leaves doesn't leave half a model
+    yield {"status": f"registered as {row.served_model_name}"}
+    yield {"status": "success"}
 
 
 def _parse(body: object) -> dict[str, Any]:

