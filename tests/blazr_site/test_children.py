@@ -22,6 +22,11 @@ def program(code: str, **options) -> Program:
     return Program(command=[sys.executable, "-u", "-c", code], **values)
 
 
+def reporting(program: Program, log_dir: Path, lines: list[str], **options) -> Child:
+    """A child whose lines, and those about its end, go into a list."""
+    return Child(program, log_dir, report=lambda name, line: lines.append(line), **options)
+
+
 async def until(check, timeout_s: float = 60) -> None:
     async with asyncio.timeout(timeout_s):
         while not check():
@@ -45,9 +50,7 @@ async def test_process_that_ends_quickly_starts_again_after_growing_pauses(tmp_p
     monkeypatch.setattr(children, "MAX_PAUSE_S", 0.5)
     codes: list[int] = []
     lines: list[str] = []
-    child = Child(
-        program("raise SystemExit(3)"), tmp_path, report=lambda name, line: lines.append(line), on_exit=codes.append
-    )
+    child = reporting(program("raise SystemExit(3)"), tmp_path, lines, on_exit=codes.append)
     child.start()
     await until(lambda: len(codes) >= 4)
     await child.stop()
@@ -59,7 +62,7 @@ async def test_process_that_ends_quickly_starts_again_after_growing_pauses(tmp_p
 async def test_process_that_ran_long_enough_starts_again_after_the_first_pause(tmp_path, monkeypatch):
     monkeypatch.setattr(children, "STABLE_AFTER_S", 0.0)
     lines: list[str] = []
-    child = Child(program("raise SystemExit(3)"), tmp_path, report=lambda name, line: lines.append(line))
+    child = reporting(program("raise SystemExit(3)"), tmp_path, lines)
     child.start()
     await until(lambda: len(lines) >= 3)
     await child.stop()
@@ -69,7 +72,7 @@ async def test_process_that_ran_long_enough_starts_again_after_the_first_pause(t
 async def test_stop_does_not_wait_for_the_pause(tmp_path, monkeypatch):
     monkeypatch.setattr(children, "FIRST_PAUSE_S", 60.0)
     lines: list[str] = []
-    child = Child(program("pass"), tmp_path, report=lambda name, line: lines.append(line))
+    child = reporting(program("pass"), tmp_path, lines)
     child.start()
     await until(lambda: lines)
     async with asyncio.timeout(40):
@@ -80,7 +83,7 @@ async def test_stop_does_not_wait_for_the_pause(tmp_path, monkeypatch):
 async def test_program_that_cannot_be_started_is_tried_again(tmp_path):
     lines: list[str] = []
     missing = Program("p", [str(tmp_path / "none")], {}, 1)
-    child = Child(missing, tmp_path, report=lambda name, line: lines.append(line))
+    child = reporting(missing, tmp_path, lines)
     child.start()
     await until(lambda: child.num_starts >= 2)
     await child.stop()
@@ -89,7 +92,7 @@ async def test_program_that_cannot_be_started_is_tried_again(tmp_path):
 
 async def test_quiet_process_writes_to_its_log_only(tmp_path):
     lines: list[str] = []
-    child = Child(program("print('one')", is_quiet=True), tmp_path, report=lambda name, line: lines.append(line))
+    child = reporting(program("print('one')", is_quiet=True), tmp_path, lines)
     child.start()
     await until(lambda: lines)
     await child.stop()
@@ -103,7 +106,7 @@ async def test_process_inherits_the_descriptors_that_are_named(tmp_path):
         listener.bind(("127.0.0.1", 0))
         number = listener.fileno()
         code = f"import socket, time; print(socket.socket(fileno={number}).getsockname()[1]); time.sleep(60)"
-        child = Child(program(code, descriptors=[number]), tmp_path, report=lambda name, line: lines.append(line))
+        child = reporting(program(code, descriptors=[number]), tmp_path, lines)
         child.start()
         await until(lambda: lines)
         await child.stop()
@@ -117,7 +120,7 @@ async def test_process_that_ignores_sigterm_is_killed_with_its_children(tmp_path
         "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); print(p.pid); time.sleep(60)"
     )
     lines: list[str] = []
-    child = Child(program(code, grace_s=0.3), tmp_path, report=lambda name, line: lines.append(line))
+    child = reporting(program(code, grace_s=0.3), tmp_path, lines)
     child.start()
     await until(lambda: lines)
     started = time.monotonic()
@@ -129,11 +132,7 @@ async def test_process_that_ignores_sigterm_is_killed_with_its_children(tmp_path
 async def test_log_is_rotated(tmp_path, monkeypatch):
     monkeypatch.setattr(children, "MAX_LOG_BYTES", 1000)
     lines: list[str] = []
-    child = Child(
-        program("for i in range(100): print('x' * 30)\nimport time; time.sleep(60)"),
-        tmp_path,
-        report=lambda name, line: lines.append(line),
-    )
+    child = reporting(program("for i in range(100): print('x' * 30)\nimport time; time.sleep(60)"), tmp_path, lines)
     child.start()
     await until(lambda: len(lines) == 100)
     await child.stop()
@@ -145,7 +144,7 @@ async def test_process_runs_on_while_its_log_cannot_be_written(tmp_path):
     """An error of its log would leave it running unread beside a second one."""
     lines: list[str] = []
     code = "import time\nwhile True: print('x'); time.sleep(0.05)"
-    child = Child(program(code), tmp_path / "later", report=lambda name, line: lines.append(line))
+    child = reporting(program(code), tmp_path / "later", lines)
     child.start()
     await until(lambda: lines.count("x") == 3)
     pid = child.pid
@@ -162,11 +161,7 @@ async def test_process_runs_on_while_its_log_cannot_be_written(tmp_path):
 async def test_process_runs_on_while_the_disk_is_full(tmp_path):
     lines: list[str] = []
     (tmp_path / "p.log").symlink_to("/dev/full")
-    child = Child(
-        program("for i in range(3): print(i)\nimport time; time.sleep(60)"),
-        tmp_path,
-        report=lambda name, line: lines.append(line),
-    )
+    child = reporting(program("for i in range(3): print(i)\nimport time; time.sleep(60)"), tmp_path, lines)
     child.start()
     await until(lambda: "2" in lines)
     await child.stop()
@@ -180,11 +175,7 @@ async def test_process_runs_on_although_its_log_cannot_be_rotated(tmp_path, monk
     monkeypatch.setattr(children, "MAX_LOG_BYTES", 10)
     (tmp_path / "p.log.1").mkdir()
     lines: list[str] = []
-    child = Child(
-        program("for i in range(9): print('x' * 30)\nimport time; time.sleep(60)"),
-        tmp_path,
-        report=lambda name, line: lines.append(line),
-    )
+    child = reporting(program("for i in range(9): print('x' * 30)\nimport time; time.sleep(60)"), tmp_path, lines)
     child.start()
     await until(lambda: lines.count("x" * 30) == 9)
     await child.stop()
