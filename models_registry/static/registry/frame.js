@@ -1,6 +1,6 @@
 // What every page of the console has: the command palette, and lists that the keyboard moves in.
 import "./transfers.js";
-import { $, $$, act, ago, bytes, call, confirmDialog, h, isBeingLeft, leaveAfter, modelUrl, setNotice, toast } from "./kit.js";
+import { $, $$, act, ago, bytes, call, confirmDialog, h, isBeingLeft, isFieldChanged, leaveAfter, modelUrl, setNotice, toast } from "./kit.js";
 
 const SESSION_ENDED = "Your session has ended. Sign in again.";
 const isTyping = (element) => element.matches("input, textarea, select, [contenteditable]") || element.closest("dialog");
@@ -188,14 +188,6 @@ const tell = (topics) => topics.forEach((topic) => document.body.dispatchEvent(n
 let failures = 0;
 
 // A form with hx-preserve stays while a field of it is changed. Otherwise htmx doesn't find it and draws it again.
-function isFieldChanged(field) {
-  if (field.matches("[type=checkbox], [type=radio]")) return field.checked !== field.defaultChecked;
-  if (!field.options) return "defaultValue" in field && field.value !== field.defaultValue;
-  const options = [...field.options];
-  // A list that names no choice begins with its first one.
-  const first = field.multiple || options.some((option) => option.defaultSelected) ? null : options.find((option) => !option.disabled);
-  return options.some((option) => option.selected !== (option.defaultSelected || option === first));
-}
 const isChanged = (form) => [...form.elements].some(isFieldChanged);
 document.body.addEventListener("htmx:beforeSwap", ({ detail }) => {
   if (!detail.shouldSwap) return;

@@ -210,6 +210,16 @@ export function toast(message, kind = "good") {
   if (kind !== "bad") setTimeout(() => item.remove(), 5000);
 }
 
+/** Whether a field isn't as the page had it. */
+export function isFieldChanged(field) {
+  if (field.matches("[type=checkbox], [type=radio]")) return field.checked !== field.defaultChecked;
+  if (!field.options) return "defaultValue" in field && field.value !== field.defaultValue;
+  const options = [...field.options];
+  // A list that names no choice begins with its first one.
+  const first = field.multiple || options.some((option) => option.defaultSelected) ? null : options.find((option) => !option.disabled);
+  return options.some((option) => option.selected !== (option.defaultSelected || option === first));
+}
+
 /** Run an action of a button: busy while it runs, errors as toasts. Returns whether it went well. */
 export async function act(button, task) {
   button.disabled = true;

@@ -1,24 +1,17 @@
 // A model's settings, its name, and its removal.
-import { $, act, call, confirmDialog, leaveAfter, pageData, toast } from "./kit.js";
+import { $, act, call, confirmDialog, isFieldChanged, leaveAfter, pageData, toast } from "./kit.js";
 import { reloadWith } from "./reload.js";
 
 const row = pageData("detail");
 const base = `/registry/checkpoints/${row.id}`;
 
 // Elements for what the account may not do are missing, so they are looked up with "?.".
-/** Whether a field isn't as the page had it; a list's first option means the default. */
-function isChanged(field) {
-  if (!field.options) return field.value !== field.defaultValue;
-  const before = [...field.options].find((option) => option.defaultSelected) ?? field.options[0];
-  return field.value !== before.value;
-}
-
 $("#settings")?.addEventListener("submit", (event) => {
   event.preventDefault();
   const settings = {};
   // Those alone: somebody else may have changed others since.
   for (const field of event.target.elements) {
-    if (!field.name || !isChanged(field)) continue;
+    if (!field.name || !isFieldChanged(field)) continue;
     settings[field.name] = field.value === "" ? null : field.dataset.kind === "number" ? Number(field.value) : field.value;
   }
   if (!Object.keys(settings).length) return toast("No setting was changed.");
