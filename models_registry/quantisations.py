@@ -33,7 +33,7 @@ from models_registry.job_process import JobProcess
 from models_registry.models import MAX_NAME_CHARS, Checkpoint, Quantisation
 from models_registry.names import check_name
 from models_registry.selectors import checkpoint_inspection, overrides_in_force
-from models_registry.services import checkpoint_register, free_name
+from models_registry.services import checkpoint_register, free_name, name_taken
 from models_registry.span_measurements import check_text_for
 from models_registry.uploads import available_bytes
 
@@ -133,10 +133,7 @@ def quantisation_create(
     _check_limits(checkpoint, max_bytes, max_kl)
     name = check_name(served_model_name) if served_model_name else default_name(checkpoint)
     if free_name(name) != name:
-        raise Conflict(
-            f"The name {name!r} is taken by another checkpoint or an alias; choose a different served_model_name.",
-            param="served_model_name",
-        )
+        raise name_taken(name)
     check_available(checkpoint)
     inspection = checkpoint_inspection(checkpoint)
     if not is_quantisable(inspection):
