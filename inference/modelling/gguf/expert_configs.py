@@ -29,17 +29,27 @@ LLAMA4_WITHOUT_NORMS = 128
 """Experts of the Llama 4 whose queries and keys aren't normed (Maverick)."""
 
 
+def _in_groups(meta: Metadata, groups: str = "n_group") -> Config:
+    """Width, groups and factor of experts; ``groups``: config.json's name of the number of groups."""
+    return given(
+        **{groups: meta.integer("expert_group_count") or 1},
+        topk_group=meta.integer("expert_group_used_count") or 1,
+        moe_intermediate_size=meta.integer("expert_feed_forward_length"),
+        routed_scaling_factor=meta.number("expert_weights_scale") or 1.0,
+    )
+
+
 def _sigmoid_experts(meta: Metadata, model_type: str, count: str, shared: str) -> Config:
     """Experts of DeepSeek-V3's kind; ``count`` and ``shared``: config.json's names of their numbers."""
-    return plain(meta, model_type) | given(
-        **{count: meta.integer("expert_count"), shared: meta.integer("expert_shared_count")},
-        num_hidden_layers=model_layers(meta),
-        num_experts_per_tok=meta.integer("expert_used_count"),
-        moe_intermediate_size=meta.integer("expert_feed_forward_length"),
-        n_group=meta.integer("expert_group_count") or 1,
-        topk_group=meta.integer("expert_group_used_count") or 1,
-        routed_scaling_factor=meta.number("expert_weights_scale") or 1.0,
-        norm_topk_prob=bool(meta.boolean("expert_weights_norm")),
+    return (
+        plain(meta, model_type)
+        | _in_groups(meta)
+        | given(
+            **{count: meta.integer("expert_count"), shared: meta.integer("expert_shared_count")},
+            num_hidden_layers=model_layers(meta),
+            num_experts_per_tok=meta.integer("expert_used_count"),
+            norm_topk_prob=bool(meta.boolean("expert_weights_norm")),
+        )
     )
 
 
@@ -185,15 +195,15 @@ def latent_and_delta(meta: Metadata) -> Config:
     found = decoder(meta)
     for key in ("head_dim", "num_key_value_heads"):
         found.pop(key, None)  # of the absorbed form
-    return found | given(
-        kv_lora_rank=meta.integer("attention.kv_lora_rank"),
-        qk_rope_head_dim=meta.integer("rope.dimension_count"),
-        num_experts=meta.integer("expert_count"),
-        moe_intermediate_size=meta.integer("expert_feed_forward_length"),
-        first_k_dense_replace=meta.integer("leading_dense_block_count"),
-        num_expert_group=meta.integer("expert_group_count") or 1,
-        topk_group=meta.integer("expert_group_used_count") or 1,
-        routed_scaling_factor=meta.number("expert_weights_scale") or 1.0,
+    return (
+        found
+        | _in_groups(meta, "num_expert_group")
+        | given(
+            kv_lora_rank=meta.integer("attention.kv_lora_rank"),
+            qk_rope_head_dim=meta.integer("rope.dimension_count"),
+            num_experts=meta.integer("expert_count"),
+            first_k_dense_replace=meta.integer("leading_dense_block_count"),
+        )
     )
 
 
@@ -238,6 +248,7 @@ def mimo2(meta: Metadata) -> Config:
     return (
         found
         | window
+        | _in_groups(meta)
         | given(
             model_type="mimo_v2_flash",
             num_hidden_layers=count,
@@ -245,10 +256,6 @@ def mimo2(meta: Metadata) -> Config:
             v_head_dim=meta.integer("attention.value_length"),
             n_routed_experts=meta.integer("expert_count"),
             num_experts_per_tok=meta.integer("expert_used_count"),
-            moe_intermediate_size=meta.integer("expert_feed_forward_length"),
-            n_group=meta.integer("expert_group_count") or 1,
-            topk_group=meta.integer("expert_group_used_count") or 1,
-            routed_scaling_factor=meta.number("expert_weights_scale") or 1.0,
             norm_topk_prob=True,
             num_nextn_predict_layers=drafts,
             mlp_layer_types=[

@@ -212,6 +212,11 @@ JAMBA = (
     *experts("feed_forward.", "router"),
     *layer_norms("pre_ff_layernorm"),
 )
+GRANITE_EXPERTS = (
+    Rename("ffn_gate_inp.weight", "block_sparse_moe.router.layer.weight"),
+    Rename(("ffn_gate_exps.weight", "ffn_up_exps.weight"), "block_sparse_moe.input_linear.weight", "join_experts"),
+    Rename("ffn_down_exps.weight", "block_sparse_moe.output_linear.weight"),
+)
 GRANITE = (
     *attention(rotary=True),
     *_mamba2("mamba."),
@@ -220,9 +225,7 @@ GRANITE = (
     Rename("ffn_down.weight", "shared_mlp.output_linear.weight"),
     Rename(("ffn_gate_shexp.weight", "ffn_up_shexp.weight"), "shared_mlp.input_linear.weight", "join"),
     Rename("ffn_down_shexp.weight", "shared_mlp.output_linear.weight"),
-    Rename("ffn_gate_inp.weight", "block_sparse_moe.router.layer.weight"),
-    Rename(("ffn_gate_exps.weight", "ffn_up_exps.weight"), "block_sparse_moe.input_linear.weight", "join_experts"),
-    Rename("ffn_down_exps.weight", "block_sparse_moe.output_linear.weight"),
+    *GRANITE_EXPERTS,
 )
 FALCON_H1 = (
     *attention(norms=None),
