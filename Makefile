@@ -19,24 +19,27 @@ define make_environment
 	@$(BIN)/python -m pip install $(PIP_FLAGS) -q -U 'pip>=25'
 endef
 
-# All but torch has hashes: its builds for the CPU and for CUDA versions come from several indices. The first command
-# installs what has hashes, the second one torch, which constraints.txt pins.
-$(VENV)/.installed: pyproject.toml requirements.lock constraints.txt
+TORCH ?= $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' requirements-torch.lock)
+
+# The first command installs what requirements.lock has hashes of, the second one torch by its version alone, with what
+# its build needs: by hashes pip would take PyPI's build for CUDA where a directory of wheels has the one for the CPU.
+# The Dockerfile checks torch's hashes too.
+$(VENV)/.installed: pyproject.toml requirements.lock requirements-torch.lock
 	@echo "Setting up $(VENV) (once; a few minutes, most of it torch)"
 	$(make_environment)
 	@$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps --require-hashes -r requirements.lock
-	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt --no-build-isolation -e . | grep -v "already satisfied" || true
+	@$(BIN)/python -m pip install $(PIP_FLAGS) 'torch==$(TORCH)' --no-build-isolation -e . | grep -v "already satisfied" || true
 	@$(BIN)/python -c 'import django, torch, splintr'
 	@$(BIN)/python -m inference.modelling.backends.native.build
 	@touch $@
 
 # At once with the libraries themselves, which takes half as long as one after the other. Compiling all modules takes
 # longer than compiling those that are imported, when they are.
-$(VENV)/.installed-dev: pyproject.toml requirements-dev.lock constraints.txt
+$(VENV)/.installed-dev: pyproject.toml requirements-dev.lock requirements-torch.lock
 	@echo "Setting up $(VENV) with the test and lint tools (once; a few minutes, most of it torch)"
 	$(make_environment)
 	@$(BIN)/python -m pip install $(PIP_FLAGS) -q --no-compile --no-deps --require-hashes -r requirements-dev.lock
-	@$(BIN)/python -m pip install $(PIP_FLAGS) -q --no-compile -c constraints.txt --no-build-isolation -e '.[dev]'
+	@$(BIN)/python -m pip install $(PIP_FLAGS) -q --no-compile 'torch==$(TORCH)' --no-build-isolation -e '.[dev]'
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c 'import django, torch, splintr'
 	@$(BIN)/python -m inference.modelling.backends.native.build
 	@touch $(VENV)/.installed $@
@@ -80,8 +83,9 @@ format: $(VENV)/.installed-dev  ## ruff, fixing
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
 # uv writes the hashes of all platforms' files, and keeps the versions that are pinned unless ARGS says otherwise.
-# setuptools builds the packages; the others are torch's own requirements.
-lock: $(VENV)/.installed-dev  ## pin all packages but torch with their hashes (network); ARGS=--upgrade
+# setuptools builds the packages; the others are torch's own requirements. torch itself has hashes of three builds:
+# PyPI's, and those for the CPU and for CUDA 13.0.
+lock: $(VENV)/.installed-dev  ## pin all packages with their hashes (network); ARGS=--upgrade, TORCH=version
 	@$(BIN)/python -m pip install $(PIP_FLAGS) -q uv
 	@printf "torch ; sys_platform == 'none'\ntriton ; sys_platform == 'none'\n" > $(VENV)/without-torch.txt
 	@for extra in "" dev; do \
@@ -90,6 +94,14 @@ lock: $(VENV)/.installed-dev  ## pin all packages but torch with their hashes (n
 			--no-emit-package torch --no-emit-package triton --universal --python-version 3.11 --generate-hashes \
 			--no-header --no-annotate -q --default-index https://pypi.org/simple $(ARGS) \
 			-o requirements$${extra:+-$$extra}.lock || exit 1; done
+	@for build in "" cpu cu130; do \
+		echo "torch==$(TORCH)$${build:+"+$$build"}" | $(BIN)/uv pip compile - --no-deps --generate-hashes --universal \
+			--python-version 3.11 --no-header --no-annotate -q --default-index \
+			$$(test -z "$$build" && echo https://pypi.org/simple || echo "https://download.pytorch.org/whl/$$build") || exit 1; \
+	done > $(VENV)/torch-hashes.txt
+	@{ sed -n '/^#/p' requirements-torch.lock; echo 'torch==$(TORCH) \'; \
+		grep -o -- '--hash=sha256:[0-9a-f]*' $(VENV)/torch-hashes.txt | sort -u | sed 's/^/    /; $$!s/$$/ \\/'; \
+	} > $(VENV)/torch.lock && mv $(VENV)/torch.lock requirements-torch.lock
 
 types: $(VENV)/.installed-dev  ## mypy
 	@$(BIN)/mypy inference models_registry blazr_site
