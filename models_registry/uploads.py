@@ -28,10 +28,8 @@ from inference.errors import (
     ChecksumMismatch,
     Conflict,
     CorruptCheckpoint,
-    InvalidRequest,
     NotFound,
     QueueFull,
-    RequestTooLarge,
     StorageFull,
 )
 from inference.models.readable_rows import readable_rows
@@ -43,7 +41,8 @@ from models_registry.models import Checkpoint, Upload, UploadFile
 from models_registry.names import check_name
 from models_registry.services import Inspector, checkpoint_register, free_name, name_taken
 from models_registry.tokenizer_sources import with_source_path
-from models_registry.upload_rules import CHUNK_BYTES, WEIGHT_SUFFIXES, DeclaredFile, check_declaration, check_head
+from models_registry.upload_pieces import read_piece
+from models_registry.upload_rules import WEIGHT_SUFFIXES, DeclaredFile, check_declaration, check_head
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AbstractBaseUser
@@ -115,21 +114,24 @@ def upload_create(
     return upload
 
 
-def upload_receive(*, upload_id: uuid.UUID, number: int, offset: int, body: IO[bytes]) -> UploadFile:
+def upload_receive(
+    *, upload_id: uuid.UUID, number: int, offset: int, body: IO[bytes], digest: bytes | None = None
+) -> UploadFile:
     """Store the next piece of a file, up to ``CHUNK_BYTES``, all of it or nothing.
 
     Args:
         offset: Start of the piece; must equal ``received_bytes``.
+        digest: SHA-256 of the piece; None: it isn't compared.
 
     Raises:
         NotFound: No such upload or file.
-        Conflict: Another offset is expected, another piece is being stored, or the upload has ended.
+        Conflict: Another offset is expected, another piece is being stored, the upload has ended, or the piece changed.
         RequestTooLarge: The piece is over the limit, or goes beyond the declared size.
         StorageFull: The disk is full; the upload is ended and its files are removed.
         CorruptCheckpoint: The first piece is no head of a weight file; the upload is ended likewise.
     """
     file = _expected_file(upload_id, number, offset)
-    piece = _read_piece(body, file)  # outside of the lock, because a client may be slow
+    piece = read_piece(body, file, digest)  # outside of the lock, because a client may be slow
     with storage.part_lock(upload_id, number) as descriptor:
         if descriptor is None:
             raise Conflict(
@@ -325,20 +327,6 @@ def _store_piece(file: UploadFile, descriptor: int, piece: bytes) -> UploadFile:
         UploadFile.objects.filter(pk=file.pk).update(received_bytes=offset + len(piece))
     file.received_bytes = offset + len(piece)
     return file
-
-
-def _read_piece(body: IO[bytes], file: UploadFile) -> bytes:
-    num_left = min(CHUNK_BYTES, file.size_bytes - file.received_bytes)
-    parts, length = [], 0
-    while length <= num_left and (part := body.read(num_left + 1 - length)):
-        parts.append(part)
-        length += len(part)
-    if length > num_left:
-        limit = "the declared size" if num_left < CHUNK_BYTES else f"the limit of {CHUNK_BYTES} bytes a piece"
-        raise RequestTooLarge(f"the piece of {file.name} goes beyond {limit}; nothing of it was kept.", param=file.name)
-    if length == 0:
-        raise InvalidRequest(f"the piece of {file.name} is empty.", param=file.name)
-    return b"".join(parts)
 
 
 def _write_piece(descriptor: int, offset: int, piece: bytes) -> None:

@@ -35,6 +35,7 @@ from models_registry.models import Checkpoint
 from models_registry.names import suggest_name
 from models_registry.tensor_index import tensor_page
 from models_registry.tokenizer_sources import check_vocabulary
+from models_registry.upload_pieces import stated_digest
 from models_registry.upload_preview import upload_compare, upload_preview
 from models_registry.upload_rules import DeclaredFile
 
@@ -367,6 +368,12 @@ class UploadPieceView(AdminKeyView):
         parameters=[
             OpenApiParameter("offset", int, required=True, description="What the server has of the file."),
             OpenApiParameter("compare", int, description="1: compare with what was received; nothing is stored."),
+            OpenApiParameter(
+                "Content-Digest",
+                str,
+                OpenApiParameter.HEADER,
+                description="sha-256=:BASE64: of the piece (RFC 9530); one that changed on its way is refused.",
+            ),
         ],
         request={"application/octet-stream": OpenApiTypes.BINARY},
         responses=shapes.UploadFileSerializer,
@@ -375,9 +382,9 @@ class UploadPieceView(AdminKeyView):
         """Append the next piece, at most ``chunk_bytes``."""
         offset = _page_number(request, "offset", 0, 0, 1 << 50)
         is_compared = _page_number(request, "compare", 0, 0, 1) == 1
-        file = (upload_compare if is_compared else uploads.upload_receive)(
-            upload_id=upload_id, number=number, offset=offset, body=cast("IO[bytes]", request._request)
-        )
+        digest = stated_digest(request.headers.get("Content-Digest", ""))
+        receive = upload_compare if is_compared else partial(uploads.upload_receive, digest=digest)
+        file = receive(upload_id=upload_id, number=number, offset=offset, body=cast("IO[bytes]", request._request))
         return Response(shapes.UploadFileSerializer(file).data)
 
 

@@ -15,6 +15,7 @@ class SlowLine:
 
     Attributes:
         bytes_per_s: At most so many go to the server, over each connection; None: as many as it takes.
+        num_changed: So many pieces of content still arrive with a byte changed.
     """
 
     def __init__(self, port: int) -> None:
@@ -25,6 +26,7 @@ class SlowLine:
         """Of ``_pairs`` and ``_is_cut``: no connection is made while they are cut."""
         self._is_cut = False
         self.bytes_per_s: float | None = None
+        self.num_changed = 0
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -61,6 +63,9 @@ class SlowLine:
     def _forward(self, source: socket.socket, target: socket.socket, is_up: bool) -> None:
         with contextlib.suppress(OSError):
             while piece := source.recv(PIECE):
+                if is_up and self.num_changed and len(piece) == PIECE:
+                    self.num_changed -= 1
+                    piece = piece[:-1] + bytes([piece[-1] ^ 1])
                 target.sendall(piece)
                 if is_up and self.bytes_per_s and len(piece) > 2048:
                     time.sleep(len(piece) / self.bytes_per_s)

@@ -267,6 +267,21 @@ def test_a_lost_connection_is_survived(
     delete(page, site, "survivor")
 
 
+def test_a_piece_that_changes_on_its_way_is_sent_again(
+    on_the_line: Page, line: SlowLine, site: LiveServer, tmp_path: Path, complaints: Complaints
+) -> None:
+    page = on_the_line
+    line.num_changed = 2
+    upload(page, "unharmed", [str(file) for file in big_llama(tmp_path).iterdir()])
+    expect(page.locator("#outcome h2")).to_have_text("unharmed is registered")
+    assert line.num_changed == 0
+    assert complaints and all("409" in text for text in complaints), complaints
+    complaints.clear()
+    (stored,) = site.data_dir.glob("checkpoints/*/model.safetensors")
+    assert stored.read_bytes() == (tmp_path / "big-llama" / "model.safetensors").read_bytes()
+    delete(page, site, "unharmed")
+
+
 def test_a_server_that_is_away_from_the_start_is_said(
     on_the_line: Page, line: SlowLine, tmp_path: Path, complaints: Complaints
 ) -> None:

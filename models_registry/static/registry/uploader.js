@@ -44,7 +44,7 @@ export class Uploader {
     this.changed();
   }
 
-  async ask(run, method, url, body) {
+  async ask(run, method, url, body, headers = {}) {
     let response;
     const isKept = method === "DELETE" || !run.id; // an upload is made, or goes: a cancellation has to know of it
     try {
@@ -56,6 +56,7 @@ export class Uploader {
           Accept: "application/json",
           "X-CSRFToken": this.token,
           ...(body === undefined ? {} : { "Content-Type": typeof body === "string" ? "application/json" : "application/octet-stream" }),
+          ...headers,
         },
       });
     } catch (error) {
@@ -174,8 +175,8 @@ export class Uploader {
     let failures = 0;
     while (file.sent < Math.min(end, file.size)) {
       try {
-        const piece = file.file.slice(file.sent, Math.min(file.sent + run.chunk, file.size));
-        const answer = await this.ask(run, "PUT", `/registry/uploads/${run.id}/files/${file.number}?offset=${file.sent}`, piece);
+        const piece = await file.file.slice(file.sent, Math.min(file.sent + run.chunk, file.size)).arrayBuffer();
+        const answer = await this.ask(run, "PUT", `/registry/uploads/${run.id}/files/${file.number}?offset=${file.sent}`, piece, await digestOf(piece));
         file.sent = answer.received_bytes;
         failures = 0;
         this.set(run, { stage: run.stage === TROUBLE ? "" : run.stage });
@@ -211,6 +212,13 @@ export class Uploader {
 
 /** Whether the server has all bytes. */
 const isWhole = ({ files }) => files.every(({ sent, size }) => sent === size);
+
+/** The header by which the server sees that a piece arrived as it was; none where a page may not compute it (plain HTTP). */
+async function digestOf(piece) {
+  if (!globalThis.crypto?.subtle) return {};
+  const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", piece));
+  return { "Content-Digest": `sha-256=:${btoa(String.fromCharCode(...digest))}:` };
+}
 
 /** Bytes of a weight file that hold its header: known for safetensors, else as many as asked for. */
 async function headBytes({ file, size }, wanted) {
