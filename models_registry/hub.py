@@ -222,8 +222,11 @@ def remote_files(info: Any, names: Sequence[str]) -> list[RemoteFile]:
     return files
 
 
-def hub_model(repo_id: str, revision: str | None, endpoint: str | None) -> Any:
+def hub_model(repo_id: str, revision: str | None, endpoint: str | None, *, timeout_s: float = 20.0) -> Any:
     """Return what the hub says of a repository, with its files' sizes.
+
+    Args:
+        timeout_s: Seconds for the hub to take the question, and again to answer it.
 
     Raises:
         NotFound, PermissionRefused: As ``hub_pull``. Other errors are the library's own.
@@ -231,7 +234,7 @@ def hub_model(repo_id: str, revision: str | None, endpoint: str | None) -> Any:
     from huggingface_hub import HfApi, errors
 
     try:
-        return HfApi(endpoint=endpoint).model_info(repo_id, revision=revision, files_metadata=True, timeout=20)
+        return HfApi(endpoint=endpoint).model_info(repo_id, revision=revision, files_metadata=True, timeout=timeout_s)
     except errors.GatedRepoError:
         raise gated(repo_id) from None
     except errors.RevisionNotFoundError:

@@ -24,8 +24,8 @@ from models_registry.hub_headers import inspect_headers
 from models_registry.hub_reference import HubReference
 
 MAX_FOUND = 100
-SEARCH_S = 4.0
-"""Seconds for the hub to take a search, and again to answer it."""
+SEARCH_S, LOOK_UP_S = 4.0, 8.0
+"""Seconds for the hub to take a search, or a look-up that a person waits for, and again to answer it."""
 MAX_OPTIONS = 200
 """Most GGUF files that a preview lists; a repository may have any number."""
 MAX_CONFIG_BYTES = 1 << 20
@@ -163,7 +163,7 @@ def hub_preview(
     reference = HubReference.parse(name)
     repo_id = reference.repo_id
     try:
-        info = hub_model(repo_id, revision, endpoint)
+        info = hub_model(repo_id, revision, endpoint, timeout_s=LOOK_UP_S)
     except BlazrError:
         raise
     except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +47,16 @@ def test_a_hub_that_is_away_is_asked_once(hub, monkeypatch) -> None:
     with pytest.raises(Unavailable, match="answered 503"):
         hub_search("tiny", endpoint=hub[0])
     assert time.monotonic() - began < 5
+
+
+def test_a_hub_that_never_answers_is_given_up(monkeypatch) -> None:
+    monkeypatch.setattr("models_registry.hub_preview.LOOK_UP_S", 0.3)
+    began = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(Unavailable, match="org/tiny can't be looked up"):
+            hub_preview("org/tiny", endpoint=address)
+    assert time.monotonic() - began < 10
 
 
 def test_a_preview_fetches_only_the_config(hub, hybrid, tmp_path) -> None:
