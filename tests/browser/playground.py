@@ -52,7 +52,7 @@ def says(text: str) -> Callable[[dict[str, Any]], Chunks]:
 
 @contextmanager
 def kept(page: Page) -> Iterator[None]:
-    """Wait, at the end of the block, until the page has kept its chat: as it is now, not as it was before the block."""
+    """Wait, at the end of the block, until the page has kept its chat: as it is now, and not a question alone."""
     sent: list[Request] = []
 
     def note(request: Request) -> None:
@@ -67,7 +67,12 @@ def kept(page: Page) -> Iterator[None]:
 
 
 def is_keeping(request: Request) -> bool:
-    return request.method == "PUT" and "/chats/" in request.url
+    """Whether a request keeps a chat whose last answers have ended; their question was kept before."""
+    if request.method != "PUT" or "/chats/" not in request.url:
+        return False
+    chat = request.post_data_json
+    last = [conversation["turns"][-1] for conversation in (chat, chat.get("second")) if conversation]
+    return not any("figures" in turn and "reason" not in turn and "prompt" not in turn["figures"] for turn in last)
 
 
 def await_end(page: Page) -> None:

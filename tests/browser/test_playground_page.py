@@ -67,6 +67,29 @@ def test_a_reload_keeps_the_chat(page: Page) -> None:
     expect(page.locator("#chats")).not_to_contain_text("What does a function return?")
 
 
+def test_a_reload_before_the_answer_keeps_the_question(page: Page) -> None:
+    asked: list[str] = []
+
+    def accept(socket: WebSocketRoute) -> None:
+        def reply(message: str | bytes) -> None:
+            asked.append(json.loads(message)["id"])
+            socket.send(json.dumps({"type": "accepted", "id": asked[-1]}))
+
+        socket.on_message(reply)
+
+    page.route_web_socket(re.compile("/v1/stream$"), accept)
+    page.goto("/playground/?model=demo")
+    page.fill("#prompt", "What is lost?")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile(r"\?chat=[0-9a-f-]{36}$"))
+    page.reload()
+    expect(page.locator(".turn.user .text")).to_have_text("What is lost?")
+    page.unroute_all()
+    ask(page, "What is kept?", turns=2)  # beside the question that has no answer
+    expect(page.locator(".actions").first).to_contain_text("Branch 2 of 2")
+    forget_chat(page, "What is lost?")
+
+
 def test_a_chat_about_odd_characters_is_kept(page: Page) -> None:
     """The six characters that stand for NUL in JSON are text like any other; NUL and half a pair are replaced."""
     answer_with(page, says("It is \\u0000 there; here \0 and \ud83d."))

@@ -52,16 +52,16 @@ const page = {
     drawBusy();
     draw();
   },
+  /** A question is kept before its answer: a reload in between loses the answer alone. */
+  accepted: keep,
   ended(column) {
     drawBusy();
     draw();
     if (column.isRunning || isBusy()) return;
     const last = column.tree.turns[column.tree.leaf];
     $("#said").textContent = last?.problem ? "" : `${column.model.name} has answered.`;
-    if (columns.some(({ tree }) => tree.turns.some(({ role, content, reasoning, tool_calls: calls }) => role === "assistant" && (content || reasoning || calls)))) {
-      const second = columns[1] ? { second: conversation(columns[1]) } : {};
-      chats.keep({ ...conversation(columns[0]), ...second, mode: mode(), ...fields.stored() });
-    }
+    const hasAnswer = ({ tree }) => tree.turns.some(({ role, content, reasoning, tool_calls: calls }) => role === "assistant" && (content || reasoning || calls));
+    if (chats.id || columns.some(hasAnswer)) keep();
   },
   refusedMessage(turn) {
     if (turn.role !== "user" || $("#prompt").value) return;
@@ -69,6 +69,11 @@ const page = {
     attachments.restore(turn.images ?? []);
   },
 };
+
+function keep() {
+  const second = columns[1] ? { second: conversation(columns[1]) } : {};
+  chats.keep({ ...conversation(columns[0]), ...second, mode: mode(), ...fields.stored() });
+}
 
 function ask(text) {
   $("#prompt").value = text;

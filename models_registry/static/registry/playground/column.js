@@ -20,7 +20,7 @@ const isEmpty = (turn) => turn.role === "assistant" && !turn.content && !turn.re
 
 export class Column {
   /**
-   * select: the element that chooses the model; models: what can be chosen; page: {isChat(), changed(), ended(column)}.
+   * select: the element that chooses the model; models: what can be chosen; page: {isChat(), changed(), accepted(), ended(column)}.
    */
   constructor({ select, models, page, tree = new Tree(), closing = null }) {
     Object.assign(this, { select, models, page, tree, stop: null });
@@ -180,6 +180,7 @@ export class Column {
     if (frame.type === "accepted") {
       turn.accepted = true;
       this.run.view.drawFigures();
+      this.page.accepted();
     } else if (frame.type === "queue") this.run.view.waitAt(frame.queue);
     else if (frame.type === "chunk") this.#onChunk(frame.chunk);
     else if (frame.type === "done") {
