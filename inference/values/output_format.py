@@ -6,7 +6,8 @@ https://docs.mistral.ai/capabilities/function_calling/ and its tokenizers v1 to 
 (https://github.com/mistralai/mistral-common); DeepSeek, the chat templates of
 https://huggingface.co/deepseek-ai/DeepSeek-V3.1; Nemotron, https://huggingface.co/nvidia/NVIDIA-Nemotron-Nano-9B-v2;
 Jamba, https://huggingface.co/ai21labs/AI21-Jamba-Mini-1.5; Qwen 3 Coder and Nemotron 3,
-https://huggingface.co/Qwen/Qwen3-Coder-30B-A3B-Instruct; the agent tokens, https://github.com/ml-rust/splintr.
+https://huggingface.co/Qwen/Qwen3-Coder-30B-A3B-Instruct; Kimi, the tool_call_guidance.md of
+https://huggingface.co/moonshotai/Kimi-K2-Instruct; the agent tokens, https://github.com/ml-rust/splintr.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from typing import Any, Literal, get_args
 
 from inference.values.tokenizer_spec import VOCABULARIES, TokenizerSpec
 
-ToolFormat = Literal["hermes", "llama3_json", "mistral", "deepseek", "nemotron", "jamba", "qwen_xml", "agent"]
+ToolFormat = Literal["hermes", "llama3_json", "mistral", "deepseek", "kimi", "nemotron", "jamba", "qwen_xml", "agent"]
 ReasoningFormat = Literal["think", "agent", "mistral"]
 
 TOOL_FORMATS: tuple[ToolFormat, ...] = get_args(ToolFormat)
@@ -41,9 +42,37 @@ LIST_TAGS: Mapping[str, tuple[str, str]] = {
 """The same for formats with a JSON list of such objects."""
 PYTHON_TAG = "<|python_tag|>"
 MISTRAL_CALLS, MISTRAL_ARGS, MISTRAL_CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
-DEEPSEEK_CALLS, DEEPSEEK_CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-DEEPSEEK_CALL, DEEPSEEK_CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
-DEEPSEEK_SEP = "<｜tool▁sep｜>"
+
+
+@dataclass(frozen=True, slots=True)
+class SectionMarks:
+    """Marks of a format whose calls stand in one section: around it, around each call, and before its arguments."""
+
+    begin: str
+    end: str
+    call: str
+    call_end: str
+    arguments: str
+
+
+SECTION_MARKS: Mapping[Literal["deepseek", "kimi"], SectionMarks] = {
+    "deepseek": SectionMarks(
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁sep｜>",
+    ),
+    "kimi": SectionMarks(
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_end|>",
+        "<|tool_call_begin|>",
+        "<|tool_call_end|>",
+        "<|tool_call_argument_begin|>",
+    ),
+}
+KIMI_FUNCTION = "functions."
+"""What stands before a function's name in Kimi's calls, and a colon and the number of the call behind it."""
 
 REASONING_TAGS: Mapping[ReasoningFormat, tuple[str, str]] = {
     "think": ("<think>", "</think>"),
@@ -57,7 +86,7 @@ _TOOL_MARKS: Mapping[ToolFormat, tuple[str, ...]] = {
     "agent": TAGS["agent"],
     "llama3_json": (PYTHON_TAG,),
     "mistral": (MISTRAL_CALLS, MISTRAL_ARGS, MISTRAL_CALL_ID),
-    "deepseek": (DEEPSEEK_CALLS, DEEPSEEK_CALLS_END, DEEPSEEK_CALL, DEEPSEEK_CALL_END, DEEPSEEK_SEP),
+    **{name: astuple(marks) for name, marks in SECTION_MARKS.items()},
     "nemotron": LIST_TAGS["nemotron"],
     "jamba": LIST_TAGS["jamba"],
     "qwen_xml": TAGS["qwen_xml"],
@@ -113,8 +142,10 @@ def uses_tools(template: str) -> bool:
 @functools.lru_cache(maxsize=64)
 def tool_format_of(template: str) -> ToolFormat:
     """The format that a chat template teaches; ``hermes`` where it says nothing."""
-    if DEEPSEEK_CALLS in template:
+    if SECTION_MARKS["deepseek"].begin in template:
         return "deepseek"
+    if SECTION_MARKS["kimi"].begin in template:
+        return "kimi"
     if MISTRAL_CALLS in template:
         return "mistral"
     for name, (start, _) in LIST_TAGS.items():

@@ -14,21 +14,19 @@ from inference.text.tool_calls.call_parts import Call, CallParts
 from inference.text.tool_calls.json_reader import BadJSON, read_value
 from inference.text.tool_calls.source import Reader
 from inference.values.output_format import (
-    DEEPSEEK_CALL,
-    DEEPSEEK_CALL_END,
-    DEEPSEEK_CALLS,
-    DEEPSEEK_CALLS_END,
-    DEEPSEEK_SEP,
+    KIMI_FUNCTION,
     LIST_TAGS,
     MISTRAL_ARGS,
     MISTRAL_CALL_ID,
     MISTRAL_CALLS,
     PYTHON_TAG,
+    SECTION_MARKS,
     TAGS,
     XML_FUNCTION,
     XML_FUNCTION_END,
     XML_PARAMETER,
     XML_PARAMETER_END,
+    SectionMarks,
     ToolFormat,
 )
 
@@ -37,13 +35,15 @@ CALL_STARTS: Mapping[ToolFormat, tuple[str, ...]] = {
     "agent": (TAGS["agent"][0],),
     "llama3_json": (PYTHON_TAG,),
     "mistral": (MISTRAL_CALLS,),
-    "deepseek": (DEEPSEEK_CALLS,),
+    "deepseek": (SECTION_MARKS["deepseek"].begin,),
+    "kimi": (SECTION_MARKS["kimi"].begin,),
     "nemotron": (LIST_TAGS["nemotron"][0],),
     "jamba": (LIST_TAGS["jamba"][0],),
     "qwen_xml": (TAGS["qwen_xml"][0],),
 }
 """Marks that begin one call or several."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_NUMBER = re.compile(r":\d+\Z")
 _CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 
 
@@ -59,8 +59,8 @@ class CallReaders(CallParts):
                 return (yield from self._read_list_tagged(*LIST_TAGS[name]))
             case "mistral":
                 return (yield from self._read_mistral())
-            case "deepseek":
-                return (yield from self._read_deepseek())
+            case "deepseek" | "kimi" as name:
+                return (yield from self._read_section(SECTION_MARKS[name]))
             case _:
                 return (yield from self._read_python_tag())
 
@@ -158,36 +158,41 @@ class CallReaders(CallParts):
         yield from self.read_arguments(call)
         return call
 
-    def _read_deepseek(self) -> Reader[bool]:
+    def _read_section(self, marks: SectionMarks) -> Reader[bool]:
         source = self.source
         source.mark()
-        source.pos += len(DEEPSEEK_CALLS)
+        source.pos += len(marks.begin)
         is_first = True
         while True:
             yield from source.skip_space()
             if not is_first:
                 source.mark()
-            if not (yield from source.take(DEEPSEEK_CALL)):
+            if not (yield from source.take(marks.call)):
                 break
-            if not (yield from self.attempt(self._read_deepseek_call(), (DEEPSEEK_CALL_END, DEEPSEEK_CALLS_END))):
+            if not (yield from self.attempt(self._read_section_call(marks), (marks.call_end, marks.end))):
                 return not is_first
             is_first = False
             yield from source.skip_space()
             yield from source.take("```")
             yield from source.skip_space()
-            yield from source.take(DEEPSEEK_CALL_END)
+            yield from source.take(marks.call_end)
         if is_first:
             self.give_up()
             return False
         source.release()
-        yield from source.take(DEEPSEEK_CALLS_END)
+        yield from source.take(marks.end)
         return True
 
-    def _read_deepseek_call(self) -> Reader[Call]:
-        """``name SEP {…}`` (V3.1), or ``function SEP name``, a line break and a fenced block (V3, R1)."""
+    def _read_section_call(self, marks: SectionMarks) -> Reader[Call]:
+        """A name, a mark and an object: ``functions.name:0`` (Kimi), ``name`` (DeepSeek V3.1).
+
+        DeepSeek V3 and R1 write ``function``, the mark, the name, a line break and a fenced block.
+        """
         source = self.source
-        head = yield from self.read_up_to(DEEPSEEK_SEP)
-        if (yield from source.skip_space()) == "{":
+        head = yield from self.read_up_to(marks.arguments)
+        if self.output.tools == "kimi":
+            call = self.call(_NUMBER.sub("", head.removeprefix(KIMI_FUNCTION)))
+        elif (yield from source.skip_space()) == "{":
             call = self.call(head)
         else:
             call = self.call((yield from self.read_up_to("\n")))

@@ -16,14 +16,11 @@ from inference.errors import InvalidRequest, UnsupportedFeature
 from inference.values.chat_options import ChatOptions
 from inference.values.grammar import Grammar
 from inference.values.output_format import (
-    DEEPSEEK_CALL,
-    DEEPSEEK_CALL_END,
-    DEEPSEEK_CALLS,
-    DEEPSEEK_CALLS_END,
-    DEEPSEEK_SEP,
+    KIMI_FUNCTION,
     LIST_TAGS,
     MISTRAL_ARGS,
     MISTRAL_CALLS,
+    SECTION_MARKS,
     TAGS,
     ToolFormat,
 )
@@ -37,7 +34,11 @@ _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fa
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """How a format writes calls: its mark, around all, between two, and around one's name and arguments."""
+    """How a format writes calls: its mark, around all, between two, and around one's name and arguments.
+
+    Attributes:
+        is_numbered: A colon and the number of the call stand behind the name.
+    """
 
     mark: str
     begin: str
@@ -46,6 +47,7 @@ class _Shape:
     before_name: str
     before_arguments: str
     after_arguments: str
+    is_numbered: bool = False
 
 
 def _json_shape(start: str, end: str, arguments: str = "arguments") -> tuple[str, str, str]:
@@ -64,11 +66,14 @@ def _shape(tools: ToolFormat, template: str) -> _Shape:
         case "mistral":
             return _Shape(MISTRAL_CALLS, f"{MISTRAL_CALLS}[", ", ", "]", *_json_shape("", ""))
         case "deepseek" if "```json" in template:
-            one = (f"{DEEPSEEK_CALL}function{DEEPSEEK_SEP}", "\n```json\n", f"\n```{DEEPSEEK_CALL_END}")
-            return _Shape(DEEPSEEK_CALLS, DEEPSEEK_CALLS, "\n", DEEPSEEK_CALLS_END, *one)
-        case "deepseek":
-            one = (DEEPSEEK_CALL, DEEPSEEK_SEP, DEEPSEEK_CALL_END)
-            return _Shape(DEEPSEEK_CALLS, DEEPSEEK_CALLS, "", DEEPSEEK_CALLS_END, *one)
+            marks = SECTION_MARKS[tools]
+            one = (f"{marks.call}function{marks.arguments}", "\n```json\n", f"\n```{marks.call_end}")
+            return _Shape(marks.begin, marks.begin, "\n", marks.end, *one)
+        case "deepseek" | "kimi":
+            marks = SECTION_MARKS[tools]
+            before_name = marks.call + (KIMI_FUNCTION if tools == "kimi" else "")
+            one = (before_name, marks.arguments, marks.call_end)
+            return _Shape(marks.begin, marks.begin, "", marks.end, *one, is_numbered=tools == "kimi")
         case "agent":
             return _Shape(TAGS["agent"][0], "", "", "", *_json_shape(*TAGS["agent"], "args"))
         case _:
@@ -149,8 +154,11 @@ class _Rules:
         own: list[str] = ["one: " + " | ".join(f"tool{number}" for number in range(len(self._tools)))]
         for number, tool in enumerate(self._tools):
             name = _text(tool["function"]["name"] + shape.before_arguments)
+            if shape.is_numbered:
+                name = f"{_text(tool['function']['name'] + ':')} NUMBER {_text(shape.before_arguments)}"
             own.append(f"tool{number}: {name} arguments{number} {_text(shape.after_arguments)}")
             own.append(f"arguments{number}: {_json(_parameters(tool['function']))}")
+        own += [r"NUMBER: /[0-9]{1,3}/"] if shape.is_numbered else []
         return Grammar("lark", "\n".join([*rules, *own]) + "\n", param="tools")
 
     def calls(self, begun: str = "") -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from inference.errors import UnsupportedFeature
 from inference.values.chat_options import ChatOptions, ReasoningEffort
 from inference.values.messages import PromptMessage
-from inference.values.output_format import TAGS, ToolFormat, uses_tools
+from inference.values.output_format import KIMI_FUNCTION, TAGS, ToolFormat, uses_tools
 
 _INTRODUCTION = (
     "You may call functions to help with the user's request. Their definitions, one JSON object per line:\n"
@@ -46,6 +46,8 @@ def with_tools(prompt: PromptMessage, options: ChatOptions, template: str, tool_
             kwargs["tools"] = tools
         if tool_format == "mistral":
             messages = [_with_short_ids(message) for message in messages]
+        elif tool_format == "kimi":
+            messages = _with_names_as_ids(messages)
     else:
         messages = in_hermes_form(messages, tools, TAGS.get(tool_format, TAGS["hermes"]))
     if options.reasoning_effort is not None:
@@ -116,6 +118,25 @@ def _with_short_ids(message: Message) -> Message:
         changed["tool_call_id"] = _short_id(changed["tool_call_id"])
     if changed.get("tool_calls"):
         changed["tool_calls"] = [{**call, "id": _short_id(call["id"])} for call in changed["tool_calls"]]
+    return changed
+
+
+def _with_names_as_ids(messages: Sequence[Message]) -> list[Message]:
+    """Kimi's templates write a call's id in place of its name: ``functions.name:3`` for the fourth one of all."""
+    ids: dict[str, str] = {}
+    changed = []
+    num_calls = 0
+    for message in messages:
+        copy = dict(message)
+        if message.get("tool_calls"):
+            copy["tool_calls"] = []
+            for call in message["tool_calls"]:
+                ids[call["id"]] = f"{KIMI_FUNCTION}{call['function']['name']}:{num_calls}"
+                copy["tool_calls"].append({**call, "id": ids[call["id"]]})
+                num_calls += 1
+        elif "tool_call_id" in message:
+            copy["tool_call_id"] = ids.get(message["tool_call_id"], message["tool_call_id"])
+        changed.append(copy)
     return changed
 
 

@@ -16,6 +16,8 @@ from inference.values.output_format import REASONING_TAGS, TOOL_FORMATS, OutputF
 
 DEEPSEEK_BEGIN = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
 DEEPSEEK_END = "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+KIMI_BEGIN = "<|tool_calls_section_begin|><|tool_call_begin|>"
+KIMI_END = "<|tool_call_end|><|tool_calls_section_end|>"
 
 # Per format, how a model writes calls of f({"city": "Köln"}) and g({}).
 TWO_CALLS = {
@@ -32,6 +34,8 @@ TWO_CALLS = {
     "<tool_call>\n<function=g>\n</function>\n</tool_call>",
     "deepseek": DEEPSEEK_BEGIN + 'function<｜tool▁sep｜>f\n```json\n{"city": "Köln"}\n```<｜tool▁call▁end｜>\n'
     "<｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n{}\n```" + DEEPSEEK_END,
+    "kimi": KIMI_BEGIN + 'functions.f:0<|tool_call_argument_begin|>{"city": "Köln"}<|tool_call_end|>'
+    "<|tool_call_begin|>functions.g:1<|tool_call_argument_begin|>{}" + KIMI_END,
 }
 
 
@@ -96,6 +100,8 @@ def test_text_before_a_call_is_content(name):
         ("mistral", '[TOOL_CALLS]f{"a": 1}', {"a": 1}),
         ("mistral", '[TOOL_CALLS]{"name": "f", "arguments": {"a": 1}}', {"a": 1}),
         ("deepseek", DEEPSEEK_BEGIN + 'f<｜tool▁sep｜>{"a": 1}' + DEEPSEEK_END, {"a": 1}),
+        ("kimi", f"{KIMI_BEGIN}\nfunctions.f:12<|tool_call_argument_begin|>\n{{}}\n{KIMI_END}", {}),
+        ("kimi", KIMI_BEGIN + 'f<|tool_call_argument_begin|>{"a": 1}' + KIMI_END, {"a": 1}),
         ("llama3_json", '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', {"a": 1}),
         ("llama3_json", '<|python_tag|>{"type": "function", "name": "f", "parameters": {"a": 1}}', {"a": 1}),
         ("llama3_json", '<|python_tag|>f.call(query="a \\"b\\"", n=[1, true])', {"query": 'a "b"', "n": [1, True]}),
@@ -156,6 +162,8 @@ def test_forms_of_one_call(name, text, arguments):
         ("mistral", "[TOOL_CALLS] later"),
         ("deepseek", "<｜tool▁calls▁begin｜>nothing"),
         ("deepseek", DEEPSEEK_BEGIN + "f<｜tool▁sep｜>none" + DEEPSEEK_END),
+        ("kimi", "<|tool_calls_section_begin|>nothing"),
+        ("kimi", KIMI_BEGIN + "functions.f:0<|tool_call_argument_begin|>none" + KIMI_END),
     ],
 )
 def test_what_is_no_call_stays_content(name, text):
@@ -307,6 +315,7 @@ def test_any_arguments_come_through(arguments, ascii_only):
         "llama3_json": f'{{"name": "f", "parameters": {written}}}',
         "mistral": f"[TOOL_CALLS]f[ARGS]{written}",
         "deepseek": f"{DEEPSEEK_BEGIN}f<｜tool▁sep｜>{written}{DEEPSEEK_END}",
+        "kimi": f"{KIMI_BEGIN}functions.f:0<|tool_call_argument_begin|>{written}{KIMI_END}",
     }
     for name, text in forms.items():
         assert calls(parse_output(output(name), text)) == [("f", arguments)], name

@@ -55,6 +55,16 @@ def test_mistral_gets_ids_of_nine_characters_that_stay_the_same() -> None:
     assert CONVERSATION[2]["tool_call_id"] == "call_1"
 
 
+def test_kimi_gets_ids_of_the_function_and_the_number_of_the_call() -> None:
+    again = [{"role": "user", "content": "Once more"}, *CONVERSATION[1:]]
+    messages = with_tools({"messages": [*CONVERSATION, *again]}, OPTIONS, "{{ tools }}", "kimi")["messages"]
+    first, second = (message["tool_calls"][0]["id"] for message in messages if "tool_calls" in message)
+    assert (first, second) == ("functions.f:0", "functions.f:1")
+    results = [message["tool_call_id"] for message in messages if message["role"] == "tool"]
+    assert results == [first, "call_2", second, "call_2"]  # of one that the conversation lacks, the client's own
+    assert CONVERSATION[1]["tool_calls"][0]["id"] == "call_1"
+
+
 @pytest.mark.parametrize(
     ("template", "effort", "kwargs"),
     [

@@ -148,6 +148,7 @@ def test_counting(pieces, is_open, expected):
         ("{{ tools }}<TOOLCALL>", "nemotron"),
         ("{{ tools }}<tool_calls>", "jamba"),
         ("{{ tools }}<｜tool▁calls▁begin｜>", "deepseek"),
+        ("{{ tools }}<|tool_calls_section_begin|>", "kimi"),
         ('{{ tools }}{"name": "f", "parameters": {}}', "llama3_json"),
         ("{{ tools }}<|python_tag|>", "llama3_json"),
         ("{{ tools }}<|function|>", "agent"),
