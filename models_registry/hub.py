@@ -26,6 +26,7 @@ from inference.errors import (
 from inference.host.units import format_bytes
 from inference.modelling.encodings.quantisation_config import SIDE_FILES
 from inference.modelling.gguf.vocabulary_file import VOCABULARY_FILE
+from inference.text.tokenisation.tiktoken_file import KIMI_FILE
 from models_registry.gguf_choice import choice_message, choose_model, gguf_models
 from models_registry.hub_files import MAX_BYTES, RemoteFile, fetch_into_cache, remember_revision
 from models_registry.hub_headers import inspect_headers
@@ -43,6 +44,7 @@ _SERVED = (
     "tokenizer_config.json",
     "tokenizer.model",
     "tekken.json",
+    KIMI_FILE,
     VOCABULARY_FILE,
     "special_tokens_map.json",
     "added_tokens.json",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from inference.errors import CorruptCheckpoint, InvalidRequest, RequestTooLarge, UnsupportedFormat
 from inference.modelling.encodings.quantisation_config import SIDE_FILES
 from inference.modelling.gguf.ggjt import MAGIC
+from inference.text.tokenisation.tiktoken_file import KIMI_FILE
 from models_registry.curves import PLAN_FILE
 from models_registry.detection.safetensors_header import MAX_HEADER_BYTES
 
@@ -32,6 +33,7 @@ _EXACT: dict[str, int] = {
     "tokenizer.json": 32 * MEBIBYTE,
     "tokenizer.model": 32 * MEBIBYTE,
     "tekken.json": 32 * MEBIBYTE,
+    KIMI_FILE: 32 * MEBIBYTE,
     "tokenizer_config.json": 8 * MEBIBYTE,
     "special_tokens_map.json": MEBIBYTE,
     "added_tokens.json": 8 * MEBIBYTE,

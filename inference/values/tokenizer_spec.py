@@ -22,7 +22,7 @@ class TokenizerSpec:
     """How to build the tokenizer.
 
     Attributes:
-        kind: ``builtin``: one of ``VOCABULARIES``; ``tiktoken``: a custom .tiktoken file;
+        kind: ``builtin``: one of ``VOCABULARIES``; ``tiktoken``: a custom .tiktoken file, or Kimi's;
             ``huggingface``: a tokenizer.json; ``gguf``, ``ggjt``: the vocabulary in such a file;
             ``sentencepiece``: a tokenizer.model; ``tekken``: Mistral's tekken.json; ``none``: token-id prompts only.
         name: Name of the built-in vocabulary.

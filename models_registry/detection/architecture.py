@@ -153,8 +153,10 @@ def _type_of_class(class_: object, stated: str | None, names: list[str]) -> str 
         stem = name.removesuffix("ForCausalLM")
         # The first Llama files spell it LLaMA.
         if shown == name or any(shown.lower() == (stem + suffix).lower() for suffix in _CLASS_SUFFIXES):
-            if stated in (None, model_type):
+            if stated is None:
                 return model_type
+            if FAMILIES[stated].architecture == name:
+                return stated
             break
     beside = "" if stated is None else f" beside model_type {stated!r}"
     raise _unsupported(f"architectures {shown!r}{beside} is not supported", stated or shown, names, "architectures")

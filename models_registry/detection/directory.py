@@ -17,6 +17,7 @@ from inference.errors import CheckpointError, CorruptCheckpoint, MissingTensor, 
 from inference.modelling.encodings.quantisation_config import SIDE_FILES
 from inference.modelling.gguf.ggjt import GGJT_SUFFIXES, has_ggml_suffix, is_ggjt
 from inference.modelling.gguf.vocabulary_file import VOCABULARY_FILE
+from inference.text.tokenisation.tiktoken_file import KIMI_FILE
 from models_registry.detection.json_file import read_object
 from models_registry.detection.safetensors_header import MAX_TENSORS
 
@@ -44,6 +45,7 @@ _SIDE_FILES: Mapping[str, Role] = {
     "tokenizer.json": "tokenizer",
     "tokenizer.model": "tokenizer",
     "tekken.json": "tokenizer",
+    KIMI_FILE: "tokenizer",
     VOCABULARY_FILE: "tokenizer",
     "chat_template.jinja": "chat_template",
     "chat_template.json": "chat_template",

@@ -18,6 +18,7 @@ from inference.text.tokenisation.ggjt_vocabulary import read_ggjt_vocabulary
 from inference.text.tokenisation.gguf_vocabulary import has_vocabulary, read_gguf_vocabulary
 from inference.text.tokenisation.sentencepiece_file import read_sentencepiece
 from inference.text.tokenisation.tekken_file import read_tekken
+from inference.text.tokenisation.tiktoken_file import KIMI_FILE
 from inference.text.tokenisation.vocabulary import TokenType, Vocabulary
 from inference.values.tokenizer_spec import TokenizerSpec
 from models_registry.detection.tokenizer_files import TokenizerFiles, bounded_template
@@ -25,8 +26,8 @@ from models_registry.detection.tokenizer_files import TokenizerFiles, bounded_te
 FileKind = Literal["tiktoken", "huggingface", "gguf", "ggjt", "sentencepiece", "tekken"]
 
 _SUFFIXES: Mapping[str, FileKind] = {
-    "tekken.json": "tekken", ".json": "huggingface", ".tiktoken": "tiktoken", ".gguf": "gguf", ".bin": "ggjt",
-    ".ggml": "ggjt", ".model": "sentencepiece",
+    "tekken.json": "tekken", KIMI_FILE: "tiktoken", ".json": "huggingface", ".tiktoken": "tiktoken", ".gguf": "gguf",
+    ".bin": "ggjt", ".ggml": "ggjt", ".model": "sentencepiece",
 }  # fmt: skip
 _TOKEN_NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 

@@ -15,6 +15,7 @@ from inference.errors import InvalidRequest, UnsupportedFormat
 from inference.modelling.families.config import CheckpointConfig, Confidence, Facts
 from inference.modelling.gguf.vocabulary_file import VOCABULARY_FILE
 from inference.modelling.spec import ModelSpec
+from inference.text.tokenisation.tiktoken_file import KIMI_FILE
 from inference.values.tokenizer_spec import VOCABULARIES, TokenizerSpec
 from models_registry.detection.directory import CheckpointDirectory
 from models_registry.detection.facts import CHAT_TEMPLATE
@@ -206,6 +207,9 @@ def _by_files(resolved: CheckpointDirectory, rows: int, facts: Facts) -> Tokeniz
             facts.warn(f"several .tiktoken files lie beside the weights; {name} is used.")
         facts.add("vocabulary", name, f"{name} lies beside the weights")
         return TokenizerSpec("tiktoken", rows, path=str(resolved.directory / name))
+    if KIMI_FILE in names:
+        facts.add("vocabulary", KIMI_FILE, f"{KIMI_FILE} lies beside the weights; texts are cut as Kimi's are")
+        return TokenizerSpec("tiktoken", rows, path=str(resolved.directory / KIMI_FILE))
     if "tekken.json" in names:
         return TokenizerSpec("tekken", rows, path=str(resolved.directory / "tekken.json"))
     if "tokenizer.model" in names:

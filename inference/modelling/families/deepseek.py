@@ -1,7 +1,8 @@
-"""DeepSeek V2 and V3, Youtu-LLM, MiniCPM 3: multi-head latent attention, fine-grained experts with shared ones.
+"""DeepSeek V2 and V3, Kimi K2, Youtu-LLM, MiniCPM 3: latent attention, fine-grained experts with shared ones.
 
 Sources: https://arxiv.org/abs/2405.04434 (V2), https://arxiv.org/abs/2412.19437 (V3); the config keys
-are those of the published files and of transformers' ``deepseek_v2`` and ``deepseek_v3``. Youtu-LLM and MiniCPM 3
+are those of the published files and of transformers' ``deepseek_v2`` and ``deepseek_v3``; Kimi K2 is DeepSeek V3
+under another name (its card: https://huggingface.co/moonshotai/Kimi-K2-Instruct). Youtu-LLM and MiniCPM 3
 have the attention without experts (transformers' ``youtu`` and ``minicpm3``); GLM-4.7-Flash has
 both (``glm4_moe_lite``).
 """
@@ -63,6 +64,7 @@ DEEPSEEK: Table = {
         "n_group", "topk_group", "topk_method", "scoring_func", "routed_scaling_factor", "num_nextn_predict_layers",
     ),
 }  # fmt: skip
+THIRD: Table = {**DEEPSEEK, **used("norm_topk_prob", "rope_interleave", "num_mtp_layers")}
 SPARSE: Table = {
     **DEEPSEEK,
     **used("norm_topk_prob", "mlp_layer_types", "index_topk", "index_head_dim", "index_n_heads"),
@@ -75,7 +77,8 @@ CONFIG_KEYS: Mapping[str, Table] = {
         "norm_topk_prob": Only((False,), "the published code and transformers differ in what it does"),
         "rope_interleave": Only((True,), "adjacent pairs are rotated"),
     },
-    "deepseek_v3": {**DEEPSEEK, **used("norm_topk_prob", "rope_interleave", "num_mtp_layers")},
+    "deepseek_v3": THIRD,
+    "kimi_k2": THIRD,
     "deepseek_v32": SPARSE,
     "glm4_moe_lite": {**DEEPSEEK, **used("norm_topk_prob", "rope_interleave", "mlp_layer_types")},
     "youtu": {**DENSE, **used("rope_interleave")},

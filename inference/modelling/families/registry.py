@@ -31,7 +31,8 @@ class Family:
 
     Attributes:
         module: Its name in ``inference.modelling.families``.
-        architecture: The class that config.json names under ``architectures``; None: none.
+        architecture: The class that config.json names under ``architectures``; None: none. Of two types with one
+            class, the later row is meant where config.json states no type.
     """
 
     module: str
@@ -144,6 +145,7 @@ FAMILIES: dict[str, Family] = {
     "axk1": Family("axk", "AXK1ForCausalLM"),
     "axk2": Family("axk", "AXK2ForCausalLM"),
     "glm_moe_dsa": Family("glm_moe_dsa", "GlmMoeDsaForCausalLM"),
+    "kimi_k2": Family("deepseek", "DeepseekV3ForCausalLM"),
     "deepseek_v3": Family("deepseek", "DeepseekV3ForCausalLM"),
     "mamba": Family("mamba", "MambaForCausalLM"),
     "falcon_mamba": Family("mamba", "FalconMambaForCausalLM"),

@@ -1,4 +1,4 @@
-"""Custom ``.tiktoken`` vocabularies: lines of a base64 token and its rank.
+"""Vocabularies in ``.tiktoken`` files, and Kimi's ``tiktoken.model``: lines of a base64 token and its rank.
 
 Format: https://github.com/openai/tiktoken/blob/main/tiktoken/load.py. Two traps are caught here: files that
 hold GPT-2's printable stand-ins for bytes (``Ġthe``) in place of the bytes, which load and then encode
@@ -13,8 +13,22 @@ from pathlib import Path
 
 from inference.errors import CorruptCheckpoint
 from inference.text.tokenisation.decoding import byte_alphabet
+from inference.text.tokenisation.pre_tokenisers import PRE_TOKENISERS
 
 MAX_RANK = 1 << 23
+KIMI_FILE = "tiktoken.model"
+"""What Moonshot's checkpoints call it (Moonlight, Kimi Linear, Kimi K2), whose code beside it has the expression."""
+
+
+def pattern_of(path: Path) -> str:
+    """Return the regular expression by which texts are cut before they are looked up: of no other file is it known,
+    so that one counts as cut like OpenAI's newest (o200k_base)."""
+    from splintr import O200K_BASE_PATTERN
+
+    if path.name == KIMI_FILE:
+        (expression,) = PRE_TOKENISERS["kimi-k2"].splits
+        return expression
+    return str(O200K_BASE_PATTERN)
 
 
 def read_ranks(path: Path, max_bytes: int) -> dict[bytes, int]:

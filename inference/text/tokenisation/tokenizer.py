@@ -28,7 +28,7 @@ from inference.text.tokenisation.length_bounds import check_text_length
 from inference.text.tokenisation.sandbox import Sandbox, SandboxFailure
 from inference.text.tokenisation.sandbox_encoder import SandboxEncoder
 from inference.text.tokenisation.text import check_text
-from inference.text.tokenisation.tiktoken_file import read_ranks
+from inference.text.tokenisation.tiktoken_file import pattern_of, read_ranks
 from inference.values.tokenizer_spec import VOCABULARIES, TokenizerSpec
 
 MAX_FILE_BYTES = 32 << 20
@@ -352,7 +352,6 @@ def _load_builtin(spec: TokenizerSpec) -> Tokenizer:
 
 def _load_tiktoken(spec: TokenizerSpec) -> Tokenizer:
     import tiktoken
-    from splintr import O200K_BASE_PATTERN
 
     path = _file(spec)
     ranks = read_ranks(path, MAX_FILE_BYTES)
@@ -360,9 +359,7 @@ def _load_tiktoken(spec: TokenizerSpec) -> Tokenizer:
     for text in special:
         ranks.pop(text.encode(), None)
     try:
-        library = tiktoken.Encoding(
-            path.name, pat_str=O200K_BASE_PATTERN, mergeable_ranks=ranks, special_tokens=special
-        )
+        library = tiktoken.Encoding(path.name, pat_str=pattern_of(path), mergeable_ranks=ranks, special_tokens=special)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a Rust panic is a BaseException

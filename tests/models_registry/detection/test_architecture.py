@@ -10,9 +10,9 @@ from inference.errors import (
     InvalidRequest,
     UnsupportedArchitecture,
 )
-from inference.modelling.families.config import Confidence
+from inference.modelling.families.config import CheckpointConfig, Confidence, Facts
 from inference.modelling.families.registry import FAMILIES
-from models_registry.detection.architecture import ARCHITECTURE_NAMES
+from models_registry.detection.architecture import ARCHITECTURE_NAMES, detect_model_type
 from models_registry.detection.facts import ALIASES, FACTS
 from models_registry.detection.inspection import inspect_checkpoint
 from tests.models_registry.detection.builders import (
@@ -99,6 +99,15 @@ def test_a_class_outside_the_list_is_refused(llama: Path, stated: str | None, cl
 def test_spellings_of_a_known_class(llama: Path, class_: str) -> None:
     write_json(llama / "config.json", LLAMA_CONFIG | {"architectures": [class_]})
     assert inspect_checkpoint(llama).spec.model_type == "llama"
+
+
+@pytest.mark.parametrize("stated", ["kimi_k2", "deepseek_v3"])
+def test_two_types_of_one_class(stated: str) -> None:
+    """Kimi K2 names DeepSeek V3's class."""
+    config = CheckpointConfig({"model_type": stated, "architectures": ["DeepseekV3ForCausalLM"]})
+    assert detect_model_type(["model.norm.weight"], "huggingface", config, Facts()) == (stated, False)
+    unstated = CheckpointConfig({"architectures": ["DeepseekV3ForCausalLM"]})
+    assert detect_model_type(["model.norm.weight"], "huggingface", unstated, Facts()) == ("deepseek_v3", False)
 
 
 def test_a_guess_that_leaves_tensors_over_is_refused(llama: Path) -> None:

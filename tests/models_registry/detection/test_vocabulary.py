@@ -115,6 +115,21 @@ def test_a_tiktoken_file(tmp_path: Path) -> None:
     assert choose(tmp_path, 300)[0].name == "cl100k_base"
 
 
+def test_the_vocabulary_of_kimi(tmp_path: Path) -> None:
+    ranks = b"".join(base64.b64encode(bytes([byte])) + b" %d\n" % byte for byte in range(256))
+    (tmp_path / "tiktoken.model").write_bytes(ranks)
+    write_json(tmp_path / "tokenizer_config.json", {
+        "added_tokens_decoder": {"256": {"content": "[BOS]"}, "258": {"content": "<|im_end|>"}},
+        "bos_token": "[BOS]", "eos_token": "<|im_end|>", "tokenizer_class": "TikTokenTokenizer",
+    })  # fmt: skip
+    found, facts = choose(tmp_path, 300, config={"model_type": "kimi_linear"}, format_="huggingface")
+    assert (found.kind, found.path) == ("tiktoken", str(tmp_path / "tiktoken.model"))
+    assert (found.bos_token_id, found.eos_token_ids) == (256, (258,))
+    assert "cut as Kimi's are" in next(fact.evidence for fact in facts.facts if fact.name == "vocabulary")
+    named, _ = choose(tmp_path, 300, overrides={"vocabulary": "tiktoken.model"})
+    assert named.kind == "tiktoken"
+
+
 def test_tokenizer_model_may_be_a_rank_file_or_pieces(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>\x15")
     with pytest.raises(CorruptCheckpoint, match="no SentencePiece model"):

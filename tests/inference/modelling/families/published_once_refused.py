@@ -34,6 +34,10 @@ ONCE_REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
         "hybrid": True, "layer_types": ["full_attention"], "mtp_use_hidden_state_from_layer": None,
         "num_hidden_layers": 1, "rope_theta": 10000000}, mtp_use_dedicated_embeddings=False, bos_token_id=248044,
         eos_token_id=248044, output_router_logits=False, partial_rotary_factor=0.25),
+    "moonshotai/Kimi-K2-Instruct": ("kimi_k2", PUBLISHED["deepseek-ai/DeepSeek-V3"][1] | {
+        "num_nextn_predict_layers": 0, "n_group": 1, "topk_group": 1, "rope_theta": 50000.0, "rope_scaling": {
+            "beta_fast": 1.0, "beta_slow": 1.0, "factor": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 4096, "type": "yarn"}}),
     "CohereLabs/c4ai-command-r-plus": _like("CohereLabs/c4ai-command-r-v01", model_max_length=131072, use_qk_norm=True),
     "CohereLabs/c4ai-command-r7b-12-2024, whole": _like(
         "CohereLabs/c4ai-command-r7b-12-2024", layer_switch=4, order_of_interleaved_layers="local_attn_first",

@@ -50,6 +50,7 @@ TYPES = {
     "mixtral": "mixtral-window", "phi3": "phi3-longrope-short", "gemma2": "gemma2-strong-caps",
     "gemma3_text": "gemma3_text-stretched-capped",
     "deepseek_v2": "deepseek_v2-q-lora-groups-yarn", "deepseek_v3": "deepseek_v3-bias-yarn",
+    "kimi_k2": "deepseek_v3-bias-yarn",
     "mamba": "mamba-biases-untied-kernel3", "falcon_mamba": "falcon_mamba",
     "mamba2": "mamba2-one-group-limits-bias-tied", "bamba": "bamba", "granitemoehybrid": "granitemoehybrid-moe",
     "nemotron_h": "nemotron_h-moe", "jamba": "jamba", "falcon_h1": "falcon_h1", "olmo_hybrid": "olmo_hybrid",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from inference.errors import TensorShapeMismatch, UnsupportedArchitecture
@@ -35,6 +37,11 @@ def test_sizes_come_from_shapes() -> None:
     )  # fmt: skip
     assert mla.scale == pytest.approx(6**-0.5)
     assert spec.parameters["layers.0.token_mixer.v_b_proj.weight"].pieces[0].per_group == (7, 4, 7)
+
+
+def test_kimi_k2_is_deepseek_v3() -> None:
+    third = build_spec(view_of(shapes(), V3))
+    assert replace(build_spec(view_of(shapes(), V3 | {"model_type": "kimi_k2"})), model_type="deepseek_v3") == third
 
 
 def test_routing_of_both_versions() -> None:

@@ -6,11 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+import regex
+from hypothesis import given
+from hypothesis import strategies as st
 
 from inference.errors import (
     CorruptCheckpoint,
 )
 from inference.text.tokenisation.decoding import byte_alphabet
+from inference.text.tokenisation.tiktoken_file import KIMI_FILE, pattern_of
 from inference.text.tokenisation.tokenizer import load_tokenizer
 from inference.values.tokenizer_spec import TokenizerSpec
 from tests.inference.text.tokenisation.vocabularies import SAMPLES, TOKENS, write_ranks
@@ -33,6 +37,35 @@ def test_tiktoken_file(tmp_path: Path) -> None:
     assert tokenizer.invalid_token_ids == ()
     for text in SAMPLES:
         assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+PUBLISHED = "|".join((
+    r"[\p{Han}]+",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+",
+))  # fmt: skip
+"""As tokenization_kimi.py has it (https://huggingface.co/moonshotai/Kimi-Linear-48B-A3B-Instruct)."""
+
+
+@given(st.text(st.sampled_from("aB'sé漢字ー 12\n\r\t.!ǅ\u0301") | st.characters(), max_size=40))
+def test_texts_of_kimi_are_cut_as_its_own_code_cuts_them(text: str) -> None:
+    own = pattern_of(Path("somewhere") / KIMI_FILE)
+    assert regex.findall(own, text, regex.V1) == regex.findall(PUBLISHED, text, regex.V1)
+
+
+def test_a_file_of_kimi_is_cut_by_its_expression(tmp_path: Path) -> None:
+    tokens = [*TOKENS, "é".encode(), "é漢".encode()]
+    ids = {}
+    for name in ("other.tiktoken", KIMI_FILE):
+        path = write_ranks(tmp_path / name, tokens)
+        tokenizer = load_tokenizer(TokenizerSpec("tiktoken", len(tokens), path=str(path)))
+        ids[name] = tokenizer.encode("é漢")
+        assert tokenizer.decode(ids[name]) == "é漢"
+    assert ids["other.tiktoken"] == [tokens.index("é漢".encode())]
+    assert ids[KIMI_FILE][0] == tokens.index("é".encode())  # a Chinese character begins a piece of its own
 
 
 def test_tiktoken_file_in_byte_level_text_is_translated(tmp_path: Path) -> None:
