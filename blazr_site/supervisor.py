@@ -328,7 +328,7 @@ class Supervisor:
         for children in ([self._web], list(self._workers.values()), [self._beat], [self._redis]):
             present = [child for child in children if child is not None]
             await asyncio.gather(*(child.stop() for child in present))
-            if present is not None and self._signals < 2 and self._stop.is_set():
+            if self._signals < 2 and self._stop.is_set():
                 for child in present:
                     self._show(f"[dim]  {child.program.name} stopped[/dim]")
         await self._client.aclose()

@@ -1,4 +1,4 @@
-"""Read a piece of a file from the body of a request, and compare it with the digest that its header states."""
+"""Read a piece of a file from a request's body, and check the digest that its header states."""
 
 from __future__ import annotations
 

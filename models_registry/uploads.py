@@ -3,7 +3,8 @@
     upload_create   checks names and sizes, then the free space of the disk
     upload_receive  stores pieces in order, one at a time, at the offset that the server names; uploads can be resumed
     upload_finish   hashes, publishes, inspects in a killable child, registers
-    uploads_sweep   ends uploads that are silent or were being checked by a killed process
+    uploads_recheck checks again what a killed process was checking, one upload at a time
+    uploads_sweep   ends uploads that receive nothing or were checked too often
 
 Received bytes are counted, headers aren't trusted. Rows change by conditional updates, files under kernel locks.
 """

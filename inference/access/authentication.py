@@ -65,7 +65,7 @@ async def _principal(headers: Mapping[str, str], peer: str | None) -> Principal 
         peer: See ``requires_key``.
 
     Raises:
-        NotAuthenticated: A key is required and missing, or the given one is wrong, expired or revoked.
+        NotAuthenticated: The given key is wrong, expired or revoked; of a missing one the caller is None.
     """
     authorization = headers.get("authorization")
     if authorization is None and "x-api-key" in headers:

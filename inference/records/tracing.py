@@ -4,8 +4,8 @@
       generation              web: from the checked request to its last event
         queue                 web: until a worker's engine has accepted every prompt
         worker                worker: from the message to its last event, one per prompt and attempt
-          load                until the model is ready; absent when the model was ready
-          queue               until the engine takes the request
+          load                until its preparation begins: swap, load and turn; absent below SHORTEST_LOAD_S
+          queue               until the engine takes the request, with its template and tokens
           prefill             until the first token
           decode              until the last token
 

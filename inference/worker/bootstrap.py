@@ -35,13 +35,13 @@ def make_runtime() -> WorkerRuntime:
     from django.conf import settings
 
     # Celery imports its pool, and so this module, before Django is set up.
-    from inference.modelling.backends.native import library  # with torch
+    # Torch comes with the first of them: now and not at the first load, so that a ready worker loads without delay.
+    from inference.modelling.backends.native import library
     from inference.worker.load_plan import find_adapter, plan_load  # needs Django
 
     library.select(settings.BLAZR_NATIVE)
     if settings.BLAZR_TRACES_ENDPOINT:
         tracing_start(service="blazr-worker")
-    # Import torch here and not at the first load, so that a ready worker loads without delay.
     device = resolve_device(settings.BLAZR_DEVICE)
     config = WorkerConfig(
         worker_id=settings.BLAZR_WORKER_ID,

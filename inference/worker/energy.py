@@ -189,7 +189,7 @@ def energy_counters(device: str, *, powercap: Path = POWERCAP, library: str = LI
         library: Name or path of NVML.
     """
     if device.startswith("cuda"):
-        import torch  # a worker on a CPU needs it only later
+        import torch  # what imports this module needn't have it
 
         uuid = str(torch.cuda.get_device_properties(device).uuid)
         return EnergyCounters(*nvml_counters(uuid, library))

@@ -1,4 +1,4 @@
-"""Admit requests to the engines in order of arrival; a request that must run alone enters empty engines only."""
+"""Admit requests to the engines in order; a request that must run alone enters empty engines only."""
 
 from __future__ import annotations
 

@@ -114,10 +114,10 @@ class Heartbeat:
             self._changed.wait(INTERVAL_S - MIN_GAP_S)
 
     def _spare_others_if_late(self) -> None:
-        """Give workers and web processes time for a heartbeat before they are judged, if this one is late.
+        """Postpone the checks of other processes after a late heartbeat of this one.
 
-        Nobody could send one while Redis was away or the machine stood still. They get it seldom, so that a worker
-        whose turns are often slow, or whose Redis is, finds dead ones too.
+        While Redis was away or the machine stood still, no process could send a heartbeat. At most once in
+        ``SPARE_EVERY_S``, so that a worker whose turns are often slow finds dead ones too.
         """
         now = time.monotonic()
         is_late = now - self._turn_at > DEAD_AFTER_S / 2

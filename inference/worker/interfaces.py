@@ -101,7 +101,7 @@ class LoadPlan:
         max_num_seqs: Maximum requests that the model's engine computes together.
         load: Loads the model; reports progress (share, stage).
         pinned: Whether the model stays until an order to unload it.
-        adapter_bytes: Of it, memory for LoRA adapters; 0: requests can't name any.
+        adapter_bytes: Part of ``needed_bytes`` for LoRA adapters; 0: requests can't name any.
         sizes: The parts of ``needed_bytes``, for users.
         resized: Plans the same load with other sizes, without reading the checkpoint again.
     """

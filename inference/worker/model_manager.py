@@ -6,7 +6,7 @@ memory budget would be exceeded, the least recently used models are unloaded: id
 their requests have ended. Memory is never freed under a request. A loaded model stays for a minimum time, so that two
 models that don't fit together don't evict each other with every request.
 
-``Presence`` and ``LoadPlan`` hide Celery, Redis and Django from this module.
+``Presence`` hides Redis from this module, ``LoadPlan`` hides Django.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Define the state of a loaded model, of its engine and of its active requests, and what changes of them lead to."""
+"""Define the state of a loaded model, of its engine and of its requests, and the results of changes to them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class ActiveRequest:
         on_events: Called with the request's events.
         next_index: Index of the request's next event.
         num_tokens: Number of tokens generated so far.
-        in_engine: Whether the model's engine has the request; otherwise the request waits for a load.
+        in_engine: Whether the request was admitted (``EntryQueue.admit``): it waits for a place, is prepared, or is in
+            the engine. Otherwise it waits for a load or its entry.
         on_alone: As in ``ModelManager.submit``.
         first_token_at: Monotonic time of the first token; 0: there is none.
         waits: Seconds by what it waited for: ``swap`` (another model left), ``load``, ``turn`` (for a place in the
@@ -121,7 +122,7 @@ class Resident:
     Attributes:
         plan, engine: Set once the model is ready.
         memory_bytes: Memory that the model takes, or that is reserved for its load.
-        num_in_engine: Number of requests in the model's engine; ``num_interactive``: those of clients.
+        num_in_engine: Number of admitted requests; ``num_interactive``: those of clients.
         paused: Whether this worker reads no messages of the model's queue for now.
         unload_requested: Whether an unload was ordered while the model was loading.
         reload_requested: Whether a load was ordered while the model was unloading.

@@ -1,4 +1,4 @@
-"""Load and unload two models in turns under traffic: ``python -m tests.faults.engine_loads --cycles 500``.
+"""Load and unload two models in turns under traffic: ``python -m tests.faults.engine_loads --cycles 250``.
 
 The models have different weights and don't fit together. Every request has to get its own model's tokens, and the
 memory of the process, its threads and its open files must not grow.
@@ -135,7 +135,7 @@ def _checkpoint(directory: Path, sign: float) -> Checkpoint:
 def main() -> int:
     """Return 0 if all tokens were right and nothing grew."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.engine_loads", description=__doc__)
-    parser.add_argument("--cycles", type=int, default=500, help="loads and unloads of each of the two models")
+    parser.add_argument("--cycles", type=int, default=250, help="loads and unloads of each of the two models")
     cycles = parser.parse_args().cycles
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as directory:

@@ -19,9 +19,9 @@ from inference.worker.runtime import WorkerRuntime
 POISON = [11, 13, 11, 13]
 """The first tokens of a prompt that kills its worker with the first step in which the prompt is computed."""
 HANG = [17, 19, 17, 19]
+"""Likewise: a step takes a minute, once: when the request has three tokens, and in no later attempt."""
 SILENT = [23, 29, 23, 29]
-"""Likewise: the step takes a minute, and the engine's thread ends by ``sys.exit``, which Python doesn't report. Both
-happen once: when the request has three tokens, and in no later attempt."""
+"""Likewise: the engine's thread ends by ``sys.exit``, which Python doesn't report, once like ``HANG``."""
 GIL_HOLDER = [31, 37, 31, 37]
 """Likewise: the step holds the GIL for ever, once."""
 STUCK_AFTER_S = 3.0

@@ -25,8 +25,8 @@ processes: Redis, two web processes, two workers and beat, which are started aga
 Rows F25, F31, F32, F34 and F35 run engines in the test's own process; their long forms are
 `python -m tests.faults.engine_schedules --schedules 10000` and
 `python -m tests.faults.engine_loads --cycles 250`.
-`python -m tests.faults.load SCENARIO` runs the whole forms of rows F24, F37 to F45 and F66, and a soak with a
-fault every 30 s (`soak --minutes 60`).
+`python -m tests.faults.load SCENARIO` runs the whole forms of rows F24, F37, F38, F40 to F45 and F66, the
+estimates of waits, and a soak with a fault every 30 s (`soak --minutes 60`).
 
 | | Provoked | Must hold | Test |
 |---|---|---|---|

@@ -114,7 +114,7 @@ def test_a_prefix_in_a_chunk_with_unusable_rows_is_not_shared(seed):
 @pytest.mark.fault(
     "F34",
     provoked="20 loads and unloads of two models that don't fit together, with requests and cancels meanwhile, and "
-    "orders to unload while prompts are computed (`python -m tests.faults.engine_loads`: 500)",
+    "orders to unload while prompts are computed (`python -m tests.faults.engine_loads`: 500 of them)",
     holds="every request gets the tokens of its own model; the memory grows by 5 % at most, threads and open files "
     "don't",
 )
