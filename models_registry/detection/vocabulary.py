@@ -15,7 +15,7 @@ from inference.errors import InvalidRequest, UnsupportedFormat
 from inference.modelling.families.config import CheckpointConfig, Confidence, Facts
 from inference.modelling.gguf.vocabulary_file import VOCABULARY_FILE
 from inference.modelling.spec import ModelSpec
-from inference.text.tokenisation.tiktoken_file import KIMI_FILE
+from inference.text.tokenisation.tiktoken_file import KIMI_FILE, PUBLISHED_FILES, control_tokens
 from inference.values.tokenizer_spec import VOCABULARIES, TokenizerSpec
 from models_registry.detection.directory import CheckpointDirectory
 from models_registry.detection.facts import CHAT_TEMPLATE
@@ -124,6 +124,9 @@ def choose_tokenizer(
         found = _with_builtin_tokens(found)
     elif found.kind in ("gguf", "ggjt", "sentencepiece", "tekken"):
         found, files = add_file_vocabulary(found, files, facts)
+    elif found.kind == "tiktoken":
+        own = control_tokens(Path(str(found.path)), MAX_TOKENIZER_BYTES)
+        files = replace(files, added_tokens={**own, **files.added_tokens})
     found = _with_file_tokens(found, files, config, facts)
     return _with_template(found, (resolved,) if other is None else (resolved, other), files, spec, facts)
 
@@ -208,7 +211,7 @@ def _by_files(resolved: CheckpointDirectory, rows: int, facts: Facts) -> Tokeniz
         facts.add("vocabulary", name, f"{name} lies beside the weights")
         return TokenizerSpec("tiktoken", rows, path=str(resolved.directory / name))
     if KIMI_FILE in names:
-        facts.add("vocabulary", KIMI_FILE, f"{KIMI_FILE} lies beside the weights; texts are cut as Kimi's are")
+        facts.add("vocabulary", KIMI_FILE, f"{KIMI_FILE} lies beside the weights, as Kimi's does")
         return TokenizerSpec("tiktoken", rows, path=str(resolved.directory / KIMI_FILE))
     if "tekken.json" in names:
         return TokenizerSpec("tekken", rows, path=str(resolved.directory / "tekken.json"))
@@ -338,7 +341,7 @@ def _bos(found: TokenizerSpec, files: TokenizerFiles, named: Mapping[str, str], 
         stated = token_ids(config.get("bos_token_id"))
         return by_name if by_name is not None else next(iter(stated), None)
     if found.kind == "tiktoken":
-        return by_name
+        return None if Path(str(found.path)).name in PUBLISHED_FILES else by_name
     return files.bos_by_processor
 
 

@@ -1,5 +1,8 @@
 """Vocabularies in ``.tiktoken`` files, and Kimi's ``tiktoken.model``: lines of a base64 token and its rank.
 
+Sources of ``PUBLISHED_FILES``: tokenization_kimi.py of https://huggingface.co/moonshotai/Kimi-Linear-48B-A3B-Instruct,
+tokenization_hy.py of https://huggingface.co/tencent/Hunyuan-7B-Instruct.
+
 Format: https://github.com/openai/tiktoken/blob/main/tiktoken/load.py. Two traps are caught here: files that
 hold GPT-2's printable stand-ins for bytes (``Ġthe``) in place of the bytes, which load and then encode
 nonsense; and files without some of the 256 single bytes, with which text would vanish.
@@ -9,6 +12,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from inference.errors import CorruptCheckpoint
@@ -17,18 +22,50 @@ from inference.text.tokenisation.pre_tokenisers import PRE_TOKENISERS
 
 MAX_RANK = 1 << 23
 KIMI_FILE = "tiktoken.model"
-"""What Moonshot's checkpoints call it (Moonlight, Kimi Linear, Kimi K2), whose code beside it has the expression."""
+"""What Moonshot's checkpoints call it: Moonlight, Kimi Linear, Kimi K2."""
 
 
-def pattern_of(path: Path) -> str:
-    """Return the regular expression by which texts are cut before they are looked up: of no other file is it known,
-    so that one counts as cut like OpenAI's newest (o200k_base)."""
-    from splintr import O200K_BASE_PATTERN
+@dataclass(frozen=True, slots=True)
+class PublishedFile:
+    """How the code that comes with a published file uses it. None of them puts a BOS token before a text.
 
-    if path.name == KIMI_FILE:
-        (expression,) = PRE_TOKENISERS["kimi-k2"].splits
-        return expression
-    return str(O200K_BASE_PATTERN)
+    Attributes:
+        pre_tokeniser: The expression that cuts texts, a name of ``PRE_TOKENISERS``.
+        control_tokens: Texts of those whose ids follow on the file's; empty: other files name them.
+        is_renumbered: A token's id is the number of different tokens before it, whatever the file states.
+        is_normalised: Texts are brought into Unicode's form NFC first.
+    """
+
+    pre_tokeniser: str
+    control_tokens: tuple[str, ...] = ()
+    is_renumbered: bool = False
+    is_normalised: bool = False
+
+    @property
+    def pattern(self) -> str:
+        """The regular expression by which texts are cut."""
+        (pattern,) = PRE_TOKENISERS[self.pre_tokeniser].splits
+        return pattern
+
+
+_HUNYUAN_TOKENS = ("endoftext", "startoftext", "bos", "eos", "pad", *(f"extra_{number}" for number in range(205)))
+PUBLISHED_FILES: Mapping[str, PublishedFile] = {
+    KIMI_FILE: PublishedFile("kimi-k2"),
+    "hy.tiktoken": PublishedFile("hunyuan", tuple(f"<|{name}|>" for name in _HUNYUAN_TOKENS), True, True),
+}
+
+
+def control_tokens(path: Path, max_bytes: int) -> dict[str, int]:
+    """Return the control tokens that the code of a published file puts behind its tokens, with their ids.
+
+    Raises:
+        CorruptCheckpoint: As ``read_ranks``.
+    """
+    published = PUBLISHED_FILES.get(path.name)
+    if published is None or not published.control_tokens:
+        return {}
+    first = len(read_ranks(path, max_bytes))
+    return {text: first + number for number, text in enumerate(published.control_tokens)}
 
 
 def read_ranks(path: Path, max_bytes: int) -> dict[bytes, int]:
@@ -42,10 +79,15 @@ def read_ranks(path: Path, max_bytes: int) -> dict[bytes, int]:
     if len(data) > max_bytes:
         raise CorruptCheckpoint(f"{path.name} is larger than the limit of {max_bytes} bytes.", param=path.name)
     ranks: dict[bytes, int] = {}
+    published = PUBLISHED_FILES.get(path.name)
+    is_renumbered = published is not None and published.is_renumbered
     for number, line in enumerate(data.splitlines(), start=1):
         if not line.strip():
             continue
         token, rank = _read_line(line, number, path.name)
+        if is_renumbered:
+            ranks.setdefault(token, len(ranks))
+            continue
         if token in ranks:
             raise CorruptCheckpoint(f"{path.name} line {number}: the token appears twice.", param=path.name)
         ranks[token] = rank

@@ -9,6 +9,7 @@ the beginning-of-sequence token is put once.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol, cast
@@ -28,7 +29,7 @@ from inference.text.tokenisation.length_bounds import check_text_length
 from inference.text.tokenisation.sandbox import Sandbox, SandboxFailure
 from inference.text.tokenisation.sandbox_encoder import SandboxEncoder
 from inference.text.tokenisation.text import check_text
-from inference.text.tokenisation.tiktoken_file import pattern_of, read_ranks
+from inference.text.tokenisation.tiktoken_file import PUBLISHED_FILES, read_ranks
 from inference.values.tokenizer_spec import VOCABULARIES, TokenizerSpec
 
 MAX_FILE_BYTES = 32 << 20
@@ -352,14 +353,18 @@ def _load_builtin(spec: TokenizerSpec) -> Tokenizer:
 
 def _load_tiktoken(spec: TokenizerSpec) -> Tokenizer:
     import tiktoken
+    from splintr import O200K_BASE_PATTERN
 
     path = _file(spec)
+    published = PUBLISHED_FILES.get(path.name)
     ranks = read_ranks(path, MAX_FILE_BYTES)
     special = _tiktoken_specials(spec, ranks)
     for text in special:
         ranks.pop(text.encode(), None)
+    # How other files cut texts isn't known: as OpenAI's newest vocabulary does.
+    pattern = O200K_BASE_PATTERN if published is None else published.pattern
     try:
-        library = tiktoken.Encoding(path.name, pat_str=pattern_of(path), mergeable_ranks=ranks, special_tokens=special)
+        library = tiktoken.Encoding(path.name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a Rust panic is a BaseException
@@ -371,7 +376,10 @@ def _load_tiktoken(spec: TokenizerSpec) -> Tokenizer:
     special = {text: token_id for text, token_id in special.items() if token_id < spec.vocab_size}
     for token_id in special.values():
         table[token_id] = b""
-    return _from_table(spec, path.name, table, special, library.encode_ordinary)
+    encode = library.encode_ordinary
+    if published is not None and published.is_normalised:
+        return _from_table(spec, path.name, table, special, lambda text: encode(unicodedata.normalize("NFC", text)))
+    return _from_table(spec, path.name, table, special, encode)
 
 
 def _tiktoken_specials(spec: TokenizerSpec, ranks: dict[bytes, int]) -> dict[str, int]:

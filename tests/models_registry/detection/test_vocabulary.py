@@ -124,10 +124,21 @@ def test_the_vocabulary_of_kimi(tmp_path: Path) -> None:
     })  # fmt: skip
     found, facts = choose(tmp_path, 300, config={"model_type": "kimi_linear"}, format_="huggingface")
     assert (found.kind, found.path) == ("tiktoken", str(tmp_path / "tiktoken.model"))
-    assert (found.bos_token_id, found.eos_token_ids) == (256, (258,))
-    assert "cut as Kimi's are" in next(fact.evidence for fact in facts.facts if fact.name == "vocabulary")
+    assert (found.bos_token_id, found.eos_token_ids) == (None, (258,))  # its code puts none before a text
+    assert "as Kimi's does" in next(fact.evidence for fact in facts.facts if fact.name == "vocabulary")
     named, _ = choose(tmp_path, 300, overrides={"vocabulary": "tiktoken.model"})
     assert named.kind == "tiktoken"
+
+
+def test_the_vocabulary_of_hunyuan(tmp_path: Path) -> None:
+    """Its control tokens follow on the file's different tokens, and stand in no other file."""
+    lines = [base64.b64encode(bytes([byte])) + b" %d\n" % byte for byte in range(256)]
+    (tmp_path / "hy.tiktoken").write_bytes(b"".join([*lines, lines[7]]))
+    write_json(tmp_path / "tokenizer_config.json", {"bos_token": "<|startoftext|>", "eos_token": "<|eos|>"})
+    found, _ = choose(tmp_path, 512, config={"model_type": "hunyuan_v1_dense"}, format_="huggingface")
+    assert (found.kind, found.bos_token_id, found.eos_token_ids) == ("tiktoken", None, (259,))
+    assert found.added_tokens[:3] == (("<|endoftext|>", 256), ("<|startoftext|>", 257), ("<|bos|>", 258))
+    assert found.added_tokens[-1] == ("<|extra_204|>", 465)
 
 
 def test_tokenizer_model_may_be_a_rank_file_or_pieces(tmp_path: Path) -> None:

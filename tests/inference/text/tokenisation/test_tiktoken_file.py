@@ -14,7 +14,7 @@ from inference.errors import (
     CorruptCheckpoint,
 )
 from inference.text.tokenisation.decoding import byte_alphabet
-from inference.text.tokenisation.tiktoken_file import KIMI_FILE, pattern_of
+from inference.text.tokenisation.tiktoken_file import KIMI_FILE, PUBLISHED_FILES, control_tokens
 from inference.text.tokenisation.tokenizer import load_tokenizer
 from inference.values.tokenizer_spec import TokenizerSpec
 from tests.inference.text.tokenisation.vocabularies import SAMPLES, TOKENS, write_ranks
@@ -52,7 +52,7 @@ PUBLISHED = "|".join((
 
 @given(st.text(st.sampled_from("aB'sé漢字ー 12\n\r\t.!ǅ\u0301") | st.characters(), max_size=40))
 def test_texts_of_kimi_are_cut_as_its_own_code_cuts_them(text: str) -> None:
-    own = pattern_of(Path("somewhere") / KIMI_FILE)
+    own = PUBLISHED_FILES[KIMI_FILE].pattern
     assert regex.findall(own, text, regex.V1) == regex.findall(PUBLISHED, text, regex.V1)
 
 
@@ -66,6 +66,18 @@ def test_a_file_of_kimi_is_cut_by_its_expression(tmp_path: Path) -> None:
         assert tokenizer.decode(ids[name]) == "é漢"
     assert ids["other.tiktoken"] == [tokens.index("é漢".encode())]
     assert ids[KIMI_FILE][0] == tokens.index("é".encode())  # a Chinese character begins a piece of its own
+
+
+def test_a_file_of_hunyuan(tmp_path: Path) -> None:
+    """Ids count the different tokens, control tokens follow, and texts are brought into NFC."""
+    path = write_ranks(tmp_path / "hy.tiktoken", [*TOKENS[:256], TOKENS[3], "é".encode(), b"12"])
+    special = control_tokens(path, 1 << 20)
+    assert (special["<|endoftext|>"], special["<|extra_204|>"], len(special)) == (258, 467, 210)
+    spec = TokenizerSpec("tiktoken", 468, path=str(path), added_tokens=tuple(special.items()))
+    tokenizer = load_tokenizer(spec)
+    assert tokenizer.encode("e\u0301") == [256]
+    assert tokenizer.encode("<|eos|>", parse_special=True) == [special["<|eos|>"]]
+    assert tokenizer.encode("12") == [ord("1"), ord("2")]  # digits are cut apart
 
 
 def test_tiktoken_file_in_byte_level_text_is_translated(tmp_path: Path) -> None:
