@@ -21,7 +21,7 @@ from tests.faults.site import wait_until
 LOAD = 0.7
 FAULT_EVERY_S = 30.0
 CAPACITY_JOBS = 800
-FILL_S = 30.0
+FILL_S, FILL_ROUNDS = 60.0, 6
 FILL_CLIENTS = 100
 SAMPLE_S = 5.0
 WARM_SHARE = 0.2
@@ -35,6 +35,7 @@ MAX_STOP_S = 6.0
 PREFIXES = {"worker": "faults-", "web": "web-", "redis": "redis", "beat": "beat"}
 SURVIVORS = ("web-0", "faults-0")
 """They are stopped and never killed, so that their memory can be followed from the start to the end."""
+OTHER_WORKER = "faults-1"
 
 
 def soak_faults(num: int, seed: int) -> list[Fault]:
@@ -117,12 +118,16 @@ def _lines(samples: list[tuple[float, Holdings]], name: str) -> Iterator[tuple[s
 def fill_states(site: LoadSite) -> None:
     """Let all states be written once, by prompts that nobody has sent before: they take memory as they are written.
 
-    A backlog after a fault would write the last of them an hour later, which looks like growth.
+    Half of the time the survivor computes alone, as after a fault. Else the first backlog that falls to it would take
+    the last of its memory an hour later, which looks like growth.
     """
 
     async def fill() -> None:
         async with closed_loop(Meter(site), FILL_CLIENTS):
-            await asyncio.sleep(FILL_S)
+            for _ in range(FILL_ROUNDS):
+                for order in (signal.SIGSTOP, signal.SIGCONT):
+                    site.signal(OTHER_WORKER, order)
+                    await asyncio.sleep(FILL_S / FILL_ROUNDS / 2)
 
     asyncio.run(fill())
 
