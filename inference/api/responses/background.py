@@ -10,9 +10,8 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from django.db import transaction
@@ -22,9 +21,8 @@ from inference.dialects.chat_bridge import pieces, translate_error
 from inference.dialects.openai.outputs.base import OutputFormatter
 from inference.dialects.openai.outputs.formats import output_formatter
 from inference.dialects.responses.events import Event, ResponseEvents
-from inference.dialects.responses.items import Item
 from inference.dialects.responses.serializers import CHAT_NAMES, ResponseRequest
-from inference.errors import GenerationFailed, InvalidRequest, NotFound
+from inference.errors import GenerationFailed, InvalidRequest
 from inference.jobs.selectors import job_error, num_open
 from inference.jobs.services import JobRequest, job_cancel, jobs_submit
 from inference.models import GenerationJob, JobChunk, JobState, StoredResponse
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_CONVERSATION_ITEMS = 4096
 OPEN_STATES = ("queued", "in_progress")
 _AT_THE_START: dict[str, Any] = {
     "status": "queued",
@@ -212,53 +209,3 @@ def response_cancel(*, response_id: str, principal: Principal) -> StoredResponse
     if job is not None and not job.is_finished:
         job_cancel(job_id=job.job_id, principal=principal)
     return row
-
-
-class Conversation(NamedTuple):
-    """What a response and all earlier ones hold.
-
-    Attributes:
-        items: Their input and output items, oldest first.
-        state: Name of the saved state that they began behind; None: there is none.
-    """
-
-    items: list[Item]
-    state: str | None
-
-
-def conversation(*, response_id: str, principal: Principal) -> Conversation:
-    """Return a response and all earlier ones.
-
-    Raises:
-        InvalidRequest: A response is missing or unfinished, or the conversation is too long.
-    """
-    turns: list[Sequence[Item]] = []
-    num_items, state = 0, None
-    next_id = response_id
-    while next_id:
-        try:
-            row = response_get(response_id=next_id, principal=principal)
-        except NotFound as error:
-            raise InvalidRequest(f"previous_response_id: {error.message}", param="previous_response_id") from None
-        body = response_body(row)
-        if body["status"] in OPEN_STATES:
-            raise InvalidRequest(
-                f"previous_response_id: the response {next_id!r} is {body['status']}; wait until it has ended.",
-                param="previous_response_id",
-            )
-        output = body.get("output")
-        if not isinstance(output, list):
-            raise InvalidRequest(
-                f"previous_response_id: the stored output of the response {next_id!r} is damaged; begin a new one.",
-                param="previous_response_id",
-            )
-        state = body.get("state") or state
-        turns.append([*orjson.loads(row.input_items), *output])
-        num_items += len(turns[-1])
-        if num_items > MAX_CONVERSATION_ITEMS:
-            raise InvalidRequest(
-                f"previous_response_id: the conversation has over {MAX_CONVERSATION_ITEMS} items; begin a new one.",
-                param="previous_response_id",
-            )
-        next_id = row.previous_id
-    return Conversation([item for turn in reversed(turns) for item in turn], state)

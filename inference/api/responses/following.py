@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import ExitStack
 
 from asgiref.sync import sync_to_async
 from django.http import StreamingHttpResponse
@@ -30,6 +31,7 @@ class FollowingStream(StreamingHttpResponse):
 
     Args:
         row: The response's row, which has a job.
+        held: The stream's share of the bytes that are read, which ``close`` releases.
         starting_after: Events up to this number are omitted; -1: none.
 
     Attributes:
@@ -41,14 +43,20 @@ class FollowingStream(StreamingHttpResponse):
 
     has_failed = False
 
-    def __init__(self, row: StoredResponse, *, starting_after: int = -1) -> None:
+    def __init__(self, row: StoredResponse, held: ExitStack, *, starting_after: int = -1) -> None:
         if _num_followed >= MAX_STREAMS:
             raise QueueFull(
                 f"{MAX_STREAMS} background responses are being streamed; retrieve this one without stream.",
                 retry_after_s=5,
             )
+        self._held = held
         headers = {**STREAM_HEADERS, "x-request-id": row.response_id}
         super().__init__(_Frames(self, row, starting_after), content_type="text/event-stream", headers=headers)
+
+    def close(self) -> None:
+        """Release the shares; the server calls this at the end, also of a stream that was never read."""
+        self._held.close()
+        super().close()
 
 
 class _Frames:

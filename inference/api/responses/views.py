@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
 
 import orjson
 from asgiref.sync import sync_to_async
@@ -22,11 +22,12 @@ from inference.api.responses.background import (
     background_check,
     background_of_key,
     background_submit,
-    conversation,
     response_body,
     response_cancel,
 )
+from inference.api.responses.conversations import conversation, input_items, stored_chain, stored_turn
 from inference.api.responses.following import FollowingStream
+from inference.api.responses.reading import BYTES_READ, ReadResponse, hold_stored
 from inference.api.responses.running import RunningResponse, running_response
 from inference.api.responses.schemas import (
     InputTokensSerializer,
@@ -45,6 +46,7 @@ from inference.dialects.responses.serializers import (
     ResponseRequestSerializer,
 )
 from inference.errors import BlazrError, InvalidRequest, UnsupportedFeature
+from inference.models import StoredResponse
 from inference.records.stored_responses import response_delete, response_get
 from inference.serving.grammar_checks import grammar_checks
 from inference.serving.tokenizers import prompt_tokens
@@ -80,15 +82,9 @@ class ResponsesView(ApiView):
         """Create a response to an input, optionally after an earlier response."""
         parsed = await json_body(request, ResponseRequestSerializer.shared().read)
         try:
-            parsed, history = await _with_history(parsed, self.principal)
-            is_cut = parsed.values.get("truncation", "disabled") == "auto"
-            if is_cut:
-                await admission_check(self.principal)  # it tokenises the conversation several times
-                plan = await fitted_plan(parsed, history)
-            else:
-                plan = await read_further(request, lambda: parsed.plan(history))
+            parsed, plan = await self._planned(request, parsed)
             if parsed.values.get("background", False):
-                return await self._in_background(parsed, plan)
+                return await self._in_background(request, parsed, plan)
             running: RunningResponse = await running_response(parsed, plan, self.principal)
             if parsed.values.get("stream", False):
                 return EventStream(running.generation, running)
@@ -98,23 +94,41 @@ class ResponsesView(ApiView):
         generation = running.generation
         return json_response(body, headers={"x-request-id": generation.request_id, **queue_headers(generation)})
 
-    async def _in_background(self, request: ResponseRequest, plan: GenerationPlan) -> HttpResponseBase:
+    async def _planned(self, request: HttpRequest, parsed: ResponseRequest) -> tuple[ResponseRequest, GenerationPlan]:
+        """Return the request, behind the state of its conversation, and its plan."""
+        async with _with_history(parsed, self.principal) as (found, history):
+            if found.values.get("truncation", "disabled") == "auto":
+                await admission_check(self.principal)  # it tokenises the conversation several times
+                return found, await fitted_plan(found, history)
+            return found, await read_further(request, lambda: found.plan(history))
+
+    async def _in_background(
+        self, request: HttpRequest, parsed: ResponseRequest, plan: GenerationPlan
+    ) -> HttpResponseBase:
+        with ExitStack() as held:
+            if is_streamed := parsed.values.get("stream", False):
+                # Before the job: a client that is refused sends the request again.
+                num_bytes = int(request.META.get("CONTENT_LENGTH") or 0)
+                held.enter_context(BYTES_READ.hold(self.principal.tenant, num_bytes))
+            row = await self._submitted(parsed, plan)
+            if is_streamed:
+                return FollowingStream(row, held.pop_all())
+        return json_response(orjson.loads(row.body), headers={"x-request-id": row.response_id})
+
+    async def _submitted(self, parsed: ResponseRequest, plan: GenerationPlan) -> StoredResponse:
         # Its tokens count when its job starts.
         async with admitted(self.principal, tokens=0):
-            row = None
             if self.request_key is not None:
                 row = await sync_to_async(background_of_key)(request_key=self.request_key, principal=self.principal)
-            if row is None:
-                if plan.params.grammar is not None:
-                    # After the limits of the key: a refused request must cost no compilation.
-                    await sync_to_async(background_check)(self.principal)
-                    await grammar_checks().check(plan.params.grammar)
-                row = await sync_to_async(background_submit)(
-                    request=request, plan=plan, principal=self.principal, request_key=self.request_key
-                )
-        if request.values.get("stream", False):
-            return FollowingStream(row)
-        return json_response(orjson.loads(row.body), headers={"x-request-id": row.response_id})
+                if row is not None:
+                    return row
+            if plan.params.grammar is not None:
+                # After the limits of the key: a refused request must cost no compilation.
+                await sync_to_async(background_check)(self.principal)
+                await grammar_checks().check(plan.params.grammar)
+            return await sync_to_async(background_submit)(
+                request=parsed, plan=plan, principal=self.principal, request_key=self.request_key
+            )
 
 
 class InputTokensView(ApiView):
@@ -134,14 +148,14 @@ class InputTokensView(ApiView):
         """Return the number of prompt tokens of a request, without generating."""
         parsed = await json_body(request, InputTokensRequestSerializer.shared().read)
         try:
-            parsed, history = await _with_history(parsed, self.principal)
-            if parsed.values.get("state") is not None:
-                raise UnsupportedFeature(
-                    "previous_response_id: the conversation began behind a saved state, whose messages can't be "
-                    "counted here; the usage of a response has the tokens.",
-                    param="previous_response_id",
-                )
-            plan = await read_further(request, lambda: parsed.plan(history))
+            async with _with_history(parsed, self.principal) as (found, history):
+                if found.values.get("state") is not None:
+                    raise UnsupportedFeature(
+                        "previous_response_id: the conversation began behind a saved state, whose messages can't be "
+                        "counted here; the usage of a response has the tokens.",
+                        param="previous_response_id",
+                    )
+                plan = await read_further(request, lambda: found.plan(history))
             async with admitted(self.principal, tokens=estimate_prompt_tokens(plan)):
                 num_tokens, _ = await prompt_tokens(plan)
         except BlazrError as error:
@@ -149,13 +163,22 @@ class InputTokensView(ApiView):
         return json_response({"object": "response.input_tokens", "input_tokens": num_tokens})
 
 
-async def _with_history(request: ResponseRequest, principal: Principal) -> tuple[ResponseRequest, Sequence[Item]]:
-    """Return the request, behind the state of its conversation, and the items of the earlier responses."""
+@asynccontextmanager
+async def _with_history(
+    request: ResponseRequest, principal: Principal
+) -> AsyncIterator[tuple[ResponseRequest, Sequence[Item]]]:
+    """Yield the request, behind the state of its conversation, and the items of the earlier responses.
+
+    The items count in ``BYTES_READ`` until the end of the block.
+    """
     previous = request.values.get("previous_response_id")
     if previous is None:
-        return request, []
-    found = await sync_to_async(conversation)(response_id=previous, principal=principal)
-    return request.following(found.state), found.items
+        yield request, []
+        return
+    turns = await sync_to_async(stored_chain)(response_id=previous, principal=principal)
+    with BYTES_READ.hold(principal.tenant, sum(turn.size_bytes for turn in turns)):
+        found = await sync_to_async(conversation)(turns, principal)
+        yield request.following(found.state), found.items
 
 
 class ResponseView(ApiView):
@@ -184,26 +207,29 @@ class ResponseView(ApiView):
         if _flag(request, "include_obfuscation"):
             raise UnsupportedFeature("include_obfuscation is not supported; leave it out.", param="include_obfuscation")
         starting_after = -1 if after is None else _number(after)
-        row = await sync_to_async(response_get)(response_id=response_id, principal=self.principal)
-        if not stream:
-            return json_response(await sync_to_async(response_body)(row))
-        if row.job_id is None:
-            raise InvalidRequest(
-                "Only responses with background: true can be streamed later; retrieve this one without stream.",
-                param="stream",
-            )
-        return FollowingStream(row, starting_after=starting_after)
+        with ExitStack() as held:
+            held.enter_context(await hold_stored(response_id, self.principal))
+            row = await sync_to_async(response_get)(response_id=response_id, principal=self.principal)
+            if not stream:
+                return ReadResponse(await sync_to_async(response_body)(row), held.pop_all())
+            if row.job_id is None:
+                raise InvalidRequest(
+                    "Only responses with background: true can be streamed later; retrieve this one without stream.",
+                    param="stream",
+                )
+            return FollowingStream(row, held.pop_all(), starting_after=starting_after)
 
     @documented(
         operation_id="responses_delete",
         summary="Delete a stored response",
         responses={200: ResponseDeletedSerializer},
-        errors=(401, 404, 503),
+        errors=(401, 404, 429, 503),
         tags=["v1"],
     )
     async def delete(self, request: HttpRequest, response_id: str) -> HttpResponseBase:
         """Delete a response for ever."""
-        await sync_to_async(response_delete)(response_id=response_id, principal=self.principal)
+        with await hold_stored(response_id, self.principal):
+            await sync_to_async(response_delete)(response_id=response_id, principal=self.principal)
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
@@ -217,18 +243,20 @@ class ResponseCancelView(ApiView):
         summary="Stop a background response",
         description=f"Waits up to {CANCEL_WAIT_S:g} s for its worker to stop; one that is over stays as it is.",
         responses={200: ResponseSerializer},
-        errors=(400, 401, 404, 503),
+        errors=(400, 401, 404, 429, 503),
         tags=["v1"],
     )
     async def post(self, request: HttpRequest, response_id: str) -> HttpResponseBase:
         """Cancel a response."""
-        row = await sync_to_async(response_cancel)(response_id=response_id, principal=self.principal)
-        deadline = time.monotonic() + CANCEL_WAIT_S
-        while True:
-            body = await sync_to_async(response_body)(row)
-            if body["status"] not in OPEN_STATES or time.monotonic() >= deadline:
-                return json_response(body)
-            await asyncio.sleep(CANCEL_POLL_S)
+        with ExitStack() as held:
+            held.enter_context(await hold_stored(response_id, self.principal))
+            row = await sync_to_async(response_cancel)(response_id=response_id, principal=self.principal)
+            deadline = time.monotonic() + CANCEL_WAIT_S
+            while True:
+                body = await sync_to_async(response_body)(row)
+                if body["status"] not in OPEN_STATES or time.monotonic() >= deadline:
+                    return ReadResponse(body, held.pop_all())
+                await asyncio.sleep(CANCEL_POLL_S)
 
 
 class ResponseInputItemsView(ApiView):
@@ -243,7 +271,7 @@ class ResponseInputItemsView(ApiView):
             OpenApiParameter("limit", int, description=f"1 to {MAX_PAGE}, default {DEFAULT_PAGE}."),
         ],
         responses={200: ResponseItemListSerializer},
-        errors=(400, 401, 404, 503),
+        errors=(400, 401, 404, 429, 503),
         tags=["v1"],
     )
     async def get(self, request: HttpRequest, response_id: str) -> HttpResponseBase:
@@ -253,32 +281,22 @@ class ResponseInputItemsView(ApiView):
         if order not in _ORDERS:
             raise InvalidRequest(f"order is {order[:40]!r}; known are asc and desc.", param="order")
         limit = _page_size(request.GET.get("limit", str(DEFAULT_PAGE)))
-
-        def read() -> list[dict[str, Any]]:
-            row = response_get(response_id=response_id, principal=self.principal)
-            history = (
-                conversation(response_id=row.previous_id, principal=self.principal).items if row.previous_id else []
+        own = await sync_to_async(stored_turn)(response_id=response_id, principal=self.principal)
+        earlier = await sync_to_async(stored_chain)(response_id=own.previous_id, principal=self.principal)
+        with ExitStack() as held:
+            num_bytes = sum(turn.size_bytes for turn in (own, *earlier))
+            held.enter_context(BYTES_READ.hold(self.principal.tenant, num_bytes))
+            page, has_more = await sync_to_async(input_items)(
+                own, earlier, self.principal, is_descending=order == "desc", after=after, limit=limit
             )
-            return [*history, *orjson.loads(row.input_items)]
-
-        items = await sync_to_async(read)()
-        if order == "desc":
-            items.reverse()
-        if after is not None:
-            place = next((number for number, item in enumerate(items) if item["id"] == after), None)
-            if place is None:
-                raise InvalidRequest(f"after is {after[:80]!r}, which is no item of this response.", param="after")
-            items = items[place + 1 :]
-        page = items[:limit]
-        return json_response(
-            {
+            body = {
                 "object": "list",
                 "data": page,
                 "first_id": page[0]["id"] if page else None,
                 "last_id": page[-1]["id"] if page else None,
-                "has_more": len(items) > limit,
+                "has_more": has_more,
             }
-        )
+            return ReadResponse(body, held.pop_all())
 
 
 def _check_query(request: HttpRequest, known: tuple[str, ...]) -> None:
