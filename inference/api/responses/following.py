@@ -13,17 +13,17 @@ from django.http import StreamingHttpResponse
 from inference.api.event_stream import HEARTBEAT_S, STREAM_HEADERS, sse_event
 from inference.api.exception_handler import as_blazr_error
 from inference.api.responses.background import BackgroundResponse
-from inference.errors import QueueFull
+from inference.api.responses.shared_limit import SharedLimit
 from inference.models import StoredResponse
 from inference.records.stored_responses import response_finish
 
 POLL_S = 0.25
 """Seconds between reads of the database; workers store events as often."""
 
-MAX_STREAMS = 256
-"""Streams of background responses of one web process; each reads the database every ``POLL_S``."""
-
-_num_followed = 0
+STREAMS = SharedLimit(
+    "streams of background responses at a time", "retrieve the response without stream.", total=256, per_caller=64
+)
+"""Each stream reads the database every ``POLL_S``."""
 
 
 class FollowingStream(StreamingHttpResponse):
@@ -31,24 +31,16 @@ class FollowingStream(StreamingHttpResponse):
 
     Args:
         row: The response's row, which has a job.
-        held: The stream's share of the bytes that are read, which ``close`` releases.
+        held: The stream's share of ``STREAMS`` and of the bytes that are read, which ``close`` releases.
         starting_after: Events up to this number are omitted; -1: none.
 
     Attributes:
         has_failed: The body ended with an error, after which the client may resume.
-
-    Raises:
-        QueueFull: ``MAX_STREAMS`` responses are streamed already.
     """
 
     has_failed = False
 
     def __init__(self, row: StoredResponse, held: ExitStack, *, starting_after: int = -1) -> None:
-        if _num_followed >= MAX_STREAMS:
-            raise QueueFull(
-                f"{MAX_STREAMS} background responses are being streamed; retrieve this one without stream.",
-                retry_after_s=5,
-            )
         self._held = held
         headers = {**STREAM_HEADERS, "x-request-id": row.response_id}
         super().__init__(_Frames(self, row, starting_after), content_type="text/event-stream", headers=headers)
@@ -72,8 +64,6 @@ class _Frames:
 async def _frames(
     response: FollowingStream, background: BackgroundResponse, starting_after: int
 ) -> AsyncGenerator[bytes, None]:
-    global _num_followed
-    _num_followed += 1
     spoken_at = time.monotonic()
     try:
         while True:
@@ -95,5 +85,3 @@ async def _frames(
         response.has_failed = True
         known = as_blazr_error(error)
         yield sse_event("error", {"type": "error", "code": known.code, "message": known.message, "param": known.param})
-    finally:
-        _num_followed -= 1

@@ -26,7 +26,7 @@ from inference.api.responses.background import (
     response_cancel,
 )
 from inference.api.responses.conversations import conversation, input_items, stored_chain, stored_turn
-from inference.api.responses.following import FollowingStream
+from inference.api.responses.following import STREAMS, FollowingStream
 from inference.api.responses.reading import BYTES_READ, ReadResponse, hold_stored
 from inference.api.responses.running import RunningResponse, running_response
 from inference.api.responses.schemas import (
@@ -108,6 +108,7 @@ class ResponsesView(ApiView):
         with ExitStack() as held:
             if is_streamed := parsed.values.get("stream", False):
                 # Before the job: a client that is refused sends the request again.
+                held.enter_context(STREAMS.hold(self.principal.tenant))
                 num_bytes = int(request.META.get("CONTENT_LENGTH") or 0)
                 held.enter_context(BYTES_READ.hold(self.principal.tenant, num_bytes))
             row = await self._submitted(parsed, plan)
@@ -217,6 +218,7 @@ class ResponseView(ApiView):
                     "Only responses with background: true can be streamed later; retrieve this one without stream.",
                     param="stream",
                 )
+            held.enter_context(STREAMS.hold(self.principal.tenant))
             return FollowingStream(row, held.pop_all(), starting_after=starting_after)
 
     @documented(

@@ -12,6 +12,7 @@ import redis
 
 from inference.access.api_keys import api_key_create
 from inference.api.responses import following
+from inference.api.responses.reading import BYTES_READ
 from inference.errors import InvalidRequest, PromptTooLong
 from inference.jobs import runner as job_runner
 from inference.jobs.runner import JobRunner
@@ -20,6 +21,7 @@ from inference.records import stored_responses
 from inference.records.stored_responses import responses_sweep
 from inference.transport import keys as redis_keys
 from inference.values.limits import KeyLimits
+from tests.inference.api.openai.test_views_openai_client import wait_for
 from tests.inference.rows import damage
 from tests.inference.worker.scripted_manager import ScriptedManager
 
@@ -287,12 +289,35 @@ def test_background_needs_store():
         ResponseRequestSerializer.shared().read({"model": "m", "input": "x", "background": True, "store": False})
 
 
-def test_too_many_streams_are_turned_away(live_url, client, runner, monkeypatch):
+def test_a_caller_streams_a_share_of_all_streams(live_url, client, runner, monkeypatch):
+    wait_for(lambda: following.STREAMS.num_held == 0)
+    monkeypatch.setattr(following.STREAMS, "per_caller", 2)
+    streams = [submit(client, stream=True) for _ in range(2)]
+    response_id = next(iter(streams[0])).response.id
+    refused = httpx.get(f"{live_url}/v1/responses/{response_id}?stream=true", timeout=60)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert int(refused.headers["retry-after"]) > 0
+    with pytest.raises(openai.RateLimitError, match="2 streams of background responses"):
+        submit(client, stream=True)
+    assert GenerationJob.objects.count() == 2, "the refused one has no job"
+    _, key = api_key_create(name="other")
+    with openai.OpenAI(base_url=f"{live_url}/v1", api_key=key, max_retries=0) as other:
+        submit(other, stream=True).close()
+    for stream in streams:
+        stream.close()
+    wait_for(lambda: following.STREAMS.num_held == 0)
+    assert BYTES_READ.num_held == 0
+    submit(client, stream=True).close()
+    wait_for(lambda: following.STREAMS.num_held == 0)
+
+
+def test_all_callers_share_the_streams(live_url, client, runner, monkeypatch):
+    wait_for(lambda: following.STREAMS.num_held == 0)
     response = submit(client)
-    monkeypatch.setattr("inference.api.responses.following.MAX_STREAMS", 0)
-    answer = httpx.get(f"{live_url}/v1/responses/{response.id}?stream=true", timeout=60)
-    assert answer.status_code == 429
-    assert int(answer.headers["retry-after"]) > 0
+    monkeypatch.setattr(following.STREAMS, "total", 0)
+    refused = httpx.get(f"{live_url}/v1/responses/{response.id}?stream=true", timeout=60)
+    assert (refused.status_code, int(refused.headers["retry-after"]) > 0) == (503, True)
+    assert (following.STREAMS.num_held, BYTES_READ.num_held) == (0, 0)
 
 
 def test_responses_above_the_limit_of_bytes_are_refused_unless_they_are_not_stored(

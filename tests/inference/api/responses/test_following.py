@@ -11,9 +11,11 @@ import httpx
 import openai
 import pytest
 
+from inference.api.responses.following import STREAMS, FollowingStream
 from inference.dialects.chat_bridge import CallPiece, EndPiece, ReasoningPiece, TextPiece
 from inference.dialects.responses.events import ResponseEvents
 from inference.errors import GenerationFailed
+from inference.models import StoredResponse
 from tests.inference.api.openai.test_views_openai_client import wait_for
 from tests.inference.api.scripted_worker import Reply, say
 
@@ -132,6 +134,16 @@ def test_leaving_a_stream_cancels_the_generation(client, worker):
     next(iter(stream))
     stream.close()
     wait_for(lambda: worker.cancelled == [worker.messages[-1]["request_id"]])
+
+
+def test_a_stream_that_was_never_read_gives_its_share_back():
+    stack = contextlib.ExitStack()
+    stack.enter_context(STREAMS.hold("key:never"))
+    stream = FollowingStream(StoredResponse(response_id="resp_a", body="{}"), stack)
+    num_held = STREAMS.num_held
+    for _ in range(2):
+        stream.close()
+        assert STREAMS.num_held == num_held - 1
 
 
 # --- the machine -------------------------------------------------------------------------------
