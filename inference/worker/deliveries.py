@@ -68,7 +68,7 @@ class Deliveries:
         self._cancelled = cancelled
         self._lock = threading.Lock()
         self._deliveries: dict[str, _Delivery] = {}
-        self._is_closed = False
+        self._is_closed = self._is_stopped = False
         self._resumer = Resumer(client)
         self._resumer.start()
 
@@ -141,15 +141,16 @@ class Deliveries:
             self._deliveries = {}
 
     def stop(self) -> None:
-        """End the thread that resumes requests."""
+        """Start no further request: those that haven't started are handed back with ``return_messages``."""
+        self._is_stopped = True
         self._resumer.stop()
 
     # --- the start of a request
 
     def _submit(self, delivery: _Delivery) -> None:
         request_id = delivery.message["request_id"]
-        if self._deliveries.get(request_id) is not delivery:
-            return  # ended or handed back meanwhile
+        if self._is_stopped or self._deliveries.get(request_id) is not delivery:
+            return  # it goes back with the others; or it has ended, or was handed back meanwhile
         try:
             self._manager.submit(delivery.message, self._send)
         except Exception:

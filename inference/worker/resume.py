@@ -25,6 +25,7 @@ QUERY_AGAIN_S = 5.0
 """Seconds until the question is repeated; two intervals of a web process's heartbeat fit in."""
 POLL_S = 0.02
 RETRY_S = 0.5
+JOIN_S = 2.0
 
 _FIELDS = ("crashes", "seen", "reach", "delivered")
 
@@ -83,10 +84,11 @@ class Resumer:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; open questions get no reply."""
+        """End the thread; open questions get no reply. Returns when the thread has ended, unless Redis hangs."""
         with self._condition:
             self._stopping = True
             self._condition.notify()
+        self._thread.join(JOIN_S)
 
     def resume(self, message: GenerateMessage, then: Callable[[Resumption], None]) -> None:
         """Call ``then`` from the thread, once it is known how the request goes on."""

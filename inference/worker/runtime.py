@@ -176,6 +176,7 @@ class WorkerRuntime:
         deadline = time.monotonic() + (self.config.drain_grace_s if grace_s is None else grace_s)
         if self._background is not None:
             self._background.stop(timeout_s=max(1.0, min(5.0, deadline - time.monotonic())))
+        self.deliveries.stop()  # before the manager refuses requests with an error: others can run them
         self.manager.drain(max(0.0, deadline - time.monotonic()))
         self.publisher.flush(5)
         self.deliveries.return_messages()
@@ -185,7 +186,6 @@ class WorkerRuntime:
         self.energy.stop()
         self.questions.stop()
         self.heartbeat.stop()
-        self.deliveries.stop()
 
     # --- state and orders
 

@@ -277,6 +277,37 @@ async def test_events_of_a_message_that_was_handed_back_are_dropped(worker, clie
     assert queued_ids(client, redis_keys.model_queues("a")[0]) == ["r"]
 
 
+async def test_a_request_that_is_resumed_while_its_worker_stops_goes_back(worker, client):
+    """The worker still waits for its running requests when the reply of the web process comes."""
+    w = worker(make=lambda _: FakeLLM(step_s=0.01))
+    w.deliver(message("running", max_tokens=100_000))
+    await asyncio.to_thread(wait_until, lambda: "a" in w.plans.llms and w.plans.llms["a"].running)
+    client.set(redis_keys.web("web-2"), b"1")
+    w.deliver(message("r", web_id="web-2"), had_before=True)
+    await asyncio.to_thread(wait_until, lambda: client.xlen(redis_keys.out("web-2")) == 1)
+    stopping = threading.Thread(target=w.runtime.stop, args=(1.0,))
+    stopping.start()
+    await asyncio.to_thread(wait_until, lambda: w.runtime.manager._residents._closing)
+    client.lpush(redis_keys.resume("r", 1), redis_keys.pack([[300]]))
+    await asyncio.to_thread(stopping.join, 60)
+    assert w.acked == []
+    assert client.xlen(redis_keys.out("web-2")) == 1, "the question, and no error"
+    assert sorted(queued_ids(client, redis_keys.model_queues("a")[0])) == ["r", "running"]
+
+
+@pytest.mark.parametrize("had_before", [False, True])
+async def test_a_message_that_comes_after_the_stop_is_handed_back(worker, client, had_before):
+    """The intake waits for a slow Redis while the worker stops."""
+    w = worker()
+    client.set(redis_keys.web("web-1"), b"1")
+    w.runtime.deliveries.stop()
+    w.deliver(message("r"), had_before=had_before)
+    await asyncio.to_thread(wait_until, lambda: w.runtime.deliveries.web_ids() == ["web-1"])
+    await asyncio.to_thread(w.runtime.stop, 0)
+    assert (w.plans.loads, w.acked) == ([], [])
+    assert queued_ids(client, redis_keys.model_queues("a")[0]) == ["r"]
+
+
 async def test_a_request_waits_for_a_redis_that_is_away_when_it_should_resume(hub, worker, client, monkeypatch):
     w = worker()
     pipeline, failures = w.runtime._client.pipeline, iter(range(3))
