@@ -143,7 +143,7 @@ def _families(
     of_models: Mapping[str, tuple[str, Callable[[ModelState], float]]] = {
         "model_ready": ("1 for models that a worker holds ready.", lambda m: float(m.status == "ready")),
         "model_memory_bytes": ("Weights and states of the model.", lambda m: m.memory_bytes),
-        "model_running": ("Requests in the model's engines.", lambda m: m.num_running),
+        "model_running": ("Requests in the model's engines, or on their way into them.", lambda m: m.num_running),
         "model_tokens_per_second": ("Tokens generated per second, over the last seconds.", lambda m: m.tokens_per_s),
         "queue_depth": ("Requests that wait for the model.", lambda m: m.num_waiting + m.num_queued),
     }

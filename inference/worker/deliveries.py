@@ -106,10 +106,6 @@ class Deliveries:
         else:
             self._submit(delivery)
 
-    def cancel(self, request_id: str) -> None:
-        """End a request early; unknown ids are ignored."""
-        self._manager.cancel(request_id)
-
     def cancel_of_web(self, web_id: str) -> None:
         """Cancel every request of a web process that has died."""
         with self._lock:

@@ -135,7 +135,7 @@ class WorkerRuntime:
         self.control = ControlReader(
             connect(config.redis_url),
             {
-                "cancel": self.deliveries.cancel,
+                "cancel": self.manager.cancel,
                 "unload": self.manager.unload,
                 "forget-adapter": self.manager.forget_adapter,
                 "pin": lambda checkpoint_id: self.manager.set_pinned(checkpoint_id, True),
@@ -241,7 +241,7 @@ class WorkerRuntime:
 
 
 def connect(redis_url: str) -> redis.Redis:
-    """Return a client with a socket timeout of ten seconds; blocking reads take up to five."""
+    """Return a client with a socket timeout of ten seconds, longer than any blocking read of the worker."""
     return redis.Redis.from_url(redis_url, protocol=2, socket_timeout=10, socket_connect_timeout=2)
 
 
