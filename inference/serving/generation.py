@@ -13,7 +13,7 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from channels.db import database_sync_to_async
@@ -224,7 +224,7 @@ class Generation:
                 ended = run_in_background(self._end_watch(watcher.end))
                 try:
                     async for place in watcher.places():
-                        await report(place)
+                        await report(self._shown(place))
                 finally:
                     ended.cancel()
             self._raise_error()
@@ -232,6 +232,13 @@ class Generation:
             outcome = error.code if isinstance(error, BlazrError) else "cancelled"
             await asyncio.shield(run_in_background(self.close(outcome)))
             raise
+
+    def _shown(self, place: QueuePlace | None) -> QueuePlace | None:
+        """Return the place without the name of a model that the caller's key isn't for."""
+        allowed = self.principal.models
+        if place is None or allowed is None or place.evicts in allowed:
+            return place
+        return replace(place, evicts="")
 
     async def _end_watch(self, end: Callable[[], object]) -> None:
         await self._started.wait()

@@ -63,7 +63,10 @@ class ModelFitView(ApiView):
     @documented(
         operation_id="models_fit",
         summary="Whether a model would fit",
-        description="Each worker plans the load for its own device and memory, and loads nothing.",
+        description=(
+            "Each worker plans the load for its own device and memory, and loads nothing. A key that is for some "
+            "models only gets no others in evicts; used_bytes has their memory."
+        ),
         responses={200: ModelFitSerializer},
         errors=(401, 403, 404, 422, 503),
         tags=["lifecycle"],
@@ -72,6 +75,10 @@ class ModelFitView(ApiView):
         """Return the weights, states and budget per worker."""
         served = await served_model_get(name=model_id)
         found = await model_fit(served.checkpoint_id)
+        allowed = self.principal.models
+        if allowed is not None:
+            for worker in found:
+                worker["evicts"] = [item for item in worker["evicts"] if item["name"] in allowed]
         return json_response(
             {"id": served.name, "object": "model.fit", "fits": fits_somewhere(found), "workers": found}
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 import redis.asyncio
@@ -20,6 +21,7 @@ from inference.transport.hub import StreamHub
 from inference.transport.open_requests import NoPlace
 from inference.values.plan import GenerationPlan
 from inference.values.principal import LOCAL
+from inference.values.queue_place import QueuePlace
 from inference.values.sampling_params import SamplingParams
 from inference.values.served_model import ServedModel
 from inference.values.tokenizer_spec import TokenizerSpec
@@ -224,10 +226,10 @@ async def test_a_request_that_takes_too_long_fails(worker, settings, starts, err
     await until_cancelled(worker, [name])
 
 
-def queued_generation():
+def queued_generation(principal=LOCAL):
     params = SamplingParams(seed=1)
     plan = GenerationPlan("completion", "tiny", ({"token_ids": [1]},), params, stream=True, include_queue=True)
-    return Generation(plan, LOCAL, SERVED, ApiName("completion", "cmpl-"))
+    return Generation(plan, principal, SERVED, ApiName("completion", "cmpl-"))
 
 
 @pytest.fixture
@@ -254,6 +256,31 @@ async def test_a_waiting_request_reports_where_it_stands_until_it_starts(worker,
     await worker.send(name, "done", usage={"completion_tokens": 1, "cached_tokens": 0})
     await asyncio.wait_for(found.wait(), 60)
     assert found.outcome == "completed" and found.waited[0] > 0.05
+
+
+@pytest.mark.parametrize(
+    ("models", "shown"), [(None, "other"), (frozenset({"tiny", "other"}), "other"), (frozenset({"tiny"}), "")]
+)
+async def test_a_place_names_only_models_that_the_key_is_for(worker, quickly, monkeypatch, models, shown):
+    class OneModel:
+        def place_of(self, request_id: str, checkpoint_id: str) -> QueuePlace:
+            return QueuePlace(1, "swap", 2.0, 2.0, "other")
+
+    async def read_queues(checkpoint_ids) -> OneModel:
+        return OneModel()
+
+    monkeypatch.setattr(queue_watch_module, "read_queues", read_queues)
+    found, places = queued_generation(replace(LOCAL, models=models)), []
+    await asyncio.wait_for(found.open(), 60)
+    (name,) = await worker.published(1)
+
+    async def report(place):
+        places.append(place)
+        await worker.send(name, "start", prompt_tokens=1)
+
+    await asyncio.wait_for(found.wait_for_start(report), 60)
+    assert places[0] == QueuePlace(1, "swap", 2.0, 2.0, shown)
+    await found.close("cancelled")
 
 
 async def test_a_request_that_fails_while_it_reports_raises_and_is_closed(worker, quickly):

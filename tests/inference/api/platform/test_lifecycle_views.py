@@ -130,6 +130,19 @@ def test_whether_a_model_fits(document, http, manager):
     assert manager.plans.loads == []
 
 
+def test_a_key_for_some_models_gets_no_names_of_others(http, manager):
+    for name in ("b", "c"):
+        manager.manager.ensure(name)
+        wait_for(lambda name=name: name in manager.plans.llms)
+    (found,) = http.get("/v1/models/tiny/fit").json()["workers"]
+    assert found["evicts"] == [{"name": "b", "memory_bytes": 10}]
+    for models, shown in ((["tiny"], []), (["tiny", "b"], found["evicts"])):
+        _, key = api_key_create(name=models[-1], models=models)
+        headers = {"Authorization": f"Bearer {key}"}
+        (own,) = http.get("/v1/models/tiny/fit", headers=headers).json()["workers"]
+        assert own == found | {"evicts": shown}
+
+
 def test_requests_are_listed_and_cancelled(document, http_as_admin, manager, checkpoint):
     model = str(checkpoint.pk)
     manager.send("cmpl-aa", model, "local")
