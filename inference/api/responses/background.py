@@ -136,10 +136,10 @@ class BackgroundResponse:
             self._is_queued = True
             events += self._events.queued()
         # The state is read first: once it is final, all chunks are stored.
-        jobs = readable_rows(GenerationJob.objects.filter(pk=self.row.job_id or 0).defer("result"), 1)
+        # Without its plan, which may have megabytes: readers of a stream come here four times a second.
+        jobs = readable_rows(GenerationJob.objects.filter(pk=self.row.job_id or 0).defer("result", "plan"), 1)
         if not jobs:
-            gone = GenerationFailed("The job of this response was deleted, or its stored row is damaged.")
-            return events + self._events.failed(gone)
+            return events + self._events.failed(_gone())
         (job,) = jobs
         chunks = JobChunk.objects.filter(job=job, number__gte=self._next_chunk).order_by("number")
         try:
@@ -151,16 +151,27 @@ class BackgroundResponse:
         if not self._is_started and (background or job.state not in (JobState.QUEUED, JobState.CANCELLED)):
             self._is_started = True
             events += self._events.started()
+        if background and self._format is None:
+            self._format = self._formatter()
+            if self._format is None:
+                return events + self._events.failed(_gone())
         for event in background:
-            events += self._take(job, event)
+            events += self._take(event)
         return events + self._end(job)
 
-    def _take(self, job: GenerationJob, event: GenerationEvent) -> list[Event]:
-        if self._builder is None or self._format is None:
-            plan = GenerationPlan.from_dict(orjson.loads(job.plan))
-            self._builder = OutputBuilder(plan, keep_text=False)
-            created = int(job.created_at.timestamp())
-            self._format = output_formatter(plan, self._builder, request_id="", created=created, model=job.model)
+    def _formatter(self) -> OutputFormatter | None:
+        """Return the format of the events, and make their builder; None: the job was deleted, or is damaged."""
+        jobs = readable_rows(GenerationJob.objects.filter(pk=self.row.job_id or 0).defer("result"), 1)
+        if not jobs:
+            return None
+        (job,) = jobs
+        plan = GenerationPlan.from_dict(orjson.loads(job.plan))
+        self._builder = OutputBuilder(plan, keep_text=False)
+        created = int(job.created_at.timestamp())
+        return output_formatter(plan, self._builder, request_id="", created=created, model=job.model)
+
+    def _take(self, event: GenerationEvent) -> list[Event]:
+        assert self._builder is not None and self._format is not None
         self._builder.add(0, event)
         return [
             made
@@ -178,6 +189,10 @@ class BackgroundResponse:
             error = job_error(job) or GenerationFailed("The response failed for an unknown reason.")
             return self._events.failed(translate_error(error, CHAT_NAMES))
         return []
+
+
+def _gone() -> GenerationFailed:
+    return GenerationFailed("The job of this response was deleted, or its stored row is damaged.")
 
 
 def response_body(row: StoredResponse) -> dict[str, Any]:

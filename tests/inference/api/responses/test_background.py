@@ -9,9 +9,12 @@ import httpx
 import openai
 import pytest
 import redis
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from inference.access.api_keys import api_key_create
 from inference.api.responses import following
+from inference.api.responses.background import BackgroundResponse
 from inference.api.responses.reading import BYTES_READ
 from inference.errors import InvalidRequest, PromptTooLong
 from inference.jobs import runner as job_runner
@@ -226,6 +229,28 @@ def test_a_damaged_job_fails_its_response(client, runner, manager, column):
     assert (failed.status, failed.error.code) == ("failed", "server_error")
     assert "damaged" in failed.error.message
     assert [event["type"] for event in events_of(client, response.id)][-1] == "response.failed"
+
+
+def test_a_reader_reads_the_plan_once(client, runner, manager):
+    """A plan may have megabytes, and a stream reads its job four times a second."""
+    submit(client)
+    background = BackgroundResponse(StoredResponse.objects.get())
+
+    def plan_reads() -> int:
+        with CaptureQueriesContext(connection) as queries:
+            background.read()
+        return sum('"plan"' in query["sql"] for query in queries)
+
+    assert plan_reads() == 0
+    request_id = claim(runner, manager)
+    manager.event(request_id, "start", prompt_tokens=3)
+    manager.tokens(request_id, "Hel", 1)
+    runner.turn()
+    assert [plan_reads() for _ in range(2)] == [1, 0]
+    manager.tokens(request_id, "lo", 2, finish_reason="stop", stop_reason=None)
+    manager.done(request_id)
+    runner.turn()
+    assert (plan_reads(), background.is_over) == (0, True)
 
 
 def test_deleting_stops_it_and_leaves_nothing(client, runner, manager):
