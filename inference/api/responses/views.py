@@ -15,7 +15,7 @@ from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter
 
 from inference.access.admission import admission_check, admitted
-from inference.api.base import ApiView, json_body, json_response, read_further
+from inference.api.base import ApiView, json_body, json_response
 from inference.api.event_stream import EventStream, queue_headers
 from inference.api.responses.background import (
     OPEN_STATES,
@@ -46,6 +46,7 @@ from inference.dialects.responses.serializers import (
     ResponseRequestSerializer,
 )
 from inference.errors import BlazrError, InvalidRequest, UnsupportedFeature
+from inference.host.client_json import read_by_size
 from inference.models import StoredResponse
 from inference.records.stored_responses import response_delete, response_get
 from inference.serving.grammar_checks import grammar_checks
@@ -96,11 +97,11 @@ class ResponsesView(ApiView):
 
     async def _planned(self, request: HttpRequest, parsed: ResponseRequest) -> tuple[ResponseRequest, GenerationPlan]:
         """Return the request, behind the state of its conversation, and its plan."""
-        async with _with_history(parsed, self.principal) as (found, history):
+        async with _with_history(parsed, self.principal) as (found, history, num_bytes):
             if found.values.get("truncation", "disabled") == "auto":
                 await admission_check(self.principal)  # it tokenises the conversation several times
                 return found, await fitted_plan(found, history)
-            return found, await read_further(request, lambda: found.plan(history))
+            return found, await read_by_size(_declared_bytes(request) + num_bytes, lambda: found.plan(history))
 
     async def _in_background(
         self, request: HttpRequest, parsed: ResponseRequest, plan: GenerationPlan
@@ -109,8 +110,7 @@ class ResponsesView(ApiView):
             if is_streamed := parsed.values.get("stream", False):
                 # Before the job: a client that is refused sends the request again.
                 held.enter_context(STREAMS.hold(self.principal.tenant))
-                num_bytes = int(request.META.get("CONTENT_LENGTH") or 0)
-                held.enter_context(BYTES_READ.hold(self.principal.tenant, num_bytes))
+                held.enter_context(BYTES_READ.hold(self.principal.tenant, _declared_bytes(request)))
             row = await self._submitted(parsed, plan)
             if is_streamed:
                 return FollowingStream(row, held.pop_all())
@@ -149,14 +149,14 @@ class InputTokensView(ApiView):
         """Return the number of prompt tokens of a request, without generating."""
         parsed = await json_body(request, InputTokensRequestSerializer.shared().read)
         try:
-            async with _with_history(parsed, self.principal) as (found, history):
+            async with _with_history(parsed, self.principal) as (found, history, num_bytes):
                 if found.values.get("state") is not None:
                     raise UnsupportedFeature(
                         "previous_response_id: the conversation began behind a saved state, whose messages can't be "
                         "counted here; the usage of a response has the tokens.",
                         param="previous_response_id",
                     )
-                plan = await read_further(request, lambda: found.plan(history))
+                plan = await read_by_size(_declared_bytes(request) + num_bytes, lambda: found.plan(history))
             async with admitted(self.principal, tokens=estimate_prompt_tokens(plan)):
                 num_tokens, _ = await prompt_tokens(plan)
         except BlazrError as error:
@@ -167,19 +167,24 @@ class InputTokensView(ApiView):
 @asynccontextmanager
 async def _with_history(
     request: ResponseRequest, principal: Principal
-) -> AsyncIterator[tuple[ResponseRequest, Sequence[Item]]]:
-    """Yield the request, behind the state of its conversation, and the items of the earlier responses.
+) -> AsyncIterator[tuple[ResponseRequest, Sequence[Item], int]]:
+    """Yield the request, behind the state of its conversation, the items of the earlier responses, and their bytes.
 
-    The items count in ``BYTES_READ`` until the end of the block.
+    The bytes count in ``BYTES_READ`` until the end of the block.
     """
     previous = request.values.get("previous_response_id")
     if previous is None:
-        yield request, []
+        yield request, [], 0
         return
     turns = await sync_to_async(stored_chain)(response_id=previous, principal=principal)
-    with BYTES_READ.hold(principal.tenant, sum(turn.size_bytes for turn in turns)):
+    num_bytes = sum(turn.size_bytes for turn in turns)
+    with BYTES_READ.hold(principal.tenant, num_bytes):
         found = await sync_to_async(conversation)(turns, principal)
-        yield request.following(found.state), found.items
+        yield request.following(found.state), found.items, num_bytes
+
+
+def _declared_bytes(request: HttpRequest) -> int:
+    return int(request.META.get("CONTENT_LENGTH") or 0)
 
 
 class ResponseView(ApiView):

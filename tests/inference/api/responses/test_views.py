@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import httpx
@@ -9,8 +10,10 @@ import openai
 import pytest
 
 from inference.access.api_keys import api_key_create
+from inference.dialects.responses.serializers import ResponseRequest
 from inference.errors import PromptTooLong
 from inference.files.store import FileWriter
+from inference.host.client_json import INLINE_BYTES
 from inference.models import StoredResponse
 from inference.records.stored_responses import responses_sweep
 from inference.states.services import StateFacts, state_create
@@ -160,6 +163,22 @@ def test_a_conversation_goes_on_behind_a_response(client, worker):
         client.responses.create(model="tiny", input="four", previous_response_id=third.id)
     assert caught.value.param == "previous_response_id"
     assert first.id in caught.value.message
+
+
+def test_a_long_conversation_is_planned_outside_of_the_event_loop(client, worker, monkeypatch):
+    threads: list[str] = []
+    plan = ResponseRequest.plan
+
+    def recorded(self, history):
+        threads.append(threading.current_thread().name)
+        return plan(self, history)
+
+    monkeypatch.setattr(ResponseRequest, "plan", recorded)
+    first = client.responses.create(model="tiny", input="one")
+    StoredResponse.objects.update(size_bytes=INLINE_BYTES + 1)
+    client.responses.create(model="tiny", input="two", previous_response_id=first.id)
+    client.responses.input_tokens.count(model="tiny", input="two", previous_response_id=first.id)
+    assert [name.startswith("json") for name in threads] == [False, True, True]
 
 
 def test_input_items_are_listed_in_pages(client, worker):
