@@ -13,7 +13,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from inference.errors import InvalidChatTemplate, InvalidRequest, PromptTooLong, UnsupportedFeature
+from inference.errors import InvalidChatTemplate, InvalidRequest, PromptTooLong, RequestTooLarge, UnsupportedFeature
+from inference.host.client_json import INLINE_BYTES, parse_json
 from inference.text.images.writing import with_images, with_text_content
 from inference.text.tokenisation.control_tokens import ControlTokens
 from inference.text.tokenisation.sandbox import Sandbox, SandboxFailure
@@ -318,9 +319,11 @@ def _parse_arguments(call: Any) -> None:
     """OpenAI sends a call's arguments as JSON text; templates are written for objects."""
     function = call.get("function") if isinstance(call, dict) else None
     if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+        text = function["arguments"]
         try:
-            arguments = json.loads(function["arguments"])
-        except (ValueError, RecursionError):
+            # The standard library reads integers of any length, and holds Python's lock for a second with large texts.
+            arguments = json.loads(text) if len(text) <= INLINE_BYTES else parse_json(text.encode())
+        except (ValueError, RecursionError, InvalidRequest, RequestTooLarge):
             return
         if isinstance(arguments, dict):
             function["arguments"] = _check_value(arguments, "messages")

@@ -18,6 +18,7 @@ from inference.values.cache_control import CacheMark
 from tests.inference.text.tokenisation.family_templates import FAMILY_TEMPLATES
 
 CONTROL = ("<|im_start|>", "<|im_end|>", "<|system|>", "<|user|>", "<|assistant|>", "</think>")
+LONG = "a" * 70_000
 CONVERSATION = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Hi"},
@@ -127,6 +128,23 @@ def test_tool_call_arguments_are_objects() -> None:
     calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}]
     messages = [{"role": "assistant", "content": None, "tool_calls": calls}]
     assert render("{{ messages[0].tool_calls[0].function.arguments.x + 1 }}{{ messages[0].content }}", messages) == "2"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "printed"),
+    [
+        (f'{{"x": {10**30}}}', "1000000000000000000000000000000"),
+        (f'{{"x": 7, "y": "{LONG}"}}', "7"),
+        ('{"x": [' + "[]," * 300_000 + "[]]}", "text"),
+        (f'{{"x": "{LONG}"', "text"),
+    ],
+    ids=["a long integer", "a large object", "too many values", "no JSON"],
+)
+def test_tool_call_arguments_that_have_too_many_values_or_are_no_json_stay_text(arguments: str, printed: str) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    source = "{% set found = messages[0].tool_calls[0].function.arguments %}"
+    source += "{{ 'text' if found is string else found.x }}"
+    assert render(source, [{"role": "assistant", "content": "", "tool_calls": [call]}]) == printed
 
 
 @pytest.mark.parametrize(
