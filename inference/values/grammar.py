@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from inference.errors import InvalidSamplingParams
+from inference.errors import InvalidSamplingParams, shown
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "lark", "gbnf", "choice"]
 _NAMES = {"regex": "regular expression", "lark": "Lark grammar", "gbnf": "GBNF grammar"}
@@ -19,6 +19,8 @@ _NAMES = {"regex": "regular expression", "lark": "Lark grammar", "gbnf": "GBNF g
 MAX_DEPTH = 100
 """Of a schema's lists and objects; JSON text of a request may nest deeper than Python's stack."""
 MAX_CHOICES = 10_000
+MAX_BYTES = 256 << 10
+"""Of a grammar's text, UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class Grammar:
             return None if value is None else "json_object takes no value."
         if self.kind == "json_schema":
             if not isinstance(value, dict | bool):
-                return f"a JSON schema must be an object or a boolean, got {str(value)[:40]!r}."
+                return f"a JSON schema must be an object or a boolean, got {shown(value)}."
             if value is False:
                 return "the schema false matches no text."
             return f"the schema nests deeper than {MAX_DEPTH} levels." if _is_deeper(value, MAX_DEPTH) else None
@@ -100,6 +102,18 @@ class Grammar:
         if payload["kind"] == "choice" and isinstance(value, Sequence) and not isinstance(value, str):
             value = tuple(value)
         return cls(payload["kind"], value, str(payload.get("param", "grammar")))
+
+
+def check_size(num_bytes: int, param: str, *, most: int = MAX_BYTES) -> None:
+    """Refuse a grammar, or the text of one, that has more than ``most`` bytes.
+
+    Raises:
+        InvalidSamplingParams: It has more.
+    """
+    if num_bytes > most:
+        raise InvalidSamplingParams(
+            f"{param} has {num_bytes:,} bytes, at most {most:,} are compiled; shorten it.", param=param
+        )
 
 
 def _is_deeper(value: object, most: int) -> bool:

@@ -7,7 +7,6 @@ https://docs.vllm.ai/en/latest/features/structured_outputs.html.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,7 +17,8 @@ from rest_framework import serializers
 from inference.dialects.fields import JSONObjectField, RequestField, StrictCharField, optional
 from inference.dialects.members import check_members
 from inference.errors import InvalidRequest, InvalidSamplingParams, shown
-from inference.values.grammar import MAX_CHOICES, Grammar, GrammarKind
+from inference.host.client_json import parse_json
+from inference.values.grammar import MAX_CHOICES, Grammar, GrammarKind, check_size
 
 _SCHEMA_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _FORMATS = ("text", "json_object", "json_schema")
@@ -150,10 +150,12 @@ def _response_format(name: str, value: dict[str, Any]) -> Grammar | None:
 
 def _schema(name: str, value: Any) -> Grammar:
     if isinstance(value, str):
+        text = value.encode("utf-8", "surrogatepass")
+        check_size(len(text), name)
         try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise InvalidRequest(f"{name} is not JSON: {str(error)[:200]}.", param=name) from None
+            value = parse_json(text, noun=name)
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message, param=name) from None
     return Grammar("json_schema", value, param=name)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from inference.errors import InvalidSamplingParams
 from inference.text.tokenisation.sandbox import Sandbox, SandboxFailure
-from inference.values.grammar import Grammar
+from inference.values.grammar import MAX_BYTES, Grammar, check_size
 
 CHILD_MEMORY_BYTES = 512 << 20
 MAX_KNOWN = 1024
@@ -27,7 +27,7 @@ class GrammarLimits:
         compile_s: Processor seconds.
     """
 
-    max_bytes: int = 256 << 10
+    max_bytes: int = MAX_BYTES
     compile_s: float = 2.0
 
 
@@ -54,11 +54,7 @@ class GrammarChecker:
             Unavailable: Other grammars keep the child busy, or others the machine.
         """
         param = grammar.param
-        size = len(grammar.text.encode("utf-8", "surrogatepass"))
-        if size > self._limits.max_bytes:
-            raise InvalidSamplingParams(
-                f"{param} has {size:,} bytes, at most {self._limits.max_bytes:,} are compiled; shorten it.", param=param
-            )
+        check_size(len(grammar.text.encode("utf-8", "surrogatepass")), param, most=self._limits.max_bytes)
         digest = grammar.digest
         with self._lock:
             is_known = digest in self._known

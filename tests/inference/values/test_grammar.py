@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from inference.errors import InvalidSamplingParams
-from inference.values.grammar import MAX_CHOICES, MAX_DEPTH, Grammar
+from inference.values.grammar import MAX_BYTES, MAX_CHOICES, MAX_DEPTH, Grammar, check_size
 from inference.values.sampling_params import SamplingParams
 
 
@@ -58,6 +58,7 @@ def nested(depth: int) -> dict[str, Any]:
         ({"kind": "choice", "value": "ab"}, "at least one string"),
         ({"kind": "choice", "value": ["a"] * (MAX_CHOICES + 1)}, "at most 10,000"),
         ({"kind": "json_schema", "value": "{}"}, "object or a boolean"),
+        ({"kind": "json_schema", "value": [1] * 99}, r"got \[1, 1, 1.*\.\.\."),
         ({"kind": "json_schema", "value": False}, "matches no text"),
         ({"kind": "json_schema", "value": nested(MAX_DEPTH)}, "nests deeper"),
         ({"kind": "json_schema", "value": nested(100_000)}, "nests deeper"),
@@ -69,6 +70,15 @@ def nested(depth: int) -> dict[str, Any]:
 def test_what_is_no_grammar_is_refused(payload: Any, words: str) -> None:
     with pytest.raises(InvalidSamplingParams, match=words):
         SamplingParams.from_dict({"grammar": payload})
+
+
+def test_a_text_over_the_limit_is_refused_by_its_field() -> None:
+    check_size(MAX_BYTES, "grammar")
+    with pytest.raises(InvalidSamplingParams, match=r"grammar has 262,145 bytes, at most 262,144") as caught:
+        check_size(MAX_BYTES + 1, "grammar")
+    assert caught.value.param == "grammar"
+    with pytest.raises(InvalidSamplingParams, match="at most 9"):
+        check_size(10, "grammar", most=9)
 
 
 def test_the_text_before_a_grammar_is_checked() -> None:

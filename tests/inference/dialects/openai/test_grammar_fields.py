@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from inference.dialects.openai import grammar_fields
 from inference.dialects.openai.requests import plan_from_body
 from inference.errors import InvalidRequest
 from inference.values.grammar import Grammar
 from tests.inference.api.openai.test_views_structured_output import CHAT, COMPLETION, FORMAT, SCHEMA
+
+LONG = "a" * (1 << 20)
 
 
 @pytest.mark.parametrize(("endpoint", "body"), [("chat", CHAT), ("completion", COMPLETION)])
@@ -71,8 +74,10 @@ def test_every_spelling_becomes_a_grammar(endpoint: Any, body: dict[str, Any], f
             "not supported",
         ),
         ({"guided_json": 3}, "guided_json", "JSON schema"),
-        ({"guided_json": "{"}, "guided_json", "not JSON"),
-        ({"guided_json": "[" * 100_000}, "guided_json", "not JSON"),
+        ({"guided_json": "{"}, "guided_json", "isn't valid JSON"),
+        ({"guided_json": "[" * 100_000}, "guided_json", "levels"),
+        ({"guided_json": "[" + "[]," * 100_000 + "[]]"}, "guided_json", "300,004 bytes, at most 262,144"),
+        ({"structured_outputs": {"json": f'"{LONG}"'}}, "structured_outputs.json", "1,048,578 bytes"),
         ({"guided_json": "[]"}, "guided_json", "object or a boolean"),
         ({"guided_json": False}, "guided_json", "matches no text"),
         ({"guided_regex": ""}, "guided_regex", "blank"),
@@ -97,3 +102,9 @@ def test_a_wrong_one_is_named(fields: Any, param: str, words: str) -> None:
         plan_from_body("chat", {**CHAT, **fields})
     assert caught.value.param == param
     assert words in caught.value.message
+
+
+def test_the_text_of_a_schema_that_is_too_long_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_fields, "parse_json", None)
+    with pytest.raises(InvalidRequest, match="at most 262,144 are compiled"):
+        plan_from_body("chat", {**CHAT, "guided_json": "[" + "[]," * 100_000 + "[]]"})
