@@ -32,6 +32,7 @@ class GrammarChecks:
             InvalidSamplingParams: The grammar is invalid, not supported, or over a limit.
             QueueFull: Too many grammars wait, or this one has waited for too long.
         """
+        self._checker.check_size(grammar)  # first: the digest of a long text would hold the event loop
         if self._checker.knows(grammar):
             self._checker.check(grammar)
         else:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import orjson
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
@@ -115,7 +116,13 @@ def grammar_of(values: Mapping[str, Any]) -> Grammar | None:
             raise InvalidRequest(
                 f"{found[0].param} and {other.param} ask for different outputs; give one of them.", param=other.param
             )
-    return found[0] if found else None
+    if not found:
+        return None
+    value = found[0].value
+    # The event loop writes a grammar's text for its digest. Large bodies are read elsewhere, so it is limited here.
+    text = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else orjson.dumps(value)
+    check_size(len(text), found[0].param)
+    return found[0]
 
 
 def _response_format(name: str, value: dict[str, Any]) -> Grammar | None:

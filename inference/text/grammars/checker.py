@@ -46,6 +46,15 @@ class GrammarChecker:
         """Whether ``check`` has its verdict at hand."""
         return grammar.digest in self._known
 
+    def check_size(self, grammar: Grammar) -> None:
+        """Refuse a grammar over the limit of bytes.
+
+        Raises:
+            InvalidSamplingParams: It is.
+        """
+        size = len(grammar.text.encode("utf-8", "surrogatepass"))
+        check_size(size, grammar.param, most=self._limits.max_bytes)
+
     def check(self, grammar: Grammar) -> None:
         """Compile a grammar for a trial, unless its verdict is known.
 
@@ -54,7 +63,7 @@ class GrammarChecker:
             Unavailable: Other grammars keep the child busy, or others the machine.
         """
         param = grammar.param
-        check_size(len(grammar.text.encode("utf-8", "surrogatepass")), param, most=self._limits.max_bytes)
+        self.check_size(grammar)
         digest = grammar.digest
         with self._lock:
             is_known = digest in self._known

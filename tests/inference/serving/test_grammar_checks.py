@@ -48,6 +48,13 @@ async def test_limits_come_before_grammars_and_a_refused_grammar_leaves_nothing_
     await admit(replace(KEY, tenant="key:2"), tokens=1)
 
 
+@pytest.mark.parametrize("grammar", [Grammar("regex", "a" * 1001), Grammar("json_schema", {"enum": [1] * 400})])
+async def test_the_digest_of_a_grammar_that_is_too_long_is_not_computed(monkeypatch, grammar):
+    monkeypatch.setattr(Grammar, "digest", property(lambda self: pytest.fail("a digest")))
+    with pytest.raises(InvalidSamplingParams, match=r"bytes, at most 1,000 are compiled; shorten it\."):
+        await GrammarChecks(GrammarLimits(max_bytes=1000)).check(grammar)
+
+
 async def test_callers_take_turns_and_one_caller_waits_with_few(monkeypatch):
     monkeypatch.setattr(checks, "MAX_WAITING_EACH", 2)
     found = GrammarChecks(GrammarLimits())

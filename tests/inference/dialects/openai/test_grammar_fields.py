@@ -13,6 +13,7 @@ from inference.values.grammar import Grammar
 from tests.inference.api.openai.test_views_structured_output import CHAT, COMPLETION, FORMAT, SCHEMA
 
 LONG = "a" * (1 << 20)
+LONG_FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": [1] * 200_000}}}
 
 
 @pytest.mark.parametrize(("endpoint", "body"), [("chat", CHAT), ("completion", COMPLETION)])
@@ -78,6 +79,10 @@ def test_every_spelling_becomes_a_grammar(endpoint: Any, body: dict[str, Any], f
         ({"guided_json": "[" * 100_000}, "guided_json", "levels"),
         ({"guided_json": "[" + "[]," * 100_000 + "[]]"}, "guided_json", "300,004 bytes, at most 262,144"),
         ({"structured_outputs": {"json": f'"{LONG}"'}}, "structured_outputs.json", "1,048,578 bytes"),
+        ({"guided_json": {"description": LONG}}, "guided_json", "at most 262,144"),
+        ({"response_format": LONG_FORMAT}, "response_format.json_schema.schema", "at most 262,144"),
+        ({"guided_choice": [LONG]}, "guided_choice", "at most 262,144"),
+        ({"guided_regex": LONG}, "guided_regex", "1,048,576 bytes"),
         ({"guided_json": "[]"}, "guided_json", "object or a boolean"),
         ({"guided_json": False}, "guided_json", "matches no text"),
         ({"guided_regex": ""}, "guided_regex", "blank"),
