@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from inference.errors import Conflict, IdempotencyKeyInUse, IdempotencyKeyReused
+from inference.errors import Conflict, IdempotencyKeyInUse, IdempotencyKeyReused, RateLimitExceeded
 from inference.transport import keys as redis_keys
 from inference.transport.clients import redis_client
 
@@ -25,37 +25,17 @@ MAX_BYTES = 1 << 20
 MAX_TENANT_BYTES = 32 << 20
 MAX_TOTAL_BYTES = 128 << 20
 """Bytes of kept responses of one tenant, and of all: an eighth of the memory of the embedded Redis."""
-ENTRY_BYTES = 512
+CLAIM_FACTOR = 2
+"""At so many times these limits new keys are refused, because a key takes ``ENTRY_BYTES`` also without a body."""
+ENTRY_BYTES = 1024
+"""What the key, the headers and the entry of an ended request take, roughly."""
+FULL_RETRY_S = 60
 EXPIRED_AT_ONCE = 100
-"""What the key, the headers and the entry of a kept response take, roughly."""
 
-_CLAIM = """
-local found = redis.call('HMGET', KEYS[1], 'digest', 'status', 'headers', 'body')
-if not found[1] then
-  redis.call('HSET', KEYS[1], 'digest', ARGV[1], 'owner', ARGV[2])
-  redis.call('EXPIRE', KEYS[1], ARGV[3])
-  return {'new'}
-end
-if found[1] ~= ARGV[1] then return {'other'} end
-if not found[2] then return {'running'} end
-return {'done', found[2], found[3], found[4] or false}
-"""
-
-# An owner that has lost the lease must not change the values of the next owner.
-_FINISH = """
-if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
-if ARGV[2] == 'renew' then return redis.call('EXPIRE', KEYS[1], ARGV[3]) end
-return redis.call('DEL', KEYS[1])
-"""
-
-# A body that would be over a limit of bytes isn't kept; only the fact that the request has ended is.
-# KEYS: the request, entries of kept bodies, totals. ARGV: owner, seconds, status, headers, body or '', its size with
-# ENTRY_BYTES or 0, tenant, limits of the tenant and of all.
-_STORE = f"""
-if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
-local size, tenant = tonumber(ARGV[6]), ARGV[7]
+# The first lines of both scripts that follow: totals, without the entries that have expired.
+# KEYS: the request, entries of ended requests, totals.
+_TOTALS = f"""
 local now = tonumber(redis.call('TIME')[1])
-local function total(field) return tonumber(redis.call('HGET', KEYS[3], field) or 0) end
 local function add(owner, number)
   for _, field in ipairs({{'all', 'of:' .. owner}}) do
     if redis.call('HINCRBY', KEYS[3], field, number) <= 0 then redis.call('HDEL', KEYS[3], field) end
@@ -66,13 +46,49 @@ for _, entry in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT'
   add(owner, -tonumber(bytes))
   redis.call('ZREM', KEYS[2], entry)
 end
-redis.call('HSET', KEYS[1], 'status', ARGV[3], 'headers', ARGV[4])
-local has_room = total('of:' .. tenant) + size <= tonumber(ARGV[8]) and total('all') + size <= tonumber(ARGV[9])
-if size > 0 and has_room then
-  redis.call('HSET', KEYS[1], 'body', ARGV[5])
-  local entry = string.format('%d', size) .. ' ' .. KEYS[1] .. ' ' .. tenant
-  if redis.call('ZADD', KEYS[2], now + tonumber(ARGV[2]), entry) == 1 then add(tenant, size) end
+local function has_space(size, owner, of_owner, of_all)
+  local function total(field) return tonumber(redis.call('HGET', KEYS[3], field) or 0) end
+  return total('of:' .. owner) + size <= tonumber(of_owner) and total('all') + size <= tonumber(of_all)
 end
+"""
+
+# ARGV: digest, owner, seconds, tenant, limits of the tenant and of all.
+_CLAIM = f"""
+{_TOTALS}
+local found = redis.call('HMGET', KEYS[1], 'digest', 'status', 'headers', 'body')
+if not found[1] then
+  if not has_space({ENTRY_BYTES}, ARGV[4], ARGV[5], ARGV[6]) then return {{'full'}} end
+  redis.call('HSET', KEYS[1], 'digest', ARGV[1], 'owner', ARGV[2])
+  redis.call('EXPIRE', KEYS[1], ARGV[3])
+  return {{'new'}}
+end
+if found[1] ~= ARGV[1] then return {{'other'}} end
+if not found[2] then return {{'running'}} end
+return {{'done', found[2], found[3], found[4] or false}}
+"""
+
+# An owner that has lost the lease must not change the values of the next owner.
+_FINISH = """
+if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
+if ARGV[2] == 'renew' then return redis.call('EXPIRE', KEYS[1], ARGV[3]) end
+return redis.call('DEL', KEYS[1])
+"""
+
+# A body that would be over a limit of bytes isn't kept; only the fact that the request has ended is.
+# ARGV: owner, seconds, status, headers, body or '', its size with ENTRY_BYTES or 0, tenant, limits of the tenant and of
+# all.
+_STORE = f"""
+{_TOTALS}
+if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
+local size, tenant = tonumber(ARGV[6]), ARGV[7]
+redis.call('HSET', KEYS[1], 'status', ARGV[3], 'headers', ARGV[4])
+if size > 0 and has_space(size, tenant, ARGV[8], ARGV[9]) then
+  redis.call('HSET', KEYS[1], 'body', ARGV[5])
+else
+  size = {ENTRY_BYTES}
+end
+local entry = string.format('%d', size) .. ' ' .. KEYS[1] .. ' ' .. tenant
+if redis.call('ZADD', KEYS[2], now + tonumber(ARGV[2]), entry) == 1 then add(tenant, size) end
 return redis.call('EXPIRE', KEYS[1], ARGV[2])
 """
 
@@ -144,14 +160,29 @@ async def idempotency_claim(*, tenant: str, key: str, digest: str) -> Claim | Ke
     Raises:
         IdempotencyKeyReused: The key came with a different request before.
         IdempotencyKeyInUse: The same request is running.
+        RateLimitExceeded: The key is new, and those of the last day take all memory that is meant for them.
         Conflict: The request has ended, and its response was not kept.
         Unavailable: Redis can't be reached.
     """
     claim = Claim(redis_keys.idempotency(tenant, hashlib.sha256(key.encode()).hexdigest()), tenant)
     async with redis_client() as client:
-        verdict, *rest = await client.eval(_CLAIM, 1, claim.key, digest, claim.owner, LEASE_S)
+        verdict, *rest = await client.eval(
+            _CLAIM,
+            3,
+            claim.key,
+            redis_keys.IDEMPOTENCY_KEPT,
+            redis_keys.IDEMPOTENCY_TOTALS,
+            digest,
+            claim.owner,
+            LEASE_S,
+            tenant,
+            CLAIM_FACTOR * MAX_TENANT_BYTES,
+            CLAIM_FACTOR * MAX_TOTAL_BYTES,
+        )
     if verdict == b"new":
         return claim
+    if verdict == b"full":
+        raise _full()
     shown = f"The idempotency key {key[:60]!r}"
     if verdict == b"other":
         raise IdempotencyKeyReused(
@@ -173,3 +204,13 @@ async def idempotency_claim(*, tenant: str, key: str, digest: str) -> Claim | Ke
             param="Idempotency-Key",
         )
     return KeptResponse(int(status), orjson.loads(headers), body)
+
+
+def _full() -> RateLimitExceeded:
+    return RateLimitExceeded(
+        f"The idempotency keys of a day take {CLAIM_FACTOR * MAX_TENANT_BYTES:,} bytes of this caller, or "
+        f"{CLAIM_FACTOR * MAX_TOTAL_BYTES:,} of all, the limits; the request was not run. Send it without "
+        "Idempotency-Key, or try again later.",
+        param="Idempotency-Key",
+        retry_after_s=FULL_RETRY_S,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from inference.errors import Conflict, IdempotencyKeyInUse, IdempotencyKeyReused
+from inference.errors import Conflict, IdempotencyKeyInUse, IdempotencyKeyReused, RateLimitExceeded
 from inference.serving import idempotency
 from inference.serving.idempotency import MAX_BYTES, Claim, KeptResponse, idempotency_claim
 from inference.transport import keys as redis_keys
@@ -96,8 +96,11 @@ async def test_a_lost_lease_changes_nothing_of_its_successor(stored):
     assert stored.ttl(successor.key) > 1
 
 
-def bodies_kept(stored) -> int:
-    return stored.zcard(redis_keys.IDEMPOTENCY_KEPT)
+async def claim_or_error(**values: str) -> Claim | KeptResponse | Conflict:
+    try:
+        return await claim(**values)
+    except Conflict as error:
+        return error
 
 
 @pytest.mark.parametrize(("limit", "other_may"), [("MAX_TENANT_BYTES", True), ("MAX_TOTAL_BYTES", False)])
@@ -109,12 +112,52 @@ async def test_bodies_above_a_limit_of_bytes_are_not_kept(monkeypatch, stored, l
     assert await claim(key="b") == RESPONSE
     with pytest.raises(Conflict, match="not run again; choose a new key"):
         await claim(key="c")
-    assert bodies_kept(stored) == (3 if other_may else 2)
+    assert isinstance(await claim_or_error(key="d", tenant="other"), KeptResponse) == other_may
     # After a day the first ones make room.
     for entry in stored.zrange(redis_keys.IDEMPOTENCY_KEPT, 0, -1):
         stored.zadd(redis_keys.IDEMPOTENCY_KEPT, {entry: 1})
     await (await claimed(key="e")).store(RESPONSE)
     assert await claim(key="e") == RESPONSE
-    assert bodies_kept(stored) == 1
+    assert stored.zcard(redis_keys.IDEMPOTENCY_KEPT) == 1
     size = len(RESPONSE.body) + idempotency.ENTRY_BYTES
     assert stored.hgetall(redis_keys.IDEMPOTENCY_TOTALS) == {b"all": b"%d" % size, b"of:t": b"%d" % size}
+
+
+@pytest.mark.parametrize(("limit", "other_may"), [("MAX_TENANT_BYTES", True), ("MAX_TOTAL_BYTES", False)])
+async def test_keys_without_bodies_are_counted_and_new_ones_refused_above_the_limit(
+    monkeypatch, stored, limit, other_may
+):
+    monkeypatch.setattr(idempotency, limit, 4 * idempotency.ENTRY_BYTES)
+    secret = KeptResponse(200, {"Cache-Control": "no-store"}, b"secret")
+    num_done = 0
+    for number in range(20):
+        try:
+            await (await claimed(key=str(number))).store(secret)
+        except RateLimitExceeded as refused:
+            assert (refused.param, refused.http_status, refused.retry_after_s) == ("Idempotency-Key", 429, 60)
+        else:
+            num_done += 1
+    assert num_done == 8
+    assert len(list(stored.scan_iter(f"{redis_keys.PREFIX}idem:*"))) == 8
+    assert stored.hget(redis_keys.IDEMPOTENCY_TOTALS, "of:t") == b"%d" % (8 * idempotency.ENTRY_BYTES)
+    with pytest.raises(Conflict, match="not run again"):
+        await claim(key="0")
+    if other_may:
+        await claimed(tenant="other")
+    else:
+        with pytest.raises(RateLimitExceeded, match="of all, the limits"):
+            await claim(tenant="other")
+    # After a day there is space again, which the next claim finds out.
+    for entry in stored.zrange(redis_keys.IDEMPOTENCY_KEPT, 0, -1):
+        stored.zadd(redis_keys.IDEMPOTENCY_KEPT, {entry: 1})
+    await claimed(key="new")
+    assert not stored.exists(redis_keys.IDEMPOTENCY_TOTALS)
+
+
+async def test_a_key_takes_about_as_much_memory_as_is_counted_for_it(stored):
+    headers = {"Content-Type": "application/json", "x-request-id": "r" * 36, "Cache-Control": "no-store"}
+    before = stored.info("memory")["used_memory"]
+    for number in range(500):
+        await (await claimed(key=str(number), tenant="key:" + "1" * 36)).store(KeptResponse(200, headers, b""))
+    each = (stored.info("memory")["used_memory"] - before) / 500
+    assert 0.5 * idempotency.ENTRY_BYTES < each < 2 * idempotency.ENTRY_BYTES, each
