@@ -114,6 +114,17 @@ async def admission_check(principal: Principal) -> None:
         _check_count(principal, count)
 
 
+async def refusal_count(principal: Principal, *, tokens: int) -> None:
+    """Count a request that was refused without being admitted, after work that cost ``tokens``, at most a minute's.
+
+    Raises:
+        RateLimitExceeded, Unavailable: As ``admit`` raises.
+    """
+    limit = principal.limits.tokens
+    admission = await admit(principal, tokens=0)
+    admission.release(tokens=tokens if limit is None else min(tokens, limit))
+
+
 @contextlib.asynccontextmanager
 async def admitted(principal: Principal, *, tokens: int) -> AsyncIterator[Admission]:
     """Admit a request for a block; it used ``tokens`` unless the block calls ``release`` with another number."""

@@ -14,7 +14,7 @@ from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter
 
-from inference.access.admission import admission_check, admitted
+from inference.access.admission import RequestExceedsLimit, admission_check, admitted, refusal_count
 from inference.api.base import ApiView, json_body, json_response
 from inference.api.event_stream import EventStream, queue_headers
 from inference.api.responses.background import (
@@ -45,7 +45,7 @@ from inference.dialects.responses.serializers import (
     ResponseRequest,
     ResponseRequestSerializer,
 )
-from inference.errors import BlazrError, InvalidRequest, UnsupportedFeature
+from inference.errors import BlazrError, InvalidRequest, PermissionRefused, StorageFull, UnsupportedFeature
 from inference.host.client_json import read_by_size
 from inference.models import StoredResponse
 from inference.records.stored_responses import response_delete, response_get
@@ -86,7 +86,7 @@ class ResponsesView(ApiView):
             parsed, plan = await self._planned(request, parsed)
             if parsed.values.get("background", False):
                 return await self._in_background(request, parsed, plan)
-            running: RunningResponse = await running_response(parsed, plan, self.principal)
+            running = await self._started(parsed, plan)
             if parsed.values.get("stream", False):
                 return EventStream(running.generation, running)
             body = await running.whole()
@@ -98,10 +98,18 @@ class ResponsesView(ApiView):
     async def _planned(self, request: HttpRequest, parsed: ResponseRequest) -> tuple[ResponseRequest, GenerationPlan]:
         """Return the request, behind the state of its conversation, and its plan."""
         async with _with_history(parsed, self.principal) as (found, history, num_bytes):
-            if found.values.get("truncation", "disabled") == "auto":
+            if _is_cut(found):
                 await admission_check(self.principal)  # it tokenises the conversation several times
                 return found, await fitted_plan(found, history)
             return found, await read_by_size(_declared_bytes(request) + num_bytes, lambda: found.plan(history))
+
+    async def _started(self, parsed: ResponseRequest, plan: GenerationPlan) -> RunningResponse:
+        try:
+            return await running_response(parsed, plan, self.principal)
+        except (PermissionRefused, RequestExceedsLimit, StorageFull):  # before it was counted
+            if _is_cut(parsed):
+                await refusal_count(self.principal, tokens=estimate_prompt_tokens(plan))
+            raise
 
     async def _in_background(
         self, request: HttpRequest, parsed: ResponseRequest, plan: GenerationPlan
@@ -181,6 +189,11 @@ async def _with_history(
     with BYTES_READ.hold(principal.tenant, num_bytes):
         found = await sync_to_async(conversation)(turns, principal)
         yield request.following(found.state), found.items, num_bytes
+
+
+def _is_cut(request: ResponseRequest) -> bool:
+    """Whether a conversation that is too long loses its oldest turns."""
+    return bool(request.values.get("truncation", "disabled") == "auto")
 
 
 def _declared_bytes(request: HttpRequest) -> int:

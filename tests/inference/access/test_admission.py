@@ -12,7 +12,7 @@ import pytest
 
 from inference.access import admission
 from inference.access import limit_store as store
-from inference.access.admission import FREE, admit, admitted, headers_current
+from inference.access.admission import FREE, admit, admitted, headers_current, refusal_count
 from inference.errors import RateLimitExceeded, Unavailable
 from inference.transport import keys as redis_keys
 from inference.values.principal import LOCAL
@@ -168,6 +168,17 @@ def test_a_request_above_a_whole_minute_is_refused_for_good(counters):
     assert not error.retryable
     assert "101" in error.message and "100" in error.message
     assert counters.keys("*") == []
+
+
+@pytest.mark.parametrize(("tokens", "left"), [(30, 70), (5000, 0)])
+def test_the_work_for_a_request_that_was_refused_is_counted_up_to_a_minute(counters, tokens, left):
+    async def work():
+        await refusal_count(caller(requests=5, tokens=100), tokens=tokens)
+        await settled()
+
+    run(work)
+    assert float(counters.hget(redis_keys.limit_counters(TENANT), "requests")) == pytest.approx(4, abs=0.1)
+    assert float(counters.hget(redis_keys.limit_counters(TENANT), "tokens")) == pytest.approx(left, abs=1)
 
 
 def test_leases_of_open_requests_are_renewed(counters, monkeypatch):

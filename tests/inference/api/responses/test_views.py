@@ -17,6 +17,7 @@ from inference.host.client_json import INLINE_BYTES
 from inference.models import StoredResponse
 from inference.records.stored_responses import responses_sweep
 from inference.states.services import StateFacts, state_create
+from inference.values.limits import KeyLimits
 from inference.values.messages import StateOrder
 from tests.inference.api.scripted_worker import Reply, say
 
@@ -120,6 +121,18 @@ def test_truncation_keeps_the_latest_turns_that_fit(client, worker, max_output_t
     assert sent[0] == {"role": "system", "content": "Rules."}
     assert sent[-1] == {"role": "user", "content": "end"}
     assert "".join(item["content"][0] for item in sent if item["role"] == "user") == f"{kept}e"
+
+
+def test_a_conversation_that_was_cut_counts_also_when_it_is_refused(live_url, worker):
+    _, key = api_key_create(name="a", limits=KeyLimits(requests=1, tokens=1000))
+    items = [{"role": "user", "content": str(number)} for number in range(8)]
+    body = {"model": "tiny", "input": items, "truncation": "auto", "max_output_tokens": 2000}
+    headers = {"Authorization": f"Bearer {key}"}
+    first, again = (
+        httpx.post(f"{live_url}/v1/responses", json=body, headers=headers, timeout=60).json() for _ in range(2)
+    )
+    assert "asks for about 2,0" in first["error"]["message"]
+    assert "limit of 1 requests a minute is reached" in again["error"]["message"]
 
 
 # --- stored responses --------------------------------------------------------------------------
