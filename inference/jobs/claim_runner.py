@@ -123,5 +123,11 @@ class ClaimRunner(TurnThread):
 
 
 def counts_as_attempt(error: BlazrError) -> bool:
-    """Whether an attempt that ended with this error counts: a full or loading worker is not the request's fault."""
-    return not isinstance(error, Unavailable) or isinstance(error, ModelLoadFailed | OutOfCacheBlocks)
+    """Whether an attempt that ended with this error counts: a full or loading worker is not the request's fault.
+
+    A model that can't be loaded counts, unless the error names a time to retry: other models use the memory, or the
+    database is away.
+    """
+    if isinstance(error, ModelLoadFailed | OutOfCacheBlocks):
+        return error.retry_after_s is None
+    return not isinstance(error, Unavailable)

@@ -11,7 +11,7 @@ from django.utils import timezone
 from inference.access.api_keys import api_key_create, api_key_revoke, principal_of_tenant
 from inference.batches import lines, outcomes, runner, upkeep
 from inference.batches.services import batch_cancel
-from inference.errors import Conflict, GenerationFailed, InvalidRequest, ModelLoading
+from inference.errors import Conflict, GenerationFailed, InvalidRequest, ModelLoadFailed, ModelLoading
 from inference.models import BatchLine, UsageRecord
 from inference.values.principal import LOCAL, UNAUTHENTICATED
 from models_registry.aliases import alias_promote
@@ -148,19 +148,21 @@ def test_errors_of_the_engine_are_tried_again_and_refusals_are_not(manager):
             return InvalidRequest("no.", param="prompt")
         if text == "busy" and tries[text] < 6:
             return ModelLoading("wait.", retry_after_s=1)
+        if text == "waits" and tries[text] < 6:
+            return ModelLoadFailed("other models use the memory.", retry_after_s=1)
         if text == "shaky" and tries[text] < 3:
             return GenerationFailed("oops.")
         return GenerationFailed("always.") if text == "broken" else None
 
     manager.failure = failure
-    batch = make_batch(line(name, name) for name in ("good", "bad", "busy", "shaky", "broken"))
+    batch = make_batch(line(name, name) for name in ("good", "bad", "busy", "waits", "shaky", "broken"))
     item = make_runner(manager, window=8)
     for _ in range(40):
         BatchLine.objects.update(not_before=None)
         work(batch, item, turns=1)
     assert batch.state == "completed"
-    assert tries == {"good": 1, "bad": 1, "busy": 6, "shaky": 3, "broken": 3}
-    assert {item["custom_id"] for item in contents(batch.output_file_id)} == {"good", "busy", "shaky"}
+    assert tries == {"good": 1, "bad": 1, "busy": 6, "waits": 6, "shaky": 3, "broken": 3}
+    assert {item["custom_id"] for item in contents(batch.output_file_id)} == {"good", "busy", "waits", "shaky"}
 
 
 def test_a_finished_batch_cannot_be_cancelled(manager):

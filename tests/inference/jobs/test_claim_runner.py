@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from inference.errors import (
+    BlazrError,
     EngineError,
     GenerationFailed,
     InvalidRequest,
@@ -90,6 +91,7 @@ def test_the_end_gives_back_what_is_held():
         (ModelLoading("loading."), False),
         (Unavailable("no worker."), False),
         (ModelLoadFailed("too large."), True),
+        (ModelLoadFailed("other models use the memory.", retry_after_s=10), False),
         (OutOfCacheBlocks("too long."), True),
         (GenerationFailed("broken."), True),
         (EngineError("broken."), True),
@@ -98,3 +100,4 @@ def test_the_end_gives_back_what_is_held():
 )
 def test_a_full_or_loading_worker_is_not_the_requests_fault(error, counts):
     assert counts_as_attempt(error) is counts
+    assert counts_as_attempt(BlazrError.from_dict(error.to_dict())) is counts

@@ -9,7 +9,7 @@ from django.db import OperationalError
 from django.db.models import F
 
 from inference.dialects.openai.requests import plan_from_body
-from inference.errors import GenerationFailed, InvalidRequest, ModelLoading
+from inference.errors import GenerationFailed, InvalidRequest, ModelLoadFailed, ModelLoading
 from inference.jobs import hints
 from inference.jobs import runner as job_runner
 from inference.jobs.claims import MAX_ATTEMPTS
@@ -152,6 +152,7 @@ def test_cancel_reaches_a_running_job(runner, manager):
     [
         (InvalidRequest("bad prompt"), "failed", 1),
         (ModelLoading("not yet", retry_after_s=60), "queued", 0),
+        (ModelLoadFailed("no memory now", retry_after_s=60), "queued", 0),
         (GenerationFailed("broken", retry_after_s=60), "queued", 1),
     ],
 )
@@ -165,6 +166,17 @@ def test_errors_end_or_delay_a_job_by_their_kind(runner, manager, error, state, 
     assert job_error(row).message == error.message
     runner.turn()
     assert len(manager.messages) == 1
+
+
+def test_a_job_waits_for_memory_that_other_models_use(runner, manager):
+    (row,) = submit("Hi")
+    for _ in range(2 * MAX_ATTEMPTS):
+        runner.turn()
+        (request_id,) = manager.messages.keys() - manager.ended
+        manager.error(request_id, ModelLoadFailed("tiny waits for memory.", retry_after_s=10))
+        runner.turn()
+        assert (fresh(row).state, row.attempts) == ("queued", 0)
+        GenerationJob.objects.update(not_before=None)
 
 
 def test_a_suspect_runs_alone(runner, manager):
