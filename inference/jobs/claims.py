@@ -370,13 +370,18 @@ def job_finish(
         last: The last events of a job whose events are kept.
 
     Returns:
-        False: the job has ended or another worker holds it; nothing was written.
+        False: the job has ended, another worker holds it, or ``last`` isn't the chunk behind the stored ones; nothing
+            was written.
     """
     if state not in TERMINAL_JOB_STATES:
         raise ValueError(f"{state} is not a final state")
     body = b"" if result is None else orjson.dumps(result)
+    held = _held(key, fence)
+    if last is not None:
+        # A connection lost at the commit of a chunk leaves a stored chunk that the worker doesn't know.
+        held = held.filter(num_chunks=last.number)
     with transaction.atomic():
-        changed = _held(key, fence).update(
+        changed = held.update(
             state=state,
             lease_until=None,
             owner="",

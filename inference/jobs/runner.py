@@ -13,11 +13,11 @@ import time
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from django.db import DatabaseError, InterfaceError, transaction
+from django.db import DatabaseError, DataError, IntegrityError, InterfaceError, transaction
 
 from inference.access.start_limits import StartLimits
 from inference.dialects.openai.outputs.formats import output_formatter
-from inference.errors import BlazrError, EngineDead, EngineError, Unavailable
+from inference.errors import BlazrError, EngineDead, EngineError, GenerationFailed, Unavailable
 from inference.host.fault_points import fault_point
 from inference.jobs.claim_runner import (
     HEARTBEAT_S,
@@ -153,16 +153,16 @@ class JobRunner(ClaimRunner):
         return FLUSH_S / 2 if self._running else POLL_S / 2
 
     def turn(self) -> None:
-        """Take events, store them, finish jobs, renew leases, claim jobs."""
+        """Take events, store them, renew leases, finish jobs, claim jobs."""
         self._take_events()
         self._start_alone()
         now = time.monotonic()
         self._flush(now)
-        self._finish_ended()
-        self._limits.flush()
         if now - self._beat_at >= (HINTED_HEARTBEAT_S if self._hinted and self._running else HEARTBEAT_S):
             self._hinted = False
             self._heartbeat(now)
+        self._finish_ended()
+        self._limits.flush()
         if now - self._swept_at >= SWEEP_S:
             self._swept_at = now
             if OPEN_JOBS.exists():
@@ -195,17 +195,29 @@ class JobRunner(ClaimRunner):
 
     def _finish_ended(self) -> None:
         for item in [item for item in self._running.values() if item.has_ended]:
-            # Written before it is forgotten: after a database error the next turn tries again.
-            with transaction.atomic():
-                is_kept = self._finish(item)
-                fault_point("job.finish")
-                if is_kept and not item.is_retried:
-                    usage_store(records=[_usage(item)])
-            fault_point("job.finished")
-            if not is_kept:
-                logger.warning("job %s ended here, but another worker holds it by now", item.job.job_id)
-            self._forget(item)
-            self._look_now = True
+            try:
+                self._store_end(item)
+            except Exception as error:
+                if _is_outage(error):
+                    raise  # the next turn tries again
+                logger.exception("the end of job %s could not be stored", item.job.job_id)
+                if isinstance(item.outcome, GenerationFailed):
+                    self._forget(item)  # its lease lapses
+                else:
+                    item.outcome = GenerationFailed("The result could not be stored because of an internal error.")
+
+    def _store_end(self, item: _RunningJob) -> None:
+        # Written before it is forgotten: after a database error the next turn tries again.
+        with transaction.atomic():
+            is_held = self._finish(item)
+            fault_point("job.finish")
+            if is_held and not item.is_retried:
+                usage_store(records=[_usage(item)])
+        fault_point("job.finished")
+        if not is_held:
+            logger.warning("job %s ended here, but its row has changed since", item.job.job_id)
+        self._forget(item)
+        self._look_now = True
 
     def _finish(self, item: _RunningJob) -> bool:
         job, builder, error = item.job, item.builder, item.outcome
@@ -357,6 +369,11 @@ class JobRunner(ClaimRunner):
             job_release(key=item.job.key, fence=item.job.fence, is_counted=item.is_counted)
             self._forget(item)
         self._limits.flush()
+
+
+def _is_outage(error: Exception) -> bool:
+    """Whether the database failed, rather than the values that were to be stored."""
+    return isinstance(error, DatabaseError | InterfaceError) and not isinstance(error, DataError | IntegrityError)
 
 
 def _usage(item: _RunningJob) -> Usage:

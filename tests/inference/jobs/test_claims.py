@@ -144,6 +144,17 @@ def test_finish_writes_once_and_cleans_up():
     assert JobChunk.objects.count() == 0
 
 
+def test_an_end_with_events_follows_the_stored_ones():
+    (row,) = submit()
+    (job,) = jobs_claim(owner="w", limit=1)
+    jobs_append(chunks=[NewChunk(job.key, job.fence, 0, [])])
+    repeated, following = (NewChunk(job.key, job.fence, number, [{"type": "done"}]) for number in (0, 1))
+    assert not job_finish(key=job.key, fence=job.fence, state=JobState.SUCCEEDED, result={}, last=repeated)
+    row.refresh_from_db()
+    assert row.state == "running"
+    assert job_finish(key=job.key, fence=job.fence, state=JobState.SUCCEEDED, result={}, last=following)
+
+
 def test_an_attempt_that_gets_further_starts_the_count_anew():
     submit()
     for number in range(2 * MAX_ATTEMPTS):

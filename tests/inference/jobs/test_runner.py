@@ -21,6 +21,7 @@ from inference.models import GenerationJob, JobChunk, JobState, UsageDay, UsageR
 from inference.transport.crash_record import tokens_alone
 from inference.values.plan import JOB_PRIORITY
 from inference.values.principal import LOCAL
+from tests.inference.jobs.submissions import lapse
 from tests.inference.rows import make_checkpoint
 from tests.inference.worker.scripted_manager import ScriptedManager
 
@@ -49,6 +50,13 @@ def submit(*prompts: str, **members: Any) -> list[GenerationJob]:
         JobRequest(plan_from_body("completion", {"model": "tiny", "prompt": prompt, **members})) for prompt in prompts
     ]
     return jobs_submit(requests=requests, principal=LOCAL)
+
+
+def finish(manager: ScriptedManager, request_id: str) -> None:
+    """Let a request generate a token and end."""
+    manager.event(request_id, "start", prompt_tokens=3)
+    manager.tokens(request_id, "x", 1, finish_reason="stop", stop_reason=None)
+    manager.done(request_id)
 
 
 def fresh(row: GenerationJob) -> GenerationJob:
@@ -283,6 +291,78 @@ def test_the_leases_of_held_jobs_are_renewed_however_long_a_step_takes(runner, m
     runner.turn()
     assert manager.messages
     assert fresh(row).lease_until > before
+
+
+def test_a_connection_lost_at_the_commit_of_events_stops_no_other_job(runner, manager, monkeypatch):
+    plan = plan_from_body("completion", {"model": "tiny", "prompt": "Hi"})
+    (streamed,) = jobs_submit(requests=[JobRequest(plan, keep_events=True)], principal=LOCAL)
+    (other,) = submit("other")
+    runner.turn()
+    first, second = manager.messages
+    manager.event(first, "start", prompt_tokens=3)
+    manager.tokens(first, "Hel", 1, 2)
+    append = job_runner.jobs_append
+
+    def commit_and_fail(**values: Any) -> None:
+        append(**values)
+        raise OperationalError("the connection was lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job_runner, "jobs_append", commit_and_fail)
+        with pytest.raises(OperationalError):
+            runner.turn()
+    manager.tokens(first, "lo", 3, finish_reason="stop")
+    manager.done(first)
+    finish(manager, second)
+    runner.turn()
+    assert [fresh(streamed).state, fresh(other).state] == ["running", "succeeded"]
+    assert runner.num_running == 0
+    lapse()
+    runner.turn()
+    runner.turn()
+    third = list(manager.messages)[-1]
+    assert manager.messages[third]["delivered"] == [[1, 2]]
+    manager.event(third, "start", prompt_tokens=3)
+    manager.tokens(third, "lo", 3, finish_reason="stop", stop_reason=None)
+    manager.done(third)
+    runner.turn()
+    assert job_result(fresh(streamed))["choices"][0]["text"] == "Hello"
+
+
+def test_a_job_whose_result_cannot_be_stored_fails_and_stops_no_other_job(runner, manager, monkeypatch):
+    broken, other = submit("broken", "other")
+    finish_job = job_runner.job_finish
+
+    def finish_others(*, key: int, **values: Any) -> bool:
+        if key == broken.pk:
+            raise TypeError("str is not valid UTF-8")
+        return finish_job(key=key, **values)
+
+    monkeypatch.setattr(job_runner, "job_finish", finish_others)
+    for _ in range(4 * MAX_ATTEMPTS):
+        runner.turn()
+        for request_id in manager.messages.keys() - manager.ended:
+            finish(manager, request_id)
+        GenerationJob.objects.update(not_before=None)
+    assert fresh(other).state == JobState.SUCCEEDED
+    assert fresh(broken).state == JobState.FAILED
+    assert "internal error" in job_error(broken).message
+
+
+def test_leases_are_renewed_while_an_end_cannot_be_stored(runner, manager, monkeypatch):
+    ended, waiting = submit("ended", "waiting")
+    runner.turn()
+    finish(manager, next(iter(manager.messages)))
+    before = fresh(ended).lease_until
+
+    def fail(**_: Any) -> None:
+        raise OperationalError("the table is locked")
+
+    monkeypatch.setattr(job_runner, "job_finish", fail)
+    with pytest.raises(OperationalError):
+        runner.turn()
+    assert fresh(ended).lease_until > before
+    assert fresh(waiting).lease_until > before
 
 
 def test_jobs_of_resident_models_are_taken_first(runner, manager, monkeypatch):
