@@ -13,6 +13,7 @@ All functions are synchronous and use the database: call them off the event loop
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,6 +36,8 @@ from inference.models.readable_rows import readable_rows
 from inference.records.job_usage import jobs_charge
 from inference.values.messages import GenerationEvent
 from inference.values.plan import GenerationPlan
+
+logger = logging.getLogger(__name__)
 
 LEASE_S = 10.0
 """A worker without a heartbeat for so long has lost its jobs; heartbeats come four times as often."""
@@ -160,10 +163,10 @@ def jobs_claim(
             started_at=Now(),
         )
         rows = GenerationJob.objects.filter(pk__in=keys, state=JobState.RUNNING, owner=owner).order_by("priority", "id")
-        readable = readable_rows(rows.defer("result", "error").prefetch_related("chunks"))
-        if len(readable) < len(keys):
-            _give_up_damaged(rows.exclude(pk__in=[row.pk for row in readable]))
-        return [_claimed(row, is_last=suspects) for row in readable]
+        jobs = _claimed(readable_rows(rows.defer("result", "error").prefetch_related("chunks")), is_last=suspects)
+        if len(jobs) < len(keys):
+            _give_up_damaged(rows.exclude(pk__in=[job.key for job in jobs]))
+        return jobs
 
 
 def _give_up_damaged(claimed: QuerySet[GenerationJob]) -> None:
@@ -232,7 +235,18 @@ def suspect_tenants() -> set[str]:
     return set(_due().filter(_SUSPECT).order_by().values_list("tenant", flat=True)[:MAX_SUSPECTS])
 
 
-def _claimed(row: GenerationJob, *, is_last: bool) -> ClaimedJob:
+def _claimed(rows: Iterable[GenerationJob], *, is_last: bool) -> list[ClaimedJob]:
+    """Return the claimed jobs, without those of which the stored plan or an event can't be used."""
+    jobs: list[ClaimedJob] = []
+    for row in rows:
+        try:
+            jobs.append(_claimed_job(row, is_last=is_last))
+        except Exception as error:  # any error: the claim of the other jobs must not fail
+            logger.warning("job %s is given up, its row is damaged: %s: %s", row.job_id, type(error).__name__, error)
+    return jobs
+
+
+def _claimed_job(row: GenerationJob, *, is_last: bool) -> ClaimedJob:
     chunks = sorted(row.chunks.all(), key=lambda chunk: chunk.number)
     return ClaimedJob(
         key=row.pk,

@@ -47,7 +47,7 @@ from inference.records.request_log import logged_contents
 from inference.records.usage import Usage, usage_now, usage_store
 from inference.transport.crash_record import tokens_alone
 from inference.values.limits import estimate_tokens
-from inference.values.messages import GenerationEvent
+from inference.values.messages import GenerateMessage, GenerationEvent
 from inference.values.output_builder import OutputBuilder
 from inference.values.plan import JOB_PRIORITY
 
@@ -79,6 +79,8 @@ class _RunningJob:
     outcome: BlazrError | None = None
     is_done: bool = False
     runs_alone: bool = False
+    num_clearing: int = 0
+    """Tokens that this attempt has to make until earlier crashes count no longer."""
 
     @property
     def claim(self) -> tuple[int, int]:
@@ -124,7 +126,7 @@ class _RunningJob:
             events=tuple(self.pending),
             prompt_tokens=self.builder.prompt_tokens,
             completion_tokens=self.builder.completion_tokens,
-            clears_crashes=self.tokens_made >= tokens_alone(self.job.reach),
+            clears_crashes=self.tokens_made >= self.num_clearing,
         )
 
 
@@ -309,31 +311,22 @@ class JobRunner(ClaimRunner):
             self._start(job)
 
     def _start(self, job: ClaimedJob) -> None:
+        item = _RunningJob(job, OutputBuilder(job.plan), num_chunks=len(job.chunks), flushed_at=time.monotonic())
+        try:
+            message, tokens = _message(item), estimate_tokens(job.plan)
+        except Exception:
+            # The attempt counts, so that this can't repeat for ever.
+            logger.exception("the request of job %s can't be built from its row", job.job_id)
+            item.outcome = EngineError("The stored job can't be run because of an internal error.")
+            self._running[job.request_id] = item
+            self._wake.set()
+            return
         # The submission of a background response was its request.
         requests = 0 if job.keep_events else 1
-        if not self._limits.admit(job.tenant, job.request_id, tokens=estimate_tokens(job.plan), requests=requests):
+        if not self._limits.admit(job.tenant, job.request_id, tokens=tokens, requests=requests):
             job_release(key=job.key, fence=job.fence, is_counted=job.attempt < MAX_ATTEMPTS)
             return
-        builder = OutputBuilder(job.plan)
-        for chunk in job.chunks:
-            for event in chunk:
-                builder.add(0, event)
-        item = _RunningJob(job, builder, num_chunks=len(job.chunks), flushed_at=time.monotonic())
         self._running[job.request_id] = item
-        plan = replace(job.plan, priority=job.plan.priority + JOB_PRIORITY)
-        message = plan.message(
-            0,
-            request_id=job.request_id,
-            web_id=WEB_ID,
-            checkpoint_id=job.checkpoint_id,
-            deadline=time.time() + DEADLINE_S,
-            tenant=job.tenant if job.tenant.startswith("key:") else "",
-            owner=job.tenant,
-            attempt=job.fence - 1,
-            delivered=builder.delivered(0) if job.chunks else None,
-        )
-        if job.attempt >= MAX_ATTEMPTS:
-            message["alone_tokens"] = tokens_alone(job.reach)
         try:
             self._manager.submit(message, self._on_events, self._on_alone)
             fault_point("job.started")
@@ -369,6 +362,30 @@ class JobRunner(ClaimRunner):
             job_release(key=item.job.key, fence=item.job.fence, is_counted=item.is_counted)
             self._forget(item)
         self._limits.flush()
+
+
+def _message(item: _RunningJob) -> GenerateMessage:
+    """Replay the stored events into the item's builder, and return the message that continues behind them."""
+    job, builder = item.job, item.builder
+    for chunk in job.chunks:
+        for event in chunk:
+            builder.add(0, event)
+    item.num_clearing = tokens_alone(job.reach)
+    plan = replace(job.plan, priority=job.plan.priority + JOB_PRIORITY)
+    message = plan.message(
+        0,
+        request_id=job.request_id,
+        web_id=WEB_ID,
+        checkpoint_id=job.checkpoint_id,
+        deadline=time.time() + DEADLINE_S,
+        tenant=job.tenant if job.tenant.startswith("key:") else "",
+        owner=job.tenant,
+        attempt=job.fence - 1,
+        delivered=builder.delivered(0) if job.chunks else None,
+    )
+    if job.attempt >= MAX_ATTEMPTS:
+        message["alone_tokens"] = item.num_clearing
+    return message
 
 
 def _is_outage(error: Exception) -> bool:

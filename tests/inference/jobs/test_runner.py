@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 import pytest
 from django.db import OperationalError
 from django.db.models import F
@@ -291,6 +292,20 @@ def test_the_leases_of_held_jobs_are_renewed_however_long_a_step_takes(runner, m
     runner.turn()
     assert manager.messages
     assert fresh(row).lease_until > before
+
+
+@pytest.mark.parametrize("events", [[{"type": "delta", "choice": 7, "attempt": 0}], [{"type": "delta"}], [{}], [5]])
+def test_a_job_whose_stored_events_cannot_be_replayed_fails_and_stops_no_other(runner, manager, events):
+    broken, other = submit("broken", "other")
+    JobChunk.objects.create(job=broken, number=0, events=orjson.dumps(events).decode())
+    GenerationJob.objects.filter(pk=broken.pk).update(num_chunks=1)
+    for _ in range(3 * MAX_ATTEMPTS):
+        runner.turn()
+        for request_id in manager.messages.keys() - manager.ended:
+            finish(manager, request_id)
+        GenerationJob.objects.update(not_before=None)
+    assert [fresh(broken).state, fresh(other).state] == ["failed", "succeeded"]
+    assert len(manager.messages) == 1
 
 
 def test_a_connection_lost_at_the_commit_of_events_stops_no_other_job(runner, manager, monkeypatch):

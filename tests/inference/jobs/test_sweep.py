@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import orjson
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
@@ -201,6 +202,17 @@ def test_a_damaged_job_delays_no_other_and_is_given_up(column):
     state = GenerationJob.objects.filter(pk=jobs[1].pk).values_list("state", flat=True)
     assert jobs_sweep().failed == 1
     assert state.get() == JobState.FAILED
+    assert GenerationJob.objects.filter(state=JobState.RUNNING).count() == 2
+
+
+@pytest.mark.parametrize("members", [{"prompts": None}, {"params": 5}, {"params": {"top_n_sigma": 1000.0}}])
+def test_a_job_whose_plan_cannot_be_rebuilt_delays_no_other_and_is_given_up(members):
+    jobs = [submit()[0] for _ in range(3)]
+    plan = orjson.dumps(orjson.loads(jobs[1].plan) | members).decode()
+    GenerationJob.objects.filter(pk=jobs[1].pk).update(plan=plan)
+    assert [job.key for job in jobs_claim(owner="w", limit=9)] == [jobs[0].pk, jobs[2].pk]
+    assert jobs_sweep().failed == 1
+    assert GenerationJob.objects.get(pk=jobs[1].pk).state == JobState.FAILED
     assert GenerationJob.objects.filter(state=JobState.RUNNING).count() == 2
 
 
