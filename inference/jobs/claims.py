@@ -139,7 +139,8 @@ def jobs_claim(
     """
     if limit <= 0:
         return []
-    tenants = suspect_tenants() if suspects else _tenant_pages.next_page()
+    pages = _tenant_pages if checkpoint_ids is None else _resident_pages
+    tenants = suspect_tenants() if suspects else pages.next_page()
     capacities = {tenant: limit if (found := capacity(tenant)) is None else found for tenant in tenants}
     with transaction.atomic():
         candidates = _due().filter(_SUSPECT if suspects else ~_SUSPECT)
@@ -216,6 +217,8 @@ class TenantPages:
         return tenants if tenants or is_first else self.next_page()
 
 
+# A turn claims jobs of loaded models, then of any. With one cursor for both, each would see every second page only.
+_resident_pages = TenantPages()
 _tenant_pages = TenantPages()
 
 

@@ -93,6 +93,25 @@ def test_a_page_with_one_tenant_leaves_the_others_jobs_to_their_pages(monkeypatc
     assert order_of([*flood, *others], jobs_claim(owner="w", limit=1)) == [10]
 
 
+def test_claims_of_loaded_and_of_any_models_each_see_all_pages(model, monkeypatch):
+    monkeypatch.setattr(claims, "MAX_TENANTS", 2)
+    monkeypatch.setattr(claims, "_resident_pages", claims.TenantPages())
+    monkeypatch.setattr(claims, "_tenant_pages", claims.TenantPages())
+    make_checkpoint("other")
+    callers = [Principal("key", f"key:{number}", "", number) for number in range(4)]
+    cold = [submit(request(model="other"), principal=caller)[0].pk for caller in callers[:2]]
+    warm = [submit(request(), principal=caller)[0].pk for caller in callers[2:]]
+    resident: list[int] = []
+    others: list[int] = []
+    for _ in range(4):
+        resident += [job.key for job in jobs_claim(owner="w", limit=1, checkpoint_ids=[str(model.pk)])]
+        others += [job.key for job in jobs_claim(owner="w", limit=1)]
+        GenerationJob.objects.filter(pk__in=warm).update(state=JobState.QUEUED, lease_until=None, attempts=0)
+    assert set(cold) <= set(others)
+    assert set(resident) <= set(warm)
+    assert resident
+
+
 def test_claims_can_be_limited_to_models_and_age(model):
     submit()
     other = make_checkpoint("other")

@@ -148,7 +148,8 @@ class Runners(RuleBasedStateMachine):
         for table in ("jobchunk", "generationjob", "usagerecord", "usageday"):
             sql(f"DELETE FROM inference_{table}")
         CLOCK.now = 1000.0
-        claims._tenant_pages = claims.TenantPages()  # a schedule begins as a process does
+        # A schedule begins as a process does.
+        claims._resident_pages, claims._tenant_pages = claims.TenantPages(), claims.TenantPages()
         self.ends: dict[int, tuple[Any, ...]] = {}
         self.cancels: dict[int, int] = {}
         self.keys: set[int] = set()
