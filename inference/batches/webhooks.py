@@ -23,6 +23,7 @@ import secrets
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -31,6 +32,7 @@ from urllib.parse import urlsplit
 import orjson
 from django.conf import settings
 from django.db import DatabaseError, connections
+from django.db.models import Min
 from django.utils import timezone
 
 from inference.errors import InvalidRequest, UnsupportedFeature
@@ -51,6 +53,11 @@ NUM_SENDERS = 2
 SECRET_MARK = "whsec_"  # noqa: S105 - the beginning of every secret
 _PORTS = {"https": 443, "http": 80}
 _senders = threading.BoundedSemaphore(NUM_SENDERS)
+_turns_lock = threading.Lock()
+_sending: set[str] = set()
+"""Tenants of which this process sends a message now."""
+_turns: dict[str, float] = {}
+"""Monotonic time of the last turn of each tenant with due messages."""
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
@@ -172,24 +179,51 @@ def _send_due() -> None:
 
 
 def deliver_due() -> int:
-    """Send the due messages and return their number. Several processes may run this at once."""
+    """Send the due messages and return their number. Several processes may run this at once.
+
+    One sender at most of this process sends messages of a tenant, and the tenants take turns, so that a slow receiver
+    delays the messages of its own tenant only.
+    """
     done = 0
     for _ in range(MAX_DELIVERIES):
-        row = (
-            WebhookDelivery.objects.filter(next_attempt_at__lte=timezone.now())
-            .select_related("batch")
-            .order_by("next_attempt_at")
-            .first()
-        )
-        if row is None:
-            break
-        until = timezone.now() + timedelta(seconds=TRYING_S)
-        same = WebhookDelivery.objects.filter(pk=row.pk, attempts=row.attempts)
-        if same.update(attempts=row.attempts + 1, next_attempt_at=until):
-            row.attempts += 1
-            _try(row)
-            done += 1
+        with _turns_lock:
+            row = _next_due()
+            if row is None:
+                break
+            tenant = row.batch.tenant
+            _sending.add(tenant)
+        try:
+            done += _claim_and_try(row)
+        finally:
+            with _turns_lock:
+                _sending.discard(tenant)
     return done
+
+
+def _next_due() -> WebhookDelivery | None:
+    """Return the oldest due message of the tenant that waits longest, and begin the tenant's turn."""
+    due = WebhookDelivery.objects.filter(next_attempt_at__lte=timezone.now())
+    found = dict(due.order_by().values_list("batch__tenant").annotate(first=Min("next_attempt_at")))
+    # Tenants without due messages are forgotten, so that the record stays small.
+    for tenant in _turns.keys() - found.keys():
+        del _turns[tenant]
+    free = found.keys() - _sending
+    if not free:
+        return None
+    chosen = min(free, key=lambda tenant: (_turns.get(tenant, 0.0), found[tenant]))
+    _turns[chosen] = time.monotonic()
+    return due.filter(batch__tenant=chosen).select_related("batch").order_by("next_attempt_at").first()
+
+
+def _claim_and_try(row: WebhookDelivery) -> bool:
+    """Try to deliver a message, unless another process has claimed it."""
+    until = timezone.now() + timedelta(seconds=TRYING_S)
+    same = WebhookDelivery.objects.filter(pk=row.pk, attempts=row.attempts)
+    if not same.update(attempts=row.attempts + 1, next_attempt_at=until):
+        return False
+    row.attempts += 1
+    _try(row)
+    return True
 
 
 def _try(row: WebhookDelivery) -> None:

@@ -16,6 +16,7 @@ from inference.batches import webhooks
 from inference.errors import InvalidRequest, UnsupportedFeature
 from inference.jobs import hints
 from inference.models import WebhookDelivery
+from inference.values.principal import Principal
 from tests.inference.batches.fakes import EchoManager, line, make_batch, make_runner, work
 from tests.inference.rows import make_checkpoint
 from tests.inference.worker.fakes import wait_until
@@ -66,6 +67,7 @@ def receiver():
 def setting(settings, tmp_path, monkeypatch):
     settings.BLAZR_FILES_DIR = tmp_path / "files"
     settings.BLAZR_WEBHOOKS = "any"
+    monkeypatch.setattr(webhooks, "_turns", {})
     monkeypatch.setattr(hints, "wake_workers", lambda: None)
 
 
@@ -143,6 +145,51 @@ def test_a_slow_receiver_keeps_no_thread_of_the_tasks(transactional_db, monkeypa
     gate.set()
     wait_until(webhooks.start_delivery)
     assert sending.acquire(timeout=30)
+
+
+def deliveries(tenant: str, number: int) -> None:
+    """Store due messages of a tenant."""
+    caller = Principal("key", tenant, "", 1)
+    for _ in range(number):
+        batch = make_batch([line("a")], caller, webhook={"url": "http://127.0.0.1:9/", "secret": SECRET})
+        batch.state = "completed"
+        webhooks.schedule(batch)
+
+
+def test_a_slow_receiver_delays_no_other_tenants_messages(transactional_db, monkeypatch):
+    """With both senders, one of them stays free for the others."""
+    make_checkpoint()
+    deliveries("key:1", 3)
+    deliveries("key:2", 2)
+    gate, sent, slow = threading.Event(), [], threading.Semaphore(0)
+
+    def attempt(row: WebhookDelivery) -> None:
+        if row.batch.tenant == "key:1":
+            slow.release()
+            gate.wait(60)
+        sent.append(row.batch.tenant)
+
+    monkeypatch.setattr(webhooks, "_try", attempt)
+    assert webhooks.start_delivery()
+    assert slow.acquire(timeout=30)
+    assert webhooks.start_delivery()
+    wait_until(lambda: len(sent) == 2)
+    assert sent == ["key:2", "key:2"]
+    gate.set()
+    wait_until(lambda: len(sent) == 5)
+    for thread in threading.enumerate():
+        if thread.name == "webhooks":
+            thread.join(60)
+
+
+def test_tenants_with_due_messages_take_turns(db, monkeypatch):
+    make_checkpoint()
+    for tenant, number in (("key:1", 3), ("key:2", 2), ("key:3", 1)):
+        deliveries(tenant, number)
+    sent: list[str] = []
+    monkeypatch.setattr(webhooks, "_try", lambda row: sent.append(row.batch.tenant))
+    assert webhooks.deliver_due() == 6
+    assert sent == ["key:1", "key:2", "key:3", "key:1", "key:2", "key:1"]
 
 
 def test_one_that_is_gone_is_not_asked_again(transactional_db, receiver):
