@@ -193,9 +193,7 @@ class StreamHub:
         try:
             if name == b"e":
                 for event in redis_keys.unpack(payload):
-                    subscription = self._subscriptions.get(event["request_id"])
-                    if subscription is not None:
-                        subscription.accept(event)
+                    self._forward(event)
             elif name == b"f":
                 request_id, error = redis_keys.unpack(payload)
                 if (subscription := self._subscriptions.get(request_id)) is not None:
@@ -204,6 +202,14 @@ class StreamHub:
                 await self._reply(*redis_keys.unpack(payload))
         except Exception:  # an entry that isn't a worker's must not end the loop that reads the others
             logger.exception("an entry of the event stream can't be read")
+
+    def _forward(self, event: GenerationEvent) -> None:
+        try:
+            subscription = self._subscriptions.get(event["request_id"])
+            if subscription is not None:
+                subscription.accept(event)
+        except Exception:  # an entry holds events of many requests
+            logger.exception("an event of the event stream can't be passed on")
 
     async def _reply(self, request_id: str, attempt: int) -> None:
         assert self._client is not None

@@ -95,3 +95,18 @@ async def test_hub_outlives_garbage_on_its_stream(redis_urls_in_settings):
     assert (await collected.all())[0]["type"] == "done"
     await client.aclose()
     await hub.close()
+
+
+async def test_an_event_that_cannot_be_passed_on_stops_no_other_of_its_entry(redis_urls_in_settings):
+    import redis.asyncio
+
+    hub = StreamHub(redis_urls_in_settings.client)
+    await hub.start()
+    collected, _ = Collected(hub, "r"), Collected(hub, "other")
+    client = redis.asyncio.Redis.from_url(redis_urls_in_settings.client)
+    end = {"request_id": "r", "attempt": 0, "index": 0, "type": "done"}
+    events = [*redis_keys.unpack(BAD), {"no": "id"}, 5, end]
+    await client.xadd(redis_keys.out(hub.web_id), {"e": redis_keys.pack(events)})
+    assert (await collected.all())[0]["type"] == "done"
+    await client.aclose()
+    await hub.close()
