@@ -109,12 +109,12 @@ class Lifespan:
                 return
 
 
+_max_bytes = settings.BLAZR_MAX_BODY_BYTES
+_budget, _running = (BodyBudget(total_bytes=8 * _max_bytes, caller_bytes=4 * _max_bytes) for _ in range(2))
 SOCKETS = [
-    path("v1/stream", StreamConsumer.as_asgi()),
+    path("v1/stream", StreamConsumer.as_asgi(arriving=_budget, running=_running)),
     path("console/live", ConsoleConsumer.as_asgi()),
 ]
-_max_bytes = settings.BLAZR_MAX_BODY_BYTES
-_budget = BodyBudget(total_bytes=8 * _max_bytes, caller_bytes=4 * _max_bytes)
 
 application = ProtocolTypeRouter(
     {

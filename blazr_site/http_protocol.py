@@ -1,6 +1,6 @@
 """Limit connections by the process's files, the time and the bytes of request headers, and end stalled readers.
 
-uvicorn has no settings for these. Its settings ``http`` and ``ws`` take the classes in place of names.
+uvicorn has no settings for these. Its setting ``http`` takes the class in place of a name.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import asyncio
 import resource
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from blazr_site.stalled_readers import StallGuard
 
@@ -113,7 +112,3 @@ class HttpProtocol(StallGuard, HttpToolsProtocol):
         self._timer = None
         if not self.transport.is_closing():
             self.transport.close()
-
-
-class WebSocketProtocol(StallGuard, WebSocketsSansIOProtocol):
-    """uvicorn's protocol for WebSockets, which closes the connection of a client that reads nothing."""

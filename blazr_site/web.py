@@ -10,10 +10,11 @@ from collections.abc import Sequence
 import uvicorn
 from django.conf import settings
 
-from blazr_site.http_protocol import HttpProtocol, WebSocketProtocol, raise_file_limit
+from blazr_site.http_protocol import HttpProtocol, raise_file_limit
 from blazr_site.listeners import BACKLOG, open_listeners
 from blazr_site.process_environment import use_settings
 from blazr_site.settings.storage import prepare_data_dir
+from blazr_site.socket_protocol import WebSocketProtocol
 from inference.errors import Unavailable
 from inference.host.machine import share_one_arena
 
@@ -42,6 +43,7 @@ def main(descriptors: Sequence[str]) -> int:
         loop="uvloop",
         ws=WebSocketProtocol,
         ws_max_size=settings.BLAZR_MAX_BODY_BYTES,
+        ws_per_message_deflate=False,  # 16 KiB would become 16 MiB
         lifespan="on",
         timeout_graceful_shutdown=settings.BLAZR_DRAIN_GRACE_S,
         backlog=BACKLOG,

@@ -30,7 +30,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from asgiref.sync import sync_to_async
@@ -57,19 +57,28 @@ from inference.values.messages import GenerationEvent
 from inference.values.principal import Principal, principal_set
 from inference.values.queue_place import QueuePlace
 
+if TYPE_CHECKING:
+    from blazr_site.body_budget import BodyBudget
+
 MAX_REQUESTS_PER_SOCKET = 64
 MAX_ID_CHARS = 64
 CLOSE_NOT_AUTHENTICATED = 4401
 
 
 class StreamConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
-    """One connection; each running request is a task of its own."""
+    """One connection; each running request is a task of its own.
+
+    Args:
+        arriving: Counts the bytes of messages until they are taken; the connection is closed at its limit.
+        running: Counts the bytes of running requests; further ones are refused at its limit.
+    """
 
     # No such layer: tokens come from the hub, and a connection shouldn't depend on a subscription that nobody uses.
     channel_layer_alias = "none"
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, arriving: BodyBudget, running: BodyBudget, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._arriving_bytes, self._running_bytes = arriving, running
         self.principal: Principal | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
         self._num_started = 0
@@ -78,6 +87,9 @@ class StreamConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
     async def connect(self) -> None:
         """Find out who calls; nobody is turned away before the handshake, so that browsers see the code."""
         self.principal = await principal_of_websocket(self.scope)
+        admit = self.scope.get("state", {}).get("admit")  # none under another server than ``blazr_site.web``
+        if self.principal is not None and admit is not None:
+            admit(self._arriving_bytes, self.principal.tenant)
         await self.accept()
         if self.principal is None:
             await self.close(code=CLOSE_NOT_AUTHENTICATED)
@@ -101,7 +113,7 @@ class StreamConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             if kind in ("completion", "chat"):
                 self.principal = await self._caller_now(self.principal)
                 self.principal.check_scope("GET", self.scope["path"])
-                self._start(frame, kind, request_id, len(raw))
+                self._start(frame, kind, request_id, len(raw), self.principal.tenant)
             elif kind == "cancel":
                 self._cancel(request_id)
             elif kind == "ping":
@@ -153,7 +165,7 @@ class StreamConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             raise InvalidRequest(f"id must be a string of 1 to {MAX_ID_CHARS} characters.", param="id")
         return value
 
-    def _start(self, frame: dict[str, Any], kind: Any, client_id: str | None, num_bytes: int) -> None:
+    def _start(self, frame: dict[str, Any], kind: Any, client_id: str | None, num_bytes: int, tenant: str) -> None:
         if client_id is None:
             self._num_started += 1
             client_id = f"request-{self._num_started}"
@@ -169,7 +181,10 @@ class StreamConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             raise InvalidRequest("request must be an object: the body of the HTTP endpoint.", param="request")
         if body.get("stream") is False:
             raise UnsupportedFeature("stream: false is not for WebSockets; leave it out.", param="stream")
-        self._running[client_id] = run_in_background(self._run(client_id, kind, {**body, "stream": True}, num_bytes))
+        self._running_bytes.hold(tenant, num_bytes)
+        task = run_in_background(self._run(client_id, kind, {**body, "stream": True}, num_bytes))
+        task.add_done_callback(lambda _: self._running_bytes.release(tenant, num_bytes))
+        self._running[client_id] = task
 
     def _cancel(self, client_id: str | None) -> None:
         if client_id is None:

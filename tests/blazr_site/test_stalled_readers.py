@@ -12,7 +12,8 @@ import pytest
 import uvicorn
 
 from blazr_site import stalled_readers
-from blazr_site.http_protocol import HttpProtocol, WebSocketProtocol
+from blazr_site.http_protocol import HttpProtocol
+from blazr_site.socket_protocol import WebSocketProtocol
 
 STALL_S = 0.4
 PIECE_BYTES = 1 << 16

@@ -87,6 +87,7 @@ def live_url(redis_server: RedisUrls, django_db_setup: None, data_dir: Path) -> 
     from blazr_site.body_budget import BodyBudget
     from blazr_site.body_limit import BodyLimit
     from blazr_site.http_protocol import HttpProtocol
+    from blazr_site.socket_protocol import WebSocketProtocol
     from inference.consumers import StreamConsumer
     from inference.records import usage
     from inference.transport import hub as streams
@@ -97,20 +98,24 @@ def live_url(redis_server: RedisUrls, django_db_setup: None, data_dir: Path) -> 
     # The writer's thread would look for the database between tests, where it is forbidden; tests flush themselves.
     usage.FLUSH_INTERVAL_S = 24 * 3600.0
     budget = BodyBudget(total_bytes=32 << 20, caller_bytes=16 << 20)
+    running = BodyBudget(total_bytes=32 << 20, caller_bytes=16 << 20)
+    stream = StreamConsumer.as_asgi(arriving=budget, running=running)
     app = ProtocolTypeRouter(
         {
             "http": Http(
                 BodyLimit(BareHandler(), budget, max_bytes=4 << 20),
                 BodyLimit(get_asgi_application(), budget, max_bytes=4 << 20),
             ),
-            "websocket": AuthMiddlewareStack(URLRouter([path("v1/stream", StreamConsumer.as_asgi())])),
+            "websocket": AuthMiddlewareStack(URLRouter([path("v1/stream", stream)])),
         }
     )
     # Of a socket without this protocol asyncio doesn't know that it is TCP, and leaves Nagle's algorithm on, which
     # uvloop never does: the second part of a response then waits 40 ms until the client acknowledges the first.
     listener = socket.socket(proto=socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
-    config = uvicorn.Config(app, http=HttpProtocol, log_level="warning", lifespan="off", timeout_graceful_shutdown=2)
+    config = uvicorn.Config(
+        app, http=HttpProtocol, ws=WebSocketProtocol, log_level="warning", lifespan="off", timeout_graceful_shutdown=2
+    )
     server = uvicorn.Server(config)
 
     async def serve() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import time
@@ -257,3 +258,30 @@ def test_a_waiting_request_reports_where_it_stands(socket, worker, monkeypatch):
     kinds = [frame["type"] for frame in frames]
     assert kinds[:2] == ["accepted", "queue"] and kinds[-1] == "done" and "queue" not in kinds[kinds.index("chunk") :]
     assert frames[1]["queue"]["position"] == 1
+
+
+def test_bodies_of_running_requests_count_for_their_caller(ws_url, worker):
+    """16 MiB in these tests, however many connections the caller has."""
+    worker.script = endless
+    body = orjson.dumps({"type": "chat", "id": "a", "request": CHAT}) + b" " * (6 << 20)
+    with connect(ws_url) as first, connect(ws_url) as second, connect(ws_url) as third:
+        for socket in (first, second):
+            socket.send(body)
+            assert receive(socket)["type"] == "accepted"
+        third.send(body)
+        refused = receive(third)
+        assert (refused["id"], refused["status"], refused["error"]["code"]) == ("a", 429, "rate_limit_exceeded")
+        send(first, type="cancel", id="a")
+        assert receive_until_end(first, "a")[-1]["type"] == "cancelled"
+        third.send(body)
+        assert receive(third)["type"] == "accepted"
+
+
+def test_a_first_request_that_crosses_the_close_does_not_hide_its_code(ws_url, settings):
+    settings.BLAZR_API_KEY_REQUIRED = True
+    with connect(ws_url) as socket:
+        with contextlib.suppress(ConnectionClosed):
+            socket.send(orjson.dumps({"type": "chat", "id": "a", "request": CHAT}) + b" " * 4096)
+        with pytest.raises(ConnectionClosed):
+            socket.recv(timeout=60)
+        assert socket.close_code == 4401
