@@ -27,7 +27,7 @@ from channels.routing import ProtocolTypeRouter, URLRouter
 from django.conf import settings
 from django.core.asgi import get_asgi_application
 from django.db import DatabaseError
-from django.urls import get_resolver, path
+from django.urls import get_resolver, path, re_path
 
 from blazr_site.bare_handler import BareHandler
 from blazr_site.body_budget import BodyBudget
@@ -109,11 +109,18 @@ class Lifespan:
                 return
 
 
+async def refuse_socket(scope: Any, receive: Any, send: Any) -> None:
+    """Refuse a WebSocket on a path that has none, before the handshake: the client gets a 403."""
+    await receive()
+    await send({"type": "websocket.close"})
+
+
 _max_bytes = settings.BLAZR_MAX_BODY_BYTES
 _budget, _running = (BodyBudget(total_bytes=8 * _max_bytes, caller_bytes=4 * _max_bytes) for _ in range(2))
 SOCKETS = [
     path("v1/stream", StreamConsumer.as_asgi(arriving=_budget, running=_running)),
     path("console/live", ConsoleConsumer.as_asgi()),
+    re_path("", cast("Any", refuse_socket)),  # Channels would log a traceback for each handshake
 ]
 
 application = ProtocolTypeRouter(

@@ -97,3 +97,15 @@ async def test_websockets_open_for_own_pages_and_for_programs_without_cookies(se
     answer = await communicator.receive_output(1)
     assert answer["type"] == ("websocket.accept" if wanted else "websocket.close")
     assert seen == ([cookie] if wanted else [])
+
+
+@pytest.mark.parametrize("path", ["/", "/nowhere", "/v1/stream/", "/v1/streams", "//", "/\n", "/console/live/x"])
+async def test_a_websocket_of_no_path_is_refused_without_an_error(settings, path):
+    from blazr_site.asgi import application
+
+    settings.ALLOWED_HOSTS = ["testserver"]
+    scope = {"type": "websocket", "path": path, "headers": [(b"host", b"testserver")]}
+    communicator = ApplicationCommunicator(application, scope)
+    await communicator.send_input({"type": "websocket.connect"})
+    assert (await communicator.receive_output(10))["type"] == "websocket.close"
+    await communicator.wait()
