@@ -24,7 +24,7 @@ from django.http.response import HttpResponseBase
 from django.urls import ResolverMatch, set_script_prefix
 
 from blazr_site.request_thread import has_connections
-from blazr_site.routes import BLOB_ROUTE
+from blazr_site.routes import BLOB_ROUTE, FILE_ROUTES
 from inference.api.event_stream import EventStream
 from inference.api.exception_handler import error_response
 from inference.errors import StorageFull
@@ -65,8 +65,9 @@ class BareHandler(ASGIHandler):
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Serve one request."""
         try:
-            is_blob = scope["route"] is not None and scope["route"].view_name == BLOB_ROUTE
-            body = await (read_to_disk(receive) if is_blob else self.read_body(receive))
+            name = "" if scope["route"] is None else scope["route"].view_name
+            is_file = name == BLOB_ROUTE or (name in FILE_ROUTES and scope["method"] == "POST")
+            body = await (read_to_disk(receive) if is_file else self.read_body(receive))
         except RequestAborted:
             return
         except StorageFull as error:

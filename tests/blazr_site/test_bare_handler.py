@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import threading
 
 import pytest
@@ -13,6 +14,7 @@ from django.http import HttpResponse
 from blazr_site.bare_handler import BareHandler
 from blazr_site.request_thread import request_thread
 from blazr_site.routes import route_or_none
+from models_registry.storage import uploads_dir
 
 SCOPE = {
     "type": "http",
@@ -77,6 +79,16 @@ async def test_a_body_arrives_whole(parts):
     await serve(Handler(echo), client)
     assert client.body == b"".join(parts)
     assert client.sent[0]["status"] == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/states/a/content", "/api/blobs/sha256:0"])
+async def test_a_file_is_received_in_the_data_directory(monkeypatch, path):
+    """Not in the system's directory for temporary files, which other users share."""
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    client, before = Client(b"x" * 3_000_000, b"y"), set(uploads_dir().iterdir())
+    await serve(Handler(echo), client, path=path)
+    assert client.body == b"x" * 3_000_000 + b"y"
+    assert set(uploads_dir().iterdir()) == before  # it has no name there
 
 
 async def test_a_client_that_leaves_within_its_body_gets_no_view():

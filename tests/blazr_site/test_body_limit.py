@@ -269,8 +269,9 @@ async def test_a_file_counts_what_django_keeps_in_memory(settings):
     assert held.held_bytes == 0
 
 
-async def test_a_disk_that_is_full_under_a_body_is_an_error_in_the_api_s_shape(settings, monkeypatch):
-    """Django keeps large bodies in a temporary file; the reply used to be a text without a reason."""
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/files"])
+async def test_a_disk_that_is_full_under_a_body_is_an_error_in_the_api_s_shape(settings, monkeypatch, path):
+    """Large bodies are kept in a temporary file; the reply used to be a text without a reason."""
     settings.FILE_UPLOAD_MAX_MEMORY_SIZE = 4
 
     class Full(tempfile.SpooledTemporaryFile):
@@ -278,7 +279,8 @@ async def test_a_disk_that_is_full_under_a_body_is_an_error_in_the_api_s_shape(s
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(tempfile, "SpooledTemporaryFile", Full)
-    start, body = await Client(b"x" * 4, b"x" * 4).call(limited(BareHandler()), "/v1/files")
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda dir: Full())
+    start, body = await Client(b"x" * 4, b"x" * 4).call(limited(BareHandler()), path)
     assert start["status"] == 507 and not body["more_body"]
     assert "has no room for this body" in json.loads(body["body"])["error"]["message"]
 

@@ -9,14 +9,14 @@ from django.test import Client
 from blazr_site.callers import body_caller
 from blazr_site.routes import route_or_none
 from inference.access.api_keys import api_key_create
-from inference.errors import NotAuthenticated
+from inference.errors import NotAuthenticated, PermissionRefused
 
 
 def caller(path: str, headers: dict[str, str] | None = None, method: str = "POST") -> str | None:
     from asgiref.sync import async_to_sync
 
     raw = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
-    scope = {"client": ("127.0.0.1", 50000), "method": method, "headers": raw}
+    scope = {"client": ("127.0.0.1", 50000), "method": method, "path": path, "headers": raw}
     found = async_to_sync(body_caller)(scope, route_or_none(path))
     principal = scope.get("principal")
     assert (None if principal is None else principal.tenant) == (None if (found or "").startswith("user:") else found)
@@ -73,3 +73,19 @@ def test_sessions_of_others_than_staff_count_for_nothing(keys):
 def test_where_no_key_is_required_all_are_one_caller(settings, transactional_db):
     settings.BLAZR_API_KEY_REQUIRED = False
     assert caller("/v1/chat/completions") == caller("/login/", {"authorization": "Bearer sk-any"}) == "local"
+
+
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/states/a/content", "/api/blobs/sha256:0", "/api/batches/check"])
+def test_files_need_their_scope_before_they_are_read(keys, path):
+    _, key = api_key_create(name="ci", scopes=["generate", "models"])
+    with pytest.raises(PermissionRefused):
+        caller(path, {"authorization": f"Bearer {key}"})
+    row, key = api_key_create(name="full", scopes=["admin"])
+    assert caller(path, {"authorization": f"Bearer {key}"}) == f"key:{row.pk}"
+
+
+def test_an_account_without_a_role_sends_no_files(keys, admin_user):
+    account = User.objects.create_user("guest", is_staff=True)
+    with pytest.raises(PermissionRefused):
+        caller("/api/batches/check", cookie_of(account))
+    assert caller("/api/batches/check", cookie_of(admin_user)) == f"user:{admin_user.pk}"
