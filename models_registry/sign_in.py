@@ -6,6 +6,7 @@ An attempt is stored before its password is checked, so that simultaneous attemp
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 from datetime import timedelta
 from typing import Any
 
@@ -54,7 +55,7 @@ def attempt_start(*, name: str, address: str) -> SignInAttempt:
     SignInAttempt.objects.filter(created_at__lt=begin).delete()
     # A digest: people type passwords into the field of the name.
     digest = hashlib.sha256(name.casefold().encode(errors="replace")).hexdigest()
-    attempt = SignInAttempt.objects.create(name=digest, address=address[:64], created_at=now)
+    attempt = SignInAttempt.objects.create(name=digest, address=_counted(address), created_at=now)
     by_name = SignInAttempt.objects.filter(name=attempt.name)
     for limit, found in (
         (MAX_BY_NAME_AND_ADDRESS, by_name.filter(address=attempt.address)),
@@ -70,3 +71,14 @@ def attempt_start(*, name: str, address: str) -> SignInAttempt:
                 code="throttled",
             )
     return attempt
+
+
+def _counted(address: str) -> str:
+    """Return what counts as one address: of IPv6 the network of 64 bits, as one subscriber has all of its addresses."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:  # none, or the name of a socket
+        return address[:64]
+    if isinstance(found, ipaddress.IPv4Address):
+        return str(found)
+    return str(found.ipv4_mapped or ipaddress.IPv6Network((int(found), 64), strict=False))

@@ -77,3 +77,24 @@ def test_going_on_trying_does_not_prolong_the_wait():
 
 def test_the_name_is_not_stored_as_it_was_typed():
     assert attempt_start(name="my secret password", address="").name.isalnum()
+
+
+@pytest.mark.parametrize(
+    ("addresses", "counted"),
+    [
+        (["2001:db8:1:2::1", "2001:db8:1:2:ffff:ffff:ffff:ffff", "2001:DB8:1:2:0::9"], "2001:db8:1:2::/64"),
+        (["fe80::1%eth0", "fe80::2%eth1"], "fe80::/64"),
+        (["::ffff:192.0.2.7", "192.0.2.7"], "192.0.2.7"),
+        (["unix"], "unix"),
+        ([""], ""),
+    ],
+)
+def test_one_network_of_ipv6_counts_as_an_address(addresses: list[str], counted: str):
+    assert {attempt_start(name="vera", address=address).address for address in addresses} == {counted}
+
+
+def test_other_addresses_of_the_network_wait_too(staff: User, client: Client):
+    for number in range(MAX_BY_NAME_AND_ADDRESS):
+        sign_in(client, "wrong", address=f"2001:db8::{number:x}")
+    assert "Too many" in sign_in(client, RIGHT, address="2001:db8::ffff").content.decode()
+    assert sign_in(client, RIGHT, address="2001:db8:0:1::1").status_code == 302
