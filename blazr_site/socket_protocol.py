@@ -21,6 +21,8 @@ MAX_FRAMES_PER_READ = 512
 """A frame takes 15 µs of the event loop, and a read of uvloop has up to 256,000 bytes: 42,666 empty frames."""
 MAX_FRAGMENTS = 1 << 14
 """Fragments of a message; a small one takes ten times its bytes."""
+MAX_UNREAD_PONGS = 512
+"""Pongs for a client that reads nothing; the transport keeps them."""
 _PIECE_BYTES = 1 << 10
 """Bytes that are parsed between two looks at the limits."""
 _CLOSE_POLICY, _CLOSE_TOO_BIG, _CLOSE_TRY_AGAIN = 1008, 1009, 1013
@@ -39,6 +41,7 @@ class WebSocketProtocol(StallGuard, WebSocketsSansIOProtocol):
     _num_complete = 0
     _num_frames = 0
     _num_closing_bytes = 0
+    _num_unread_pongs = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -81,6 +84,11 @@ class WebSocketProtocol(StallGuard, WebSocketsSansIOProtocol):
         self._num_complete += sum(map(len, self.frames))
         super().send_receive_event_to_app()
 
+    def handle_ping(self) -> None:
+        """Send a pong."""
+        super().handle_ping()
+        self._num_unread_pongs = self._num_unread_pongs + 1 if self._is_paused else 0
+
     def handle_parser_exception(self) -> None:
         """Close the connection of a client that breaks the protocol, perhaps before its handshake was accepted."""
         if self.conn.close_sent is None:
@@ -114,6 +122,8 @@ class WebSocketProtocol(StallGuard, WebSocketsSansIOProtocol):
         num_bytes = self._num_complete + self._num_unfinished
         if self._num_frames > MAX_FRAMES_PER_READ:
             self._fail(_CLOSE_POLICY, f"more than {MAX_FRAMES_PER_READ} frames at once")
+        elif self._num_unread_pongs > MAX_UNREAD_PONGS:
+            self._fail(_CLOSE_POLICY, f"more than {MAX_UNREAD_PONGS} pings of a client that reads nothing")
         elif len(self.frames) > MAX_FRAGMENTS:
             self._fail(_CLOSE_POLICY, f"a message of more than {MAX_FRAGMENTS} fragments")
         elif self._budget is None and num_bytes > MAX_ANONYMOUS_BODY_BYTES:

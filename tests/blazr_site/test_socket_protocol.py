@@ -180,6 +180,21 @@ async def test_as_many_frames_as_programs_send_are_taken(app):
         assert not transport.is_closing()
 
 
+async def test_a_client_that_reads_nothing_gets_few_pongs(app):
+    """They would be kept until it reads."""
+    async with connected(app, b"/key") as (protocol, transport):
+        for _ in range(3):  # a client that reads
+            protocol.pause_writing()
+            protocol.data_received(frame(PING) * MAX_FRAMES_PER_READ)
+            protocol.resume_writing()
+            protocol.data_received(frame(PING))
+        assert not transport.is_closing()
+        protocol.pause_writing()
+        for _ in range(2):
+            protocol.data_received(frame(PING) * MAX_FRAMES_PER_READ)
+        assert transport.is_closing() and close_code(transport) == 1008
+
+
 async def test_a_message_has_so_many_fragments_at_most(app):
     async with connected(app, b"/key") as (protocol, transport):
         protocol.data_received(frame(TEXT, fin=False))
