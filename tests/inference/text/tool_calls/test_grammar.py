@@ -187,6 +187,8 @@ def test_strict_functions_in_every_format(version):
         ("mistral", "[ARGS]"): f"[TOOL_CALLS]weather[ARGS]{arguments}",
         ("deepseek", ""): f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{arguments}"
         "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        ("kimi", ""): "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
+        f"{arguments}<|tool_call_end|><|tool_calls_section_end|>",
         ("deepseek", "```json"): "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
         f"{arguments}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
     }[version]
