@@ -17,7 +17,7 @@ from models_registry.models import *
 base = Checkpoint.objects.get(served_model_name="demo")
 for name, kind in (("sql", "lora"), ("mix", "xlora")):
     Adapter.objects.create(
-        base=base, name=name, kind=kind, path=f"/srv/adapters/{name}", digest="d", rank=16,
+        base=base, name=name, kind=kind, path=base.path, digest="d", rank=16,
         targets=["q_proj", "v_proj"], num_values=1, size_bytes=1 << 20,
     )
 """

@@ -23,7 +23,7 @@ from django.urls import get_resolver
 from django.urls.resolvers import URLResolver
 from django.utils import timezone
 
-from blazr_site.asgi import application
+from blazr_site.asgi import application, refuse_socket
 from inference.access.api_keys import api_key_create, api_key_revoke, principal_of_tenant
 from inference.dialects.openai.requests import plan_from_body
 from inference.files.store import FileWriter
@@ -295,4 +295,6 @@ def test_the_socket_has_no_other_routes():
     assert [str(route.pattern) for route in routed.routes] == [
         WEBSOCKET.removeprefix("/"),
         CONSOLE_SOCKET.removeprefix("/"),
+        "",  # refuses all others
     ]
+    assert routed.routes[-1].callback is refuse_socket

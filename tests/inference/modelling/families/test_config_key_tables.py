@@ -200,7 +200,7 @@ def test_every_family_has_a_table() -> None:
     assert set(TYPES) | set(AROUND) == set(FAMILIES) - {"oxidizr", "phi3_v"}  # transformers has neither
 
 
-@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize("model_type", sorted(TYPES.keys() - {"kimi_k2"}))  # which transformers reads by remote code
 def test_every_key_of_transformers_is_in_the_table(model_type: str) -> None:
     keys = AutoConfig.for_model(model_type).to_dict()
     assert not [key for key in keys if key not in config_keys(model_type) and not key.startswith("_")]
