@@ -18,7 +18,15 @@ from django.urls import ResolverMatch
 from blazr_site.body_budget import ANONYMOUS, MAX_ANONYMOUS_BODY_BYTES, RETRY_AFTER_S, BodyBudget
 from blazr_site.callers import body_caller
 from blazr_site.request_thread import request_thread
-from blazr_site.routes import BLOB_ROUTE, FILE_ROUTES, LARGE_ROUTES, PIECE_ROUTE, SMALL_BODY_BYTES, api_view
+from blazr_site.routes import (
+    BLOB_ROUTE,
+    DISK_ROUTES,
+    FILE_ROUTES,
+    LARGE_ROUTES,
+    PIECE_ROUTE,
+    SMALL_BODY_BYTES,
+    api_view,
+)
 from inference.api.exception_handler import RequestTimeout, error_response
 from inference.errors import BlazrError, InvalidRequest, RequestTooLarge, StorageFull, Unavailable
 from models_registry.upload_rules import CHUNK_BYTES
@@ -100,7 +108,7 @@ class BodyLimit:
             if caller is None:
                 caller, max_bytes = ANONYMOUS, min(max_bytes, MAX_ANONYMOUS_BODY_BYTES)
             # Django keeps a file on disk, but for its first bytes.
-            is_on_disk = name in FILE_ROUTES or name == BLOB_ROUTE
+            is_on_disk = name in DISK_ROUTES
             most_held = min(max_bytes, settings.FILE_UPLOAD_MAX_MEMORY_SIZE) if is_on_disk else max_bytes
             declared = headers.get(b"content-length", b"0")
             if not declared.isdigit() or len(declared) > 18 or int(declared) > max_bytes:

@@ -13,7 +13,7 @@ from django.contrib.auth import aget_user
 from django.http import HttpRequest, parse_cookie
 from django.urls import ResolverMatch
 
-from blazr_site.routes import BLOB_ROUTE, FILE_ROUTES, api_view
+from blazr_site.routes import DISK_ROUTES, api_view
 from inference.access.accounts import principal_of_user
 from inference.access.authentication import principal_of_connection
 from inference.errors import NotAuthenticated
@@ -47,7 +47,7 @@ async def body_caller(scope: MutableMapping[str, Any], route: ResolverMatch | No
     if principal is None and (view is None or view.session_allowed):
         principal = await _account(scope)
     if principal is not None:
-        if route is not None and (route.view_name == BLOB_ROUTE or route.view_name in FILE_ROUTES):
+        if route is not None and route.view_name in DISK_ROUTES:
             principal.check_scope(scope["method"], scope["path"])  # before gigabytes are read
         return principal.tenant
     if needs_caller:

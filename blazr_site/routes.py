@@ -35,6 +35,8 @@ FILE_ROUTES = frozenset({"api:files", "api:state-content", "api:page-batch-check
 """Uploads of files of the API, streamed to the disk; ``BLAZR_MAX_FILE_BYTES`` limits them."""
 BLOB_ROUTE = "api:ollama-blob"
 """Files of models by their digest, read to the disk; ``BLAZR_MAX_UPLOAD_BYTES`` limits them."""
+DISK_ROUTES = FILE_ROUTES | {BLOB_ROUTE}
+"""All whose body is a file."""
 PIECE_ROUTE = "registry-upload-piece"
 """Pieces of a model's upload."""
 
