@@ -57,6 +57,8 @@ CONTRAST = """
   return poor;
 }
 """
+PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
+"""Milliseconds until the page was painted first; nothing yet: undefined."""
 
 
 def axe_findings(page: Page, rules: dict[str, Any] = RULES) -> list[list[str]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
 
+from tests.browser.actions import PAINT
 from tests.browser.chromium import chromium_binary
 from tests.browser.screenshots import demo_server, sign_in
 from tests.live.conftest import LiveServer, wait_until
@@ -38,7 +39,6 @@ for number in range({count}):
     row.served_model_name, row.path = f"deep-{{number}}", f"/nowhere/{{row.pk}}"
     row.save(force_insert=True)
 """
-PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
 SEARCH = """async (query) => {
   const field = document.querySelector("#search");
   const rows = () => document.querySelectorAll("#models tbody tr").length;

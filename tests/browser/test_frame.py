@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, WebSocket, WebSocketRoute, expect
 
-from tests.browser.actions import await_loaded, axe_findings, row_like_demo, schemes_of, show_texts
+from tests.browser.actions import PAINT, await_loaded, axe_findings, row_like_demo, schemes_of, show_texts
 from tests.browser.conftest import Complaints
 from tests.browser.test_pages import paths
 from tests.live.conftest import LiveServer, wait_until
@@ -23,7 +23,6 @@ MAX_PAINT_MS = 300
 MAX_FILTER_MS = 100
 NUM_TRIES = 10
 """Measurements until one is quick enough: other programs take the processors meanwhile."""
-PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
 
 
 @pytest.mark.parametrize(("width", "schemes"), [(360, ("light", "dark")), (1440, ("dark", "light"))])
