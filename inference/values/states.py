@@ -65,9 +65,10 @@ class Departure:
     """A model that was unloaded.
 
     Attributes:
-        reason: For people: what it made room for, or who or what wanted it gone.
+        reason: For people; a sentence's end if ``evicted_for`` is its beginning.
         resident_s: How long it was there.
         at: Unix time.
+        evicted_for: Served name of the model that needed its memory, if one did.
     """
 
     checkpoint_id: str
@@ -75,6 +76,14 @@ class Departure:
     memory_bytes: int = 0
     resident_s: float = 0.0
     at: float = 0.0
+    evicted_for: str = ""
+
+    def words(self, names: frozenset[str] | None = None) -> str:
+        """Why it was unloaded; a model that isn't among ``names`` (None: all) is not named."""
+        if not self.evicted_for:
+            return self.reason
+        is_named = names is None or self.evicted_for in names
+        return f"{self.evicted_for if is_named else 'another model'} {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,12 +241,20 @@ def merge_models(workers: Iterable[WorkerState]) -> dict[str, ModelState]:
     return merged
 
 
-def departures_of(workers: Iterable[WorkerState], checkpoint_id: str) -> list[dict[str, Any]]:
-    """When and why a model was unloaded, the last few times, oldest first; plain values."""
+def departures_of(
+    workers: Iterable[WorkerState], checkpoint_id: str, names: frozenset[str] | None = None
+) -> list[dict[str, Any]]:
+    """When and why a model was unloaded, the last few times, oldest first; plain values.
+
+    Args:
+        workers: All workers.
+        checkpoint_id: The model.
+        names: Served names of other models that may be named; None: all.
+    """
     found = [
         {
             "worker_id": worker.worker_id,
-            "reason": item.reason,
+            "reason": item.words(names),
             "memory_bytes": item.memory_bytes,
             "resident_s": item.resident_s,
             "at": item.at,

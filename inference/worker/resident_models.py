@@ -303,8 +303,8 @@ class ResidentModels:
                         f"{format_bytes(budget)}; unload one of them, or raise BLAZR_MEMORY_BUDGET."
                     )
                 if step.victim is not None:
-                    reason = f"{plan.name} needed {format_bytes(needed)} and it was used least recently"
-                    self._begin_unload(step.victim, reason)
+                    reason = f"needed {format_bytes(needed)} and it was used least recently"
+                    self._begin_unload(step.victim, reason, plan.name)
                     resident.evicts = step.victim.name
                     return step.victim
                 if self._closing or now >= deadline:
@@ -489,12 +489,11 @@ class ResidentModels:
         self._to_load.append(resident)
         self._condition.notify_all()
 
-    def _begin_unload(self, resident: Resident, reason: str) -> None:
+    def _begin_unload(self, resident: Resident, reason: str, evicted_for: str = "") -> None:
         """Mark a ready model as unloading, without new requests; the caller must unload it."""
         resident.status = "unloading"
         resident.waiting += self._entry.take_of(resident)
-        resident_s = round(time.monotonic() - resident.ready_at, 3)
-        self._departures.append(
-            Departure(resident.checkpoint_id, reason, resident.memory_bytes, resident_s, time.time())
-        )
-        logger.info("%s will be unloaded: %s", resident.name, reason)
+        lasted_s, now = round(time.monotonic() - resident.ready_at, 3), time.time()
+        departure = Departure(resident.checkpoint_id, reason, resident.memory_bytes, lasted_s, now, evicted_for)
+        self._departures.append(departure)
+        logger.info("%s will be unloaded: %s", resident.name, departure.words())

@@ -25,6 +25,7 @@ from inference.transport.control import request_unload, send_control
 from inference.transport.questions import fits_somewhere, model_fit, running_requests
 from inference.transport.queue import request_load
 from inference.transport.worker_states import model_states, worker_states
+from inference.values.principal import principal_current
 from inference.values.served_model import ServedModel
 from inference.values.states import ModelState, departures_of
 from models_registry.selectors import checkpoint_get, checkpoint_list
@@ -161,7 +162,7 @@ async def _status(served: ServedModel) -> dict[str, Any]:
         "pinned": any(model.pinned for model in own),
         "keep_alive_s": own[0].keep_alive_s if own else None,
         "load_s": own[0].load_s if own else None,
-        "departures": departures_of(workers.values(), state.checkpoint_id),
+        "departures": departures_of(workers.values(), state.checkpoint_id, principal_current().models),
     }  # fmt: skip
 
 

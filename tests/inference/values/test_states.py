@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
+
 from inference.values.states import Departure, EnergyReading, ResidentModel, WorkerState, departures_of, merge_models
 
 
@@ -49,3 +51,17 @@ def test_departures_of_one_model_are_ordered_by_time() -> None:
     ]
     found = departures_of(workers, "a")
     assert [(item["worker_id"], item["reason"]) for item in found] == [("w2", "early"), ("w1", "late")]
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (None, "b needed 3 GiB"),
+        (frozenset({"a", "b"}), "b needed 3 GiB"),
+        (frozenset({"a"}), "another model needed 3 GiB"),
+    ],
+)
+def test_a_departure_names_only_models_that_may_be_named(names: frozenset[str] | None, words: str) -> None:
+    worker = WorkerState("w", departures=(Departure("a", "needed 3 GiB", evicted_for="b"),))
+    (found,) = departures_of([WorkerState.from_json(worker.to_json())], "a", names)
+    assert found["reason"] == words

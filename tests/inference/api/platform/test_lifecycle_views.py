@@ -13,6 +13,7 @@ from inference.access.api_keys import api_key_create
 from inference.transport import keys as redis_keys
 from inference.transport import questions
 from inference.transport.control import CancelledRequests, ControlReader
+from inference.values.states import Departure, WorkerState
 from inference.worker.model_manager import ModelManager
 from inference.worker.questions import Questions
 from models_registry.models import Checkpoint
@@ -141,6 +142,18 @@ def test_a_key_for_some_models_gets_no_names_of_others(http, manager):
         headers = {"Authorization": f"Bearer {key}"}
         (own,) = http.get("/v1/models/tiny/fit", headers=headers).json()["workers"]
         assert own == found | {"evicts": shown}
+
+
+def test_a_key_for_some_models_reads_no_names_of_others_in_departures(http, redis_server, checkpoint):
+    gone = Departure(str(checkpoint.pk), "needed 10 bytes", evicted_for="b")
+    with redis.Redis.from_url(redis_server.client) as client:
+        client.set(redis_keys.worker("other"), WorkerState("other", departures=(gone,)).to_json(), ex=60)
+        client.zadd(redis_keys.WORKERS, {"other": client.time()[0] + 60})
+    for models, who in ((["tiny"], "another model"), (["tiny", "b"], "b"), ([], "b")):
+        _, key = api_key_create(name=who, models=models)
+        headers = {"Authorization": f"Bearer {key}"}
+        (found,) = http.get("/v1/models/tiny/status", headers=headers).json()["departures"]
+        assert found["reason"] == f"{who} needed 10 bytes"
 
 
 def test_requests_are_listed_and_cancelled(document, http_as_admin, manager, checkpoint):
