@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -183,9 +184,23 @@ class JobRunner(ClaimRunner):
     def _flush(self, now: float) -> None:
         # A finished job needs no chunk, as its result goes into the row.
         due = [item for item in self._running.values() if not item.is_done and item.is_due(now)]
-        if not due:
+        if not due or self._append(due, now):
             return
-        lost = jobs_append(chunks=[item.chunk() for item in due])
+        for item in due:
+            if not self._append([item], now):
+                item.pending.clear()
+                item.outcome = GenerationFailed("Its events could not be stored because of an internal error.")
+                self._manager.cancel(item.job.request_id)
+
+    def _append(self, due: Sequence[_RunningJob], now: float) -> bool:
+        """Store pending events; False: the values of one of the jobs can't be stored, and nothing was."""
+        try:
+            lost = jobs_append(chunks=[item.chunk() for item in due])
+        except Exception as error:
+            if _is_outage(error):
+                raise  # the next turn tries again
+            logger.exception("the events of %d jobs could not be stored", len(due))
+            return False
         fault_point("job.flushed")
         for item in due:
             item.pending.clear()
@@ -194,6 +209,7 @@ class JobRunner(ClaimRunner):
             item.flushed_at = now
             if item.claim in lost:
                 self._drop(item, "its lease was lost")
+        return True
 
     def _finish_ended(self) -> None:
         for item in [item for item in self._running.values() if item.has_ended]:

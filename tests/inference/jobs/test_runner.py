@@ -344,6 +344,25 @@ def test_a_connection_lost_at_the_commit_of_events_stops_no_other_job(runner, ma
     assert job_result(fresh(streamed))["choices"][0]["text"] == "Hello"
 
 
+def test_a_job_whose_events_cannot_be_stored_ends_its_attempt_and_stops_no_other_job(runner, manager):
+    plan = plan_from_body("completion", {"model": "tiny", "prompt": "Hi"})
+    request = JobRequest(plan, keep_events=True)
+    jobs = jobs_submit(requests=[request, request], principal=LOCAL)
+    runner.turn()
+    broken, sound = manager.messages
+    for request_id in (broken, sound):
+        manager.event(request_id, "start", prompt_tokens=3)
+    manager.tokens(broken, "\ud800", 1)  # half of a pair, which UTF-8 doesn't have
+    manager.tokens(sound, "Hel", 1)
+    runner.turn()
+    assert JobChunk.objects.count() == 1
+    manager.tokens(sound, "lo", 2, finish_reason="stop")
+    manager.done(sound)
+    runner.turn()
+    assert sorted(fresh(job).state for job in jobs) == ["queued", "succeeded"]  # as after any error of ours
+    assert manager.cancelled == [broken]
+
+
 def test_a_job_whose_result_cannot_be_stored_fails_and_stops_no_other_job(runner, manager, monkeypatch):
     broken, other = submit("broken", "other")
     finish_job = job_runner.job_finish
