@@ -195,12 +195,12 @@ def _gone() -> GenerationFailed:
     return GenerationFailed("The job of this response was deleted, or its stored row is damaged.")
 
 
-def response_body(row: StoredResponse) -> dict[str, Any]:
-    """Return the current response object."""
+def response_body(row: StoredResponse, background: BackgroundResponse | None = None) -> dict[str, Any]:
+    """Return the current response object; with ``background``, read from the events behind its last read."""
     body: dict[str, Any] = orjson.loads(row.body)
     if row.job_id is None or body["status"] not in OPEN_STATES:
         return body
-    background = BackgroundResponse(row)
+    background = background or BackgroundResponse(row)
     background.read()
     if background.is_over:
         response_finish(row, background.response)

@@ -19,6 +19,7 @@ from inference.api.base import ApiView, json_body, json_response
 from inference.api.event_stream import EventStream, queue_headers
 from inference.api.responses.background import (
     OPEN_STATES,
+    BackgroundResponse,
     background_check,
     background_of_key,
     background_submit,
@@ -271,9 +272,10 @@ class ResponseCancelView(ApiView):
         with ExitStack() as held:
             held.enter_context(await hold_stored(response_id, self.principal))
             row = await sync_to_async(response_cancel)(response_id=response_id, principal=self.principal)
+            background = BackgroundResponse(row)
             deadline = time.monotonic() + CANCEL_WAIT_S
             while True:
-                body = await sync_to_async(response_body)(row)
+                body = await sync_to_async(response_body)(row, background)
                 if body["status"] not in OPEN_STATES or time.monotonic() >= deadline:
                     return ReadResponse(body, held.pop_all())
                 await asyncio.sleep(CANCEL_POLL_S)
