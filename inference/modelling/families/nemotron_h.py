@@ -14,7 +14,7 @@ from inference.errors import UnsupportedArchitecture
 from inference.modelling.families.attention_config import attention_sources, attention_spec
 from inference.modelling.families.config import MAX_LAYERS, CheckpointView, Confidence
 from inference.modelling.families.config_key_tables import COMMON, HEADS, NO_ROPE, NO_WINDOW, Table, harmless, used
-from inference.modelling.families.config_keys import Biases, Only
+from inference.modelling.families.config_keys import Biases
 from inference.modelling.families.config_values import (
     activation,
     check_size,
@@ -25,6 +25,7 @@ from inference.modelling.families.config_values import (
 from inference.modelling.families.decoder import decoder_spec, read_layers
 from inference.modelling.families.decoder_layout import read_layout
 from inference.modelling.families.head_sizes import read_heads
+from inference.modelling.families.headers import matrix_shape
 from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
 from inference.modelling.families.moe_config import (
     check_experts,
@@ -58,6 +59,7 @@ NEMOTRON: Table = {
         "conv_kernel", "mamba_d_conv", "time_step_limit", "mamba_dt_limit", "hybrid_override_pattern",
         "layers_block_type", "layer_types", "n_routed_experts", "moe_intermediate_size",
         "moe_shared_expert_intermediate_size", "routed_scaling_factor", "n_group", "topk_group", "norm_topk_prob",
+        "moe_latent_size",
     ),
     **harmless(
         "start values of a training", "time_step_min", "time_step_max", "time_step_floor", "time_step_rank",
@@ -71,7 +73,6 @@ NEMOTRON: Table = {
     **harmless("transformers doesn't read it", "attention_bias", "mamba_proj_bias", "norm_eps"),
     **harmless("other names beside n_groups and ssm_state_size", "mamba_num_groups", "mamba_state_dim"),
     "sliding_window": NO_WINDOW,
-    "moe_latent_size": Only((), "experts in a latent space can't be served yet"),
     "mlp_bias": Biases(r"mixer\.(?:up|down)_proj"),
     "use_bias": Biases(r"mixer\.(?:in|out)_proj"),
     "use_conv_bias": Biases(r"mixer\.conv1d"),
@@ -115,6 +116,11 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         elif f"{base}gate.weight" in view.tensors:
             channel = _moe_spec(view, layer, mlp_act)
             found = moe_sources(view, channel, base, shared="shared_experts.")
+            if channel.latent_size:
+                found |= {
+                    "latent_down_proj.weight": tensor(f"{base}fc1_latent_proj.weight"),
+                    "latent_up_proj.weight": tensor(f"{base}fc2_latent_proj.weight"),
+                }
         elif f"{base}up_proj.weight" in view.tensors:
             channel = mlp_spec(view, layer, mlp_act, mlp="mixer.", gated=False)
             found = mlp_sources(view, channel, layer, mlp="mixer.")
@@ -191,14 +197,16 @@ def _stated_kinds(view: CheckpointView) -> tuple[str, ...] | None:
 
 
 def _moe_spec(view: CheckpointView, layer: str, act: str) -> MoESpec:
-    """Ungated experts chosen by sigmoid scores with a correction bias, group-limited as in DeepSeek-V3."""
+    """Ungated experts chosen by sigmoid scores with a correction bias, group-limited as in DeepSeek-V3.
+
+    The routed ones may work in a narrower space, between two projections (Nemotron 3 Super).
+    """
     config, base = view.config, f"{layer}mixer."
-    for name in ("fc1_latent_proj.weight", "shared_experts.up_proj.bias"):
-        if base + name in view.tensors:
-            raise UnsupportedArchitecture(
-                f"{base}{name} is not supported: experts in a latent space, or with biases, can't be served yet.",
-                param=base + name,
-            )
+    bias, latent = f"{base}shared_experts.up_proj.bias", f"{base}fc1_latent_proj.weight"
+    if bias in view.tensors:
+        raise UnsupportedArchitecture(f"{bias} is not supported: experts with biases can't be served yet.", param=bias)
+    latent_size = matrix_shape(view.tensors, latent)[0] if latent in view.tensors else 0
+    check_size(view, latent_size, f"width of the experts' space under {base[:-1]}", "moe_latent_size")
     count, width = count_experts(view, f"{base}experts.")
     check_experts(
         view, f"{base}experts.", count, width, ("n_routed_experts", "num_local_experts"), "moe_intermediate_size"
@@ -231,5 +239,6 @@ def _moe_spec(view: CheckpointView, layer: str, act: str) -> MoESpec:
             group_score="top2",
             correction_bias=f"{base}gate.e_score_correction_bias" in view.tensors,
             shared_intermediate_size=width_of_shared,
+            latent_size=latent_size,
         )
     )

@@ -242,6 +242,8 @@ NEMOTRON_H = (
     *both("ffn_down", "mixer.down_proj"),
     Rename("ffn_gate_inp.weight", "mixer.gate.weight"),
     Rename("exp_probs_b.bias", "mixer.gate.e_score_correction_bias"),
+    Rename("ffn_latent_down.weight", "mixer.fc1_latent_proj.weight"),
+    Rename("ffn_latent_up.weight", "mixer.fc2_latent_proj.weight"),
     Rename("ffn_up_exps.weight", "mixer.experts.{e}.up_proj.weight", "experts"),
     Rename("ffn_down_exps.weight", "mixer.experts.{e}.down_proj.weight", "experts"),
     Rename("ffn_up_shexp.weight", "mixer.shared_experts.up_proj.weight"),

@@ -225,7 +225,10 @@ class MixtureOfExperts(Layer):
         super().__init__()
         self.spec = spec
         self.router = Router(spec, hidden_size)
-        self.experts = Experts(spec, hidden_size)
+        self.experts = Experts(spec, spec.latent_size or hidden_size)
+        if spec.latent_size:
+            self.latent_down_proj = Linear(hidden_size, spec.latent_size)
+            self.latent_up_proj = Linear(spec.latent_size, hidden_size)
         self.bias = nn.Parameter(torch.empty(hidden_size), requires_grad=False) if spec.output_bias else None
         self.shared_expert = None
         self.shared_expert_gate = None
@@ -267,7 +270,10 @@ class MixtureOfExperts(Layer):
             mixed = self.experts_post_norm(self.experts(self.experts_norm(hidden), weights, chosen))
             shared: torch.Tensor = self.shared_post_norm(self._shared(self.shared_norm(hidden)))
             return mixed + shared
-        mixed = self.experts(hidden, weights, chosen)
+        if self.spec.latent_size:
+            mixed = self.latent_up_proj(self.experts(self.latent_down_proj(hidden), weights, chosen))
+        else:
+            mixed = self.experts(hidden, weights, chosen)
         if self.bias is not None:
             mixed = mixed + self.bias
         return mixed if self.shared_expert is None else mixed + self._shared(hidden)

@@ -378,6 +378,8 @@ class MoESpec:
         activation_limit: The gate is cut from above and up on both sides at this, before the activation (HY 4); None:
             they aren't.
         output_bias: A bias is added to the experts' sum (JetMoE).
+        latent_size: Width of what the routed experts read and give, between two projections; 0: they read what the
+            shared expert reads (Nemotron 3 Super).
     """
 
     kind: ClassVar[str] = "moe"
@@ -412,6 +414,7 @@ class MoESpec:
     num_identity_experts: int = 0
     output_bias: bool = False
     activation_limit: float | None = None
+    latent_size: int = 0
 
     @property
     def num_choices(self) -> int:
@@ -419,8 +422,11 @@ class MoESpec:
         return self.num_experts + self.num_identity_experts
 
     def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
-        """Experts are stacked: ``experts.gate_up_proj`` (E, 2f, h), ``experts.down_proj`` (E, h, f)."""
-        count, inner = self.num_experts, self.intermediate_size
+        """Experts are stacked: ``experts.gate_up_proj`` (E, 2f, h), ``experts.down_proj`` (E, h, f).
+
+        With ``latent_size`` their h is that, ``latent_down_proj`` and ``latent_up_proj`` around them.
+        """
+        count, inner, outer = self.num_experts, self.intermediate_size, self.latent_size or hidden_size
         shapes: dict[str, Shape] = {"router.weight": (self.num_choices, hidden_size)}
         if self.router_bias:
             shapes["router.bias"] = (self.num_choices,)
@@ -434,10 +440,13 @@ class MoESpec:
             for name in ("shared_norm", "shared_post_norm", "experts_norm", "experts_post_norm"):
                 shapes |= prefixed(name, self.branch_norm.parameter_shapes(hidden_size))
         first, rows = ("gate_up_proj", 2 * inner) if self.gated else ("up_proj", inner)
-        shapes[f"experts.{first}"] = (count, rows, hidden_size)
-        shapes["experts.down_proj"] = (count, hidden_size, inner)
+        shapes[f"experts.{first}"] = (count, rows, outer)
+        shapes["experts.down_proj"] = (count, outer, inner)
         if self.expert_bias:
-            shapes |= {f"experts.{first}_bias": (count, rows), "experts.down_proj_bias": (count, hidden_size)}
+            shapes |= {f"experts.{first}_bias": (count, rows), "experts.down_proj_bias": (count, outer)}
+        if self.latent_size:
+            shapes["latent_down_proj.weight"] = (self.latent_size, hidden_size)
+            shapes["latent_up_proj.weight"] = (hidden_size, self.latent_size)
         if self.shared_intermediate_size:
             shared = MLPSpec(self.shared_intermediate_size, self.activation, self.gated)
             shapes |= prefixed("shared_expert", shared.parameter_shapes(hidden_size))

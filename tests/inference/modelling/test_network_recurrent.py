@@ -101,6 +101,13 @@ CASES = {
             "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "use_bias": True, "attention_bias": True,
         },
     ),
+    "nemotron_h-latent": (
+        "NemotronH",
+        {
+            **NEMOTRON, "layers_block_type": ["linear_attention", "moe", "full_attention"], "moe_latent_size": 16,
+            "n_group": 1, "topk_group": 1, "routed_scaling_factor": 5.0,
+        },
+    ),
     "jamba": (
         "Jamba",
         {
@@ -183,7 +190,7 @@ def test_matches_transformers(name, tmp_path):
     assert_matches_oracle(load_directory(tmp_path), oracle_of(model))
 
 
-@pytest.mark.parametrize("name", ["granitemoehybrid-moe", "nemotron_h-moe", "jamba"])
+@pytest.mark.parametrize("name", ["granitemoehybrid-moe", "nemotron_h-moe", "nemotron_h-latent", "jamba"])
 def test_reads_experts_stacked_on_disk(name, tmp_path):
     family, values = CASES[name]
     model = make_model(family, values)

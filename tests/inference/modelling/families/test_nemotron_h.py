@@ -8,7 +8,7 @@ import pytest
 
 from inference.errors import TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.families.nemotron_h import build_spec
-from inference.modelling.specs.layers import AttentionSpec, Mamba2Spec, MLPSpec
+from inference.modelling.specs.layers import AttentionSpec, Mamba2Spec, MLPSpec, MoESpec
 from tests.inference.modelling.families.headers import HIDDEN, attention, mamba2, norms, outer, view_of
 
 CONFIG = {"num_attention_heads": 4, "hybrid_override_pattern": "M*-", "n_groups": 1}
@@ -64,10 +64,32 @@ def test_biases_of_experts_are_refused(leaf: str) -> None:
         build_spec(view_of(found | {base + leaf: (8,)}, config))
 
 
-def test_unknown_letters_and_experts_in_a_latent_space_are_refused() -> None:
+def test_unknown_letters_are_refused() -> None:
     with pytest.raises(UnsupportedArchitecture, match="hybrid_override_pattern has 'X'"):
         build_spec(view_of(shapes(), CONFIG | {"hybrid_override_pattern": "MX-"}))
+
+
+def with_latent_experts(outer_width: int = 6) -> dict:
+    """Layer 2 has experts that read 6 numbers and give ``outer_width``."""
     base = "backbone.layers.2.mixer."
-    latent = {f"{base}gate.weight": (4, HIDDEN), f"{base}fc1_latent_proj.weight": (4, HIDDEN)}
-    with pytest.raises(UnsupportedArchitecture, match="experts in a latent space"):
-        build_spec(view_of(shapes() | latent, CONFIG))
+    found = {name: shape for name, shape in shapes().items() if not name.startswith(base)}
+    found |= {f"{base}gate.weight": (4, HIDDEN), f"{base}fc1_latent_proj.weight": (6, HIDDEN)}
+    found[f"{base}fc2_latent_proj.weight"] = (HIDDEN, outer_width)
+    for number in range(4):
+        found[f"{base}experts.{number}.up_proj.weight"] = (8, 6)
+        found[f"{base}experts.{number}.down_proj.weight"] = (6, 8)
+    return found
+
+
+def test_experts_in_a_latent_space_are_between_two_projections() -> None:
+    """Nemotron 3 Super has them."""
+    config = CONFIG | {"hybrid_override_pattern": "M*E", "moe_latent_size": 6}
+    spec = build_spec(view_of(with_latent_experts(), config))
+    experts = spec.layers[2].channel_mixer
+    assert isinstance(experts, MoESpec) and (experts.latent_size, experts.intermediate_size) == (6, 8)
+    found = experts.parameter_shapes(HIDDEN)
+    assert (found["experts.up_proj"], found["latent_up_proj.weight"]) == ((4, 8, 6), (HIDDEN, 6))
+    with pytest.raises(TensorShapeMismatch, match="moe_latent_size 5, but the tensors have 6"):
+        build_spec(view_of(with_latent_experts(), config | {"moe_latent_size": 5}))
+    with pytest.raises(TensorShapeMismatch, match="fc2_latent_proj"):
+        build_spec(view_of(with_latent_experts(7), config))

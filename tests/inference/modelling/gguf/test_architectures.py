@@ -81,6 +81,7 @@ RECURRENT_CASES = {
     "granitemoehybrid-dense-rope": {},
     "nemotron_h-dense": {},
     "nemotron_h-moe": {"use_bias": False},
+    "nemotron_h-latent": {},
     "jamba": {},
 }
 """With the constants that a file can't state, as llama.cpp has them."""

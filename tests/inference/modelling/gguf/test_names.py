@@ -33,12 +33,11 @@ UNREAD = {
         "eh_proj", "embed_tokens", "enorm", "hnorm", "shared_head_head", "shared_head_norm"
     )},
     "lfm2": {"dense_2"},
-    "nemotron_h_moe": {"ffn_latent_down", "ffn_latent_up"},
     "bailingmoe3": {"ssm_f_b", "ssm_g_b"},
 }  # fmt: skip
-"""Rotary tables of the first files, names that the package lists but no model has, experts in a latent space and those
-of a MiniCPM that the converter doesn't know, the head of an embedding model, drafts of GLM-OCR, variants of MPT, and
-the second halves of Kimi's gates, which Ling has whole."""
+"""Rotary tables of the first files, names that the package lists but no model has, experts of a MiniCPM that the
+converter doesn't know, the head of an embedding model, drafts of GLM-OCR, variants of MPT, and the second halves of
+Kimi's gates, which Ling has whole."""
 
 
 LEAF = re.compile(r"\.(weight|bias)$")
