@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from inference.errors import CheckpointError
-from inference.modelling.encodings.quantisation_config import read_quantisation_config
+from inference.modelling.encodings.quantisation_config import CONFIG_KEYS, read_quantisation_config
 from inference.modelling.families.config import CheckpointConfig, CheckpointView, Facts, TensorTable
 from inference.modelling.families.config_keys import check_config_keys
 from inference.modelling.families.registry import config_keys
@@ -27,7 +27,7 @@ def check_config(values: Mapping[str, Any]) -> str:
         if config.get("model_type") == "oxidizr":
             return "oxidizr"
         model_type, _ = detect_model_type((), "huggingface", config, facts)
-        stated = config.get("quantization_config", "compression_config")
+        stated = config.get(*CONFIG_KEYS)
         if stated is not None:
             read_quantisation_config(stated)
         view = CheckpointView(CheckpointConfig({**values, "model_type": model_type}), TensorTable({}), facts)

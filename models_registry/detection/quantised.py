@@ -8,6 +8,7 @@ from functools import partial
 
 from inference.modelling.encoded_tensor import EncodedTensor
 from inference.modelling.encodings.quantisation_config import (
+    CONFIG_KEYS,
     SIDE_FILES,
     QuantisationConfig,
     read_quantisation_config,
@@ -50,7 +51,7 @@ def _warn_of_expanded(encoded: Sequence[EncodedTensor], facts: Facts) -> None:
 
 def _stated(resolved: CheckpointDirectory, config: CheckpointConfig) -> QuantisationConfig | None:
     """What config.json says, else the first of the files beside it; None: nothing does."""
-    value = config.get("quantization_config", "compression_config")
+    value = config.get(*CONFIG_KEYS)
     if value is not None:
         return read_quantisation_config(value)
     for name in SIDE_FILES:

@@ -22,6 +22,9 @@ METHODS = (
 BLAZR_VERSION, KEPT_VERSION = 1, 2
 """Of the files that ``blazr quantise`` writes; the second one if weights keep the codes that they had before."""
 
+CONFIG_KEYS = ("quantization_config", "compression_config", "text_config.quantization_config")
+"""Where config.json states it, dots between an object and its member; the first one that is there holds."""
+
 SIDE_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 
 _REMEDY = f"read are {', '.join(METHODS)}; use the model's unquantised weights or one of these."

@@ -1,10 +1,11 @@
-"""DeepSeek V2 and V3, Kimi K2, Youtu-LLM, MiniCPM 3: latent attention, fine-grained experts with shared ones.
+"""DeepSeek V2 and V3, Kimi K2 to K2.6, Youtu-LLM, MiniCPM 3: latent attention, fine-grained experts with shared ones.
 
 Sources: https://arxiv.org/abs/2405.04434 (V2), https://arxiv.org/abs/2412.19437 (V3); the config keys
 are those of the published files and of transformers' ``deepseek_v2`` and ``deepseek_v3``; Kimi K2 is DeepSeek V3
-under another name (its card: https://huggingface.co/moonshotai/Kimi-K2-Instruct). Youtu-LLM and MiniCPM 3
-have the attention without experts (transformers' ``youtu`` and ``minicpm3``); GLM-4.7-Flash has
-both (``glm4_moe_lite``).
+under another name (its card: https://huggingface.co/moonshotai/Kimi-K2-Instruct). Kimi K2.5 and Kimi-VL see
+pictures; their text model, which is one of DeepSeek V3, is read (transformers' ``kimi_k25``). Youtu-LLM and
+MiniCPM 3 have the attention without experts (transformers' ``youtu`` and ``minicpm3``); GLM-4.7-Flash has both
+(``glm4_moe_lite``).
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from inference.errors import UnsupportedArchitecture
-from inference.modelling.families.checks import ROTARY_BUFFERS, IgnoredTensors
+from inference.modelling.families.checks import OTHER_PARTS, ROTARY_BUFFERS, IgnoredTensors
 from inference.modelling.families.config import MAX_LAYERS, CheckpointView
-from inference.modelling.families.config_key_tables import COMMON, EXPERTS, MLP_BIAS, ROPE, Table, used
+from inference.modelling.families.config_key_tables import COMMON, EXPERTS, MLP_BIAS, ROPE, Table, harmless, used
 from inference.modelling.families.config_keys import Biases, Harmless, Only
 from inference.modelling.families.config_values import (
     activation,
@@ -37,6 +38,7 @@ from inference.modelling.families.moe_config import (
     moe_sources,
 )
 from inference.modelling.families.prediction_head import HeadLayer, names_behind_layers, prediction_head
+from inference.modelling.families.text_part import PREFIXES, around, text_part
 from inference.modelling.spec import ModelSpec, Source
 from inference.modelling.specs.gated_streams import GatedStreamsSpec
 from inference.modelling.specs.latent import MLASpec
@@ -70,6 +72,14 @@ SPARSE: Table = {
     **used("norm_topk_prob", "mlp_layer_types", "index_topk", "index_head_dim", "index_n_heads"),
     "layer_types": Only(("indexed_attention", "deepseek_sparse_attention"), "every layer chooses its keys"),
 }
+KIMI_VISION: Table = {
+    **around(THIRD),
+    **harmless(
+        "pictures aren't read",
+        "media_placeholder_token_id", "use_unified_vision_chunk", "video_placeholder", "projection_hidden_size",
+        "projection_layer_norm_eps", "ignore_index",
+    ),
+}  # fmt: skip
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "deepseek_v2": {
@@ -79,6 +89,8 @@ CONFIG_KEYS: Mapping[str, Table] = {
     },
     "deepseek_v3": THIRD,
     "kimi_k2": THIRD,
+    "kimi_k25": KIMI_VISION,
+    "kimi_vl": KIMI_VISION,
     "deepseek_v32": SPARSE,
     "glm4_moe_lite": {**DEEPSEEK, **used("norm_topk_prob", "rope_interleave", "mlp_layer_types")},
     "youtu": {**DENSE, **used("rope_interleave")},
@@ -102,7 +114,9 @@ GROUPS: Mapping[str, Any] = {"groups": 8, "top_k_groups": 4, "factor": 2.5}
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
-    return latent_decoder(view, view.config.string("model_type", default="deepseek_v3"))
+    text = text_part(view)
+    variant = PLAIN if text is view else Variant(ignored=(OTHER_PARTS,))
+    return latent_decoder(text, text.config.string("model_type", default="deepseek_v3"), lambda *_: variant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +153,9 @@ def latent_decoder(
         low=0,
         high=MAX_LAYERS,
     )
-    layout = read_layout(view, prediction_layers=prediction, tied_by_default=model_type in ("youtu", "minicpm3"))
+    layout = read_layout(
+        view, prefixes=PREFIXES, prediction_layers=prediction, tied_by_default=model_type in ("youtu", "minicpm3")
+    )
     norm = rms_norm(view, default=1e-5 if model_type in LARGE_EPS else 1e-6)
     variant = make_variant(layout, norm)
     multipliers = _multipliers(view, model_type, layout)

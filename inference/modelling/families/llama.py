@@ -1,7 +1,8 @@
 """Llama and the families that differ from it only in biases, norms of q and k, sliding windows and kinds of rotation.
 
-llama, mistral, ministral, ministral3, qwen2, qwen3, seed_oss, cwm, helium, internlm3, iquestcoder: pre-norm layers of
-grouped-query attention and a gated MLP.
+llama, mistral, ministral, ministral3, qwen2, qwen3, mimo, seed_oss, cwm, helium, internlm3, iquestcoder: pre-norm
+layers of grouped-query attention and a gated MLP. MiMo-7B is Qwen 2 with layers for drafting beside it
+(https://arxiv.org/abs/2505.07608).
 """
 
 from __future__ import annotations
@@ -71,6 +72,11 @@ CONFIG_KEYS: Mapping[str, Table] = {
     },
     "qwen2": QWEN,
     "qwen3": {**QWEN, "attention_bias": QKVO_BIAS},
+    "mimo": {
+        **QWEN,
+        "attention_bias": QKV_BIAS,
+        "num_nextn_predict_layers": Harmless("the layers for drafting are left out"),
+    },
 }  # fmt: skip
 
 
@@ -103,7 +109,7 @@ def _windows(view: CheckpointView, model_type: str, count: int) -> tuple[int | N
         )
     if model_type in ("mistral", "ministral3"):
         return (sliding_window(view, default=DEFAULT_WINDOW if model_type == "mistral" else None),) * count
-    if model_type not in ("qwen2", "qwen3") or not view.config.boolean("use_sliding_window", default=False):
+    if model_type not in ("qwen2", "qwen3", "mimo") or not view.config.boolean("use_sliding_window", default=False):
         return (None,) * count
     window = sliding_window(view, default=DEFAULT_WINDOW)
     types = layer_types(view, count, TYPES)

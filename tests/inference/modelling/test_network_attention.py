@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoConfig,
     DeepseekV2Config,
     DeepseekV3Config,
     Gemma2Config,
@@ -20,8 +21,8 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from tests.inference.modelling.harness import assert_matches_oracle, load_directory
-from tests.inference.modelling.huggingface import make_checkpoint, old_naming, read_config
+from tests.inference.modelling.harness import assert_matches_oracle, load_directory, read_view
+from tests.inference.modelling.huggingface import make_checkpoint, make_wrapped_checkpoint, old_naming, read_config
 
 BASE = {
     "vocab_size": 99,
@@ -226,6 +227,19 @@ def test_old_config_naming_gives_the_same_spec(name, tmp_path):
     directory, _ = make_checkpoint(CASES[name], tmp_path)
     new = load_directory(directory).spec
     assert load_directory(directory, old_naming(read_config(directory))).spec == new
+
+
+def test_the_text_model_of_kimi_k25(tmp_path):
+    """In transformers 5's naming: it writes layers as blocks in that of the hub, which the published files don't."""
+    text = CASES["deepseek_v3-bias-yarn"].to_dict() | {"vocab_size": 99, "pad_token_id": None}
+    vision = {
+        "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4,
+        "pos_emb_height": 4, "pos_emb_width": 4,
+    }  # fmt: skip
+    config = AutoConfig.for_model("kimi_k25", text_config=text, vision_config=vision, projection_hidden_size=16)
+    oracle = make_wrapped_checkpoint(config, tmp_path, is_of_hub=False)
+    assert any("vision_tower" in name for name in read_view(tmp_path).tensors)
+    assert_matches_oracle(load_directory(tmp_path), oracle)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "mo" in name or "mixtral" in name or "deepseek" in name])

@@ -36,6 +36,10 @@ def test_what_is_read(config, model_type):
         (LLAMA_CONFIG | {"new_kind_of_norm": 1}, "new_kind_of_norm"),
         (LLAMA_CONFIG | {"is_encoder_decoder": True}, "is_encoder_decoder"),
         (LLAMA_CONFIG | {"quantization_config": {"quant_method": "aqlm"}}, "quantised with 'aqlm', which is not read"),
+        (
+            {"model_type": "kimi_k25", "text_config": {"quantization_config": {"quant_method": "aqlm"}}},
+            "quantised with 'aqlm'",
+        ),
         ({"model_type": "\x1b[2J"}, "is not supported"),
     ],
 )

@@ -50,7 +50,7 @@ TYPES = {
     "mixtral": "mixtral-window", "phi3": "phi3-longrope-short", "gemma2": "gemma2-strong-caps",
     "gemma3_text": "gemma3_text-stretched-capped",
     "deepseek_v2": "deepseek_v2-q-lora-groups-yarn", "deepseek_v3": "deepseek_v3-bias-yarn",
-    "kimi_k2": "deepseek_v3-bias-yarn",
+    "kimi_k2": "deepseek_v3-bias-yarn", "mimo": "qwen2-window-in-last-layers",
     "mamba": "mamba-biases-untied-kernel3", "falcon_mamba": "falcon_mamba",
     "mamba2": "mamba2-one-group-limits-bias-tied", "bamba": "bamba", "granitemoehybrid": "granitemoehybrid-moe",
     "nemotron_h": "nemotron_h-moe", "jamba": "jamba", "falcon_h1": "falcon_h1", "olmo_hybrid": "olmo_hybrid",
@@ -65,7 +65,7 @@ TYPES = {
 }  # fmt: skip
 """``model_type`` to a case of the tests of logits."""
 AROUND = {
-    "qwen4_exp": "qwen4_exp_text",
+    "qwen4_exp": "qwen4_exp_text", "kimi_k25": "deepseek_v3",
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "gemma3": "gemma3_text", "mistral3": "ministral3",
     **{outer: text for outer, (text, _) in LARGE_AROUND.items()}, "gemma3n": "gemma3n_text",
 }  # fmt: skip
@@ -197,10 +197,12 @@ def others(value: Any) -> Iterator[Any]:
 
 def test_every_family_has_a_table() -> None:
     assert all(config_keys(model_type) for model_type in FAMILIES)
-    assert set(TYPES) | set(AROUND) == set(FAMILIES) - {"oxidizr", "phi3_v"}  # transformers has neither
+    assert set(TYPES) | set(AROUND) == set(FAMILIES) - {"oxidizr", "phi3_v", "kimi_vl"}  # transformers has none of them
 
 
-@pytest.mark.parametrize("model_type", sorted(TYPES.keys() - {"kimi_k2"}))  # which transformers reads by remote code
+@pytest.mark.parametrize(
+    "model_type", sorted(TYPES.keys() - {"kimi_k2", "mimo"})
+)  # which transformers reads by remote code
 def test_every_key_of_transformers_is_in_the_table(model_type: str) -> None:
     keys = AutoConfig.for_model(model_type).to_dict()
     assert not [key for key in keys if key not in config_keys(model_type) and not key.startswith("_")]

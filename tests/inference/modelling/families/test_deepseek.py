@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from inference.errors import TensorShapeMismatch, UnsupportedArchitecture
+from inference.modelling.families.config_keys import check_config_keys
 from inference.modelling.families.deepseek import build_spec
+from inference.modelling.families.registry import config_keys
 from tests.inference.modelling.families.headers import HIDDEN, experts, mlp, norms, outer, view_of
 
 LAYER = "model.layers.0."
@@ -42,6 +44,22 @@ def test_sizes_come_from_shapes() -> None:
 def test_kimi_k2_is_deepseek_v3() -> None:
     third = build_spec(view_of(shapes(), V3))
     assert replace(build_spec(view_of(shapes(), V3 | {"model_type": "kimi_k2"})), model_type="deepseek_v3") == third
+
+
+@pytest.mark.parametrize("model_type", ["kimi_k25", "kimi_vl"])
+def test_the_text_model_of_kimi_that_sees_pictures(model_type: str) -> None:
+    """With the keys of the published files, around those of Kimi K2."""
+    alone = build_spec(view_of(shapes(), V3))
+    tensors = {f"language_model.{name}": shape for name, shape in shapes().items()}
+    tensors |= {"vision_tower.patch_embed.proj.bias": (4,), "mm_projector.pre_norm.weight": (4,)}
+    config = {
+        "model_type": model_type, "text_config": V3, "media_placeholder_token_id": 9, "vision_config": {},
+        "use_unified_vision_chunk": True, "video_placeholder": "<|video|>", "ignore_index": -100, "pad_token_id": 3,
+    }  # fmt: skip
+    view = view_of(tensors, config)
+    check_config_keys(view, model_type, config_keys(model_type))
+    assert build_spec(view).layers == alone.layers
+    assert not view.facts.warnings
 
 
 def test_routing_of_both_versions() -> None:
