@@ -41,7 +41,7 @@ DRAFTS = IgnoredTensors(
 )
 OTHER_PARTS = IgnoredTensors(
     re.compile(
-        r"^(model\.)?(visual|vision_tower|vision_model|multi_modal_projector|audio_tower|embed_vision|embed_audio|vision_embedder|patch_merge_mlp|mm_projector)\."
+        r"^(model\.)?(visual|vision_tower|vision_model|multi_modal_projector|audio_tower|embed_vision|embed_audio|vision_embedder|patch_merge_mlp|mm_projector|connector)\."
     ),
     "the encoders of pictures and sound, which aren't read",
 )

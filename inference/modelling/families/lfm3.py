@@ -10,7 +10,7 @@ from typing import Any
 
 from inference.errors import TensorShapeMismatch
 from inference.modelling.families.attention_config import attention_sources, attention_spec
-from inference.modelling.families.checks import ROTARY_BUFFERS
+from inference.modelling.families.checks import OTHER_PARTS, ROTARY_BUFFERS
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import COMMON, HEADS, QKVO_BIAS, ROPE_MEMBERS, Table, used
 from inference.modelling.families.config_keys import Biases, Members
@@ -21,24 +21,24 @@ from inference.modelling.families.head_sizes import read_heads
 from inference.modelling.families.lfm2 import CONTEXT, short_conv
 from inference.modelling.families.mlp_config import MLPNames, mlp_sources, mlp_spec
 from inference.modelling.families.rope_by_type import rope_of_type
+from inference.modelling.families.text_part import PREFIXES, around, text_part
 from inference.modelling.families.windows import TYPES, layer_types, sliding_window
 from inference.modelling.spec import LayerSpec, ModelSpec, Source
 from inference.modelling.specs.layers import AttentionSpec, TokenMixerSpec
 from inference.modelling.specs.parts import NormSpec, prefixed
 
-CONFIG_KEYS: Mapping[str, Table] = {
-    "lfm3": {
-        **COMMON,
-        **{key: rule for key, rule in HEADS.items() if key not in ("num_heads", "num_kv_heads")},
-        **used(
-            "intermediate_size", "norm_eps", "conv_L_cache", "layer_types", "sliding_window", "use_sandwich_norm",
-            "use_attention_gate",
-        ),
-        "rope_parameters": Members(ROPE_MEMBERS),
-        "attention_bias": QKVO_BIAS,
-        "conv_bias": Biases(r"conv\.(?:conv|in_proj|out_proj)"),
-    }
+LFM3: Table = {
+    **COMMON,
+    **{key: rule for key, rule in HEADS.items() if key not in ("num_heads", "num_kv_heads")},
+    **used(
+        "intermediate_size", "norm_eps", "conv_L_cache", "layer_types", "sliding_window", "use_sandwich_norm",
+        "use_attention_gate",
+    ),
+    "rope_parameters": Members(ROPE_MEMBERS),
+    "attention_bias": QKVO_BIAS,
+    "conv_bias": Biases(r"conv\.(?:conv|in_proj|out_proj)"),
 }  # fmt: skip
+CONFIG_KEYS: Mapping[str, Table] = {"lfm3": LFM3, "lfm3_vl": around(LFM3)}
 
 # transformers' defaults.
 WINDOW = 256
@@ -58,7 +58,8 @@ GATES = ("gate_proj", "g_proj")
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
-    layout = read_layout(view, tied_by_default=True, default_max_position_embeddings=CONTEXT)
+    view = text_part(view)
+    layout = read_layout(view, prefixes=PREFIXES, tied_by_default=True, default_max_position_embeddings=CONTEXT)
     norm = rms_norm(view, "norm_eps", default=1e-5)
     types = layer_types(view, layout.num_layers, KINDS) or tuple(map(_usual_kind, range(layout.num_layers)))
     names = NORMS | POST_NORMS if view.config.boolean("use_sandwich_norm", default=True) else NORMS
@@ -76,7 +77,14 @@ def build_spec(view: CheckpointView) -> ModelSpec:
 
     layers, sources = read_layers(layout.num_layers, read_layer)
     return decoder_spec(
-        view, layout, "lfm3", layers, sources, norm, ignored=(ROTARY_BUFFERS,), final_norm_name="embedding_norm"
+        view,
+        layout,
+        "lfm3",
+        layers,
+        sources,
+        norm,
+        ignored=(ROTARY_BUFFERS, OTHER_PARTS),
+        final_norm_name="embedding_norm",
     )
 
 

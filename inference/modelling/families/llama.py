@@ -2,7 +2,8 @@
 
 llama, mistral, ministral, ministral3, qwen2, qwen3, mimo, seed_oss, cwm, helium, internlm3, iquestcoder: pre-norm
 layers of grouped-query attention and a gated MLP. MiMo-7B is Qwen 2 with layers for drafting beside it
-(https://arxiv.org/abs/2505.07608).
+(https://arxiv.org/abs/2505.07608). The text models of Qwen2-VL, Qwen2.5-VL, Qwen3-VL, SmolVLM and Idefics 3 are such:
+for text, the three positions of a token that Qwen's rotate by are equal.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from inference.modelling.families.config_key_tables import (
     QWEN,
     ROPE_MEMBERS,
     Table,
+    harmless,
     used,
 )
 from inference.modelling.families.config_keys import USED, Biases, Harmless, Members, Only
@@ -47,15 +49,20 @@ MINISTRAL3_ROPE = Members(
     }
 )
 MINISTRAL3: Table = {**MISTRAL, "rope_parameters": MINISTRAL3_ROPE, "rope_scaling": MINISTRAL3_ROPE}
+LLAMA: Table = {
+    **LLAMA_LIKE,
+    "bias": QKVO_BIAS,
+    "is_llama_config": Harmless("says what model_type says"),
+    "sliding_window": NO_WINDOW,
+    "use_sliding_window": Only((False,), "the family has no windows"),
+    "layer_types": FULL_ATTENTION,
+    **harmless("of SmolVLM, no part of its text model", "perceiver_config", "pixel_shuffle_factor", "use_resampler"),
+    "qk_layer_norms": Only((False,), "queries and keys aren't normed"),
+    "neftune_noise_alpha": Harmless("training only"),
+}
+QWEN3: Table = {**QWEN, "attention_bias": QKVO_BIAS}
 CONFIG_KEYS: Mapping[str, Table] = {
-    "llama": {
-        **LLAMA_LIKE,
-        "bias": QKVO_BIAS,
-        "is_llama_config": Harmless("says what model_type says"),
-        "sliding_window": NO_WINDOW,
-        "use_sliding_window": Only((False,), "the family has no windows"),
-        "layer_types": FULL_ATTENTION,
-    },
+    "llama": LLAMA,
     "mistral": MISTRAL,
     "ministral3": MINISTRAL3,
     "mistral3": around(MINISTRAL3),
@@ -71,7 +78,12 @@ CONFIG_KEYS: Mapping[str, Table] = {
         "residual_dropout": Harmless("training only"),
     },
     "qwen2": QWEN,
-    "qwen3": {**QWEN, "attention_bias": QKVO_BIAS},
+    "qwen3": QWEN3,
+    "qwen2_vl": {**QWEN, **around(QWEN)},
+    "qwen2_5_vl": {**QWEN, **around(QWEN)},
+    "qwen3_vl": around(QWEN3),
+    "smolvlm": around(LLAMA),
+    "idefics3": around(LLAMA),
     "mimo": {
         **QWEN,
         "attention_bias": QKV_BIAS,
@@ -83,16 +95,26 @@ CONFIG_KEYS: Mapping[str, Table] = {
 EPS = {"helium": 1e-8, "cwm": 1e-5, "internlm3": 1e-5, "ministral3": 1e-5, "iquestcoder": 1e-5}
 THETAS = {"helium": 100_000.0, "cwm": 1_000_000.0}
 """transformers' defaults where they are others."""
+TEXT_TYPES = {
+    "qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2", "qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+}  # fmt: skip
+"""Text models of those that see pictures; the first published files of Qwen2-VL have their keys beside the others'."""
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
     view = text_part(view)
     model_type = view.config.string("model_type", default="llama")
+    model_type = TEXT_TYPES.get(model_type, model_type)
     decoder = AttentionDecoder.read(view, prefixes=PREFIXES)
     return decoder.spec(
         model_type,
         norm=rms_norm(view, default=EPS.get(model_type, 1e-6)),
-        ropes=decoder.rope(default_theta=THETAS.get(model_type, 10_000.0), interleaved=model_type == "helium"),
+        ropes=decoder.rope(
+            default_theta=THETAS.get(model_type, 10_000.0),
+            interleaved=model_type == "helium",
+            renamed_types={"mrope": "default"} if model_type in ("qwen2", "qwen3") else None,
+        ),
         windows=_windows(view, model_type, decoder.layout.num_layers),
         qk_norm="head" if model_type == "qwen3" else None,
         attention_options=_growth(decoder) if model_type == "ministral3" else None,

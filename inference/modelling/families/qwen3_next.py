@@ -15,8 +15,8 @@ from inference.errors import TensorShapeMismatch
 from inference.modelling.families.attention_config import attention_spec
 from inference.modelling.families.checks import OTHER_PARTS, ROTARY_BUFFERS
 from inference.modelling.families.config import CheckpointView
-from inference.modelling.families.config_key_tables import ROPE_MEMBERS, WITH_ROPE, Table, harmless, used
-from inference.modelling.families.config_keys import Harmless, Members, Only
+from inference.modelling.families.config_key_tables import QWEN_ROPE, WITH_ROPE, Table, harmless, used
+from inference.modelling.families.config_keys import Harmless, Only
 from inference.modelling.families.config_values import activation, check_size, integer_with_evidence, rms_norm
 from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_parts, read_layers
 from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
@@ -48,10 +48,7 @@ QWEN3_NEXT: Table = {
         "linear_num_value_heads", "layer_types", "full_attention_interval",
     ),
     "attention_bias": Only((False,), "the projections of attention have no biases"),
-    "rope_parameters": Members({
-        **ROPE_MEMBERS,
-        **harmless("three equal positions for text are one", "mrope_section", "mrope_interleaved"),
-    }),
+    "rope_parameters": QWEN_ROPE,
     **harmless("the tensors of the module that drafts tokens say it", "mtp_num_hidden_layers",
                "mtp_use_dedicated_embeddings"),
     "attn_output_gate": Only((True,), "the output of attention is gated"),

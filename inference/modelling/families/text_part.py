@@ -10,7 +10,7 @@ from inference.modelling.families.config import CheckpointConfig, CheckpointView
 from inference.modelling.families.config_key_tables import COMMON, Table, harmless
 from inference.modelling.families.config_keys import Members
 
-PREFIXES = ("model.language_model.", "language_model.model.", "model.", "")
+PREFIXES = ("model.language_model.", "language_model.model.", "model.text_model.", "model.", "")
 """What stands before the layers of a text model, within another model or alone."""
 OUTER_KEYS = ("tie_word_embeddings", "quantization_config")
 """Keys around ``text_config`` that hold for the text model."""
@@ -29,6 +29,7 @@ def around(text: Table) -> Table:
             "audio_config", "audio_token_id", "boa_token_id", "eoa_token_id", "eoa_token_index", "boi_token_id",
             "eoi_token_id", "audio_soft_tokens_per_image", "vision_soft_tokens_per_image",
             "vision_feature_layer", "multimodal_projector_bias", "spatial_merge_size", "language_model_only",
+            "vision_token_id", "projector_bias", "projector_use_layernorm", "downsample_factor", "scale_factor",
         ),
     }  # fmt: skip
 

@@ -1,0 +1,69 @@
+"""Text models of models that see pictures, whose layers are another family's, against transformers 5."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from inference.modelling.families.config_keys import check_config_keys
+from inference.modelling.families.registry import config_keys
+from tests.inference.modelling.harness import assert_matches_oracle, load_directory, read_view
+from tests.inference.modelling.huggingface import make_wrapped_checkpoint, read_config
+from tests.inference.modelling.test_network_attention import BASE
+from tests.inference.modelling.test_network_linear import LFM2, LFM3
+
+QWEN_TOWER = {"depth": 1, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
+SIGLIP = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 8,
+}  # fmt: skip
+SIGLIP2 = {"model_type": "siglip2_vision_model", **SIGLIP, "num_patches": 16}
+QWEN = {**BASE, "rope_parameters": {"rope_type": "default", "rope_theta": 1e5, "mrope_section": [1, 1, 2]}}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "qwen2_vl": (QWEN, {**QWEN_TOWER, "embed_dim": 16, "hidden_size": 32}, {}),
+    "qwen2_5_vl": (
+        QWEN,
+        {**QWEN_TOWER, "hidden_size": 16, "intermediate_size": 16, "out_hidden_size": 32, "fullatt_block_indexes": [0]},
+        {},
+    ),
+    "qwen3_vl": (
+        {**QWEN, "head_dim": 8, "tie_word_embeddings": True},
+        {
+            **QWEN_TOWER, "hidden_size": 16, "intermediate_size": 16, "out_hidden_size": 32,
+            "deepstack_visual_indexes": [0], "num_position_embeddings": 16,
+        },
+        {"tie_word_embeddings": True},
+    ),
+    "smolvlm": ({"model_type": "llama", **BASE}, {**SIGLIP, "image_size": 16}, {"scale_factor": 2}),
+    "idefics3": ({"model_type": "llama", **BASE}, {**SIGLIP, "image_size": 16}, {"scale_factor": 2}),
+    "lfm2_vl": ({"model_type": "lfm2", **LFM2}, SIGLIP2, {}),
+    "lfm3_vl": ({"model_type": "lfm3", **LFM3}, SIGLIP2, {}),
+}  # fmt: skip
+"""A type's text model, its tower, and what else its config has."""
+
+
+@pytest.mark.parametrize("is_of_hub", [False, True], ids=["of transformers 5", "of the hub"])
+@pytest.mark.parametrize("model_type", CASES)
+def test_the_text_model_of_one_that_sees_pictures(model_type, is_of_hub, tmp_path):
+    text, tower, further = CASES[model_type]
+    config = AutoConfig.for_model(model_type, text_config=text, vision_config=tower, **further)
+    oracle = make_wrapped_checkpoint(config, tmp_path, is_of_hub=is_of_hub)
+    view = read_view(tmp_path)
+    check_config_keys(view, model_type, config_keys(model_type))
+    assert any("vis" in name for name in view.tensors)
+    assert_matches_oracle(load_directory(tmp_path), oracle)
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl"])
+def test_keys_of_the_text_model_beside_the_others(model_type, tmp_path):
+    """As the published files have them, with three positions by their first name."""
+    text, tower, _ = CASES[model_type]
+    config = AutoConfig.for_model(model_type, text_config=text, vision_config=tower)
+    oracle = make_wrapped_checkpoint(config, tmp_path, is_of_hub=True)
+    stated = read_config(tmp_path)
+    inner = stated.pop("text_config")
+    flat = inner | stated | {"rope_parameters": None, "rope_theta": 1e5, "model_type": model_type}
+    flat["rope_scaling"] = {"type": "mrope", "mrope_section": [1, 1, 2]}
+    check_config_keys(read_view(tmp_path, flat), model_type, config_keys(model_type))
+    assert_matches_oracle(load_directory(tmp_path, flat), oracle)
