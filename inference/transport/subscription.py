@@ -9,7 +9,7 @@ from typing import Protocol
 
 from inference.errors import BlazrError, GenerationFailed
 from inference.transport.open_requests import NewMessage
-from inference.values.messages import GenerationEvent
+from inference.values.messages import GenerationEvent, error_event
 
 
 class Hub(Protocol):
@@ -66,17 +66,8 @@ class Subscription:
 
     def fail(self, error: BlazrError) -> None:
         """End the request with an error event, unless it has ended."""
-        if self._is_ended:
-            return
-        self._forward(
-            {
-                "request_id": self.request_id,
-                "attempt": self.attempt,
-                "index": self._next_index,
-                "type": "error",
-                "error": error.to_dict(),
-            }
-        )
+        if not self._is_ended:
+            self._forward(error_event(self.request_id, self.attempt, self._next_index, error))
 
     def close(self) -> None:
         """Stop listening; the request itself continues unless it is cancelled."""

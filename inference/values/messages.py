@@ -19,6 +19,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
+from inference.errors import BlazrError
+
 
 class PromptMessage(TypedDict, total=False):
     """Exactly one of text, token_ids, messages; or inputs, for pooled vectors."""
@@ -137,3 +139,14 @@ class GenerationEvent(TypedDict):
     usage: NotRequired[UsageEvent]
     state: NotRequired[Any]  # PromptState of inference.llm.state_file; taken off before the event leaves the process
     error: NotRequired[dict[str, Any]]
+
+
+def error_event(request_id: str, attempt: int, index: int, error: BlazrError) -> GenerationEvent:
+    """Return the event that ends a request with an error."""
+    return {
+        "request_id": request_id,
+        "attempt": attempt,
+        "index": index,
+        "type": "error",
+        "error": error.to_dict(),
+    }

@@ -23,7 +23,7 @@ from inference.transport.control import CancelledRequests
 from inference.transport.held_messages import return_messages
 from inference.transport.publisher import EventPublisher
 from inference.transport.redis_time import redis_now_estimated
-from inference.values.messages import GenerateMessage, GenerationEvent
+from inference.values.messages import GenerateMessage, GenerationEvent, error_event
 from inference.worker.model_manager import ModelManager
 from inference.worker.resume import Resumer, Resumption
 
@@ -193,17 +193,7 @@ class Deliveries:
     def _fail(self, delivery: _Delivery, error: BlazrError) -> None:
         """End a request that never reached an engine with an error event."""
         message = delivery.message
-        self._send(
-            [
-                {
-                    "request_id": message["request_id"],
-                    "attempt": message["attempt"],
-                    "index": 0,
-                    "type": "error",
-                    "error": error.to_dict(),
-                }
-            ]
-        )
+        self._send([error_event(message["request_id"], message["attempt"], 0, error)])
 
     def _drop(self, request_id: str) -> None:
         """End a message without an event, because no client waits for one."""
@@ -219,9 +209,7 @@ class Deliveries:
         """End a request whose message can't be read; with an error event, if the message names its web process."""
         logger.error("the message of request %s (%d bytes) isn't of this version, it is refused", request_id, len(body))
         error = Unavailable("The worker is of another version and can't read the request; try again.", retry_after_s=5)
-        event: GenerationEvent = {
-            "request_id": request_id, "attempt": 0, "index": 0, "type": "error", "error": error.to_dict(),
-        }  # fmt: skip
+        event = error_event(request_id, 0, 0, error)
         web_id = _parse(body).get("web_id")
         self._publisher.publish([(web_id, event)] if isinstance(web_id, str) else [], [request_id])
 

@@ -21,7 +21,7 @@ from typing import Any
 from inference.engine.loop import EngineLoop
 from inference.errors import BlazrError, EngineDead, EngineError, GenerationCancelled, InvalidRequest
 from inference.host.units import format_bytes
-from inference.values.messages import GenerateMessage, GenerationEvent
+from inference.values.messages import GenerateMessage, GenerationEvent, error_event
 from inference.values.states import Departure, ResidentModel
 from inference.worker.adapters import FindAdapter, NeedsReload, ServedAdapters, forget, no_adapters
 from inference.worker.fit import plan_for_fit, with_suggestion
@@ -341,13 +341,7 @@ class ModelManager:
         if not self._residents.close_request(request):
             return False
         self._starts.remove(request.request_id)
-        event: GenerationEvent = {
-            "request_id": request.request_id,
-            "attempt": request.message["attempt"],
-            "index": request.next_index,
-            "type": "error",
-            "error": error.to_dict(),
-        }
+        event = error_event(request.request_id, request.message["attempt"], request.next_index, error)
         _call(request.on_events, [event])
         self._admit()
         return True

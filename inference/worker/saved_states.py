@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 from inference.errors import BlazrError, EngineError, InvalidRequest, Unavailable
 from inference.host.units import format_bytes
 from inference.llm.state_header import MAX_SERVED_BYTES, MAX_SERVED_FILE_BYTES
-from inference.values.messages import GenerateMessage, GenerationEvent
+from inference.values.messages import GenerateMessage, GenerationEvent, error_event
 from inference.worker.interfaces import ServedLLM
 
 logger = logging.getLogger(__name__)
@@ -238,10 +238,4 @@ def _deleted() -> InvalidRequest:
 
 def _failed(event: GenerationEvent, error: BlazrError) -> GenerationEvent:
     """Return the event that ends a request with an error in place of ``event``."""
-    return {
-        "request_id": event["request_id"],
-        "attempt": event["attempt"],
-        "index": event["index"],
-        "type": "error",
-        "error": error.to_dict(),
-    }
+    return error_event(event["request_id"], event["attempt"], event["index"], error)

@@ -41,7 +41,6 @@ EXCEPTIONS: dict[str, str] = {
     "inference/text/tokenisation/children/template.py": "runs in a child process; test_chat_template.py",
     "inference/text/tool_calls/call_parts.py": "reached through the readers; each format is in test_parser.py",
     "inference/text/tool_calls/call_readers.py": "reached through OutputParser; each format is in test_parser.py",
-    "inference/values/messages.py": "types of dictionaries only; nothing to run",
 }
 """Modules of more than 60 lines without a test at the mirrored path, each with the reason. At most 20."""
 MAX_EXCEPTIONS = 20
