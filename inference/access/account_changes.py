@@ -22,6 +22,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Q
 from django.utils import timezone
 
+from inference.access.accounts import can_sign_in
 from inference.errors import Conflict, InvalidRequest, NotFound, PermissionRefused, shown
 from inference.models import Batch, GenerationJob, SavedChat, Schedule, StoredFile, StoredResponse, StoredState
 from models_registry.models import (
@@ -89,11 +90,6 @@ def role_of(user: User) -> str:
     if num_own := len(user.user_permissions.all()):
         parts.append("1 permission of its own" if num_own == 1 else f"{num_own} permissions of its own")
     return ", ".join(parts)
-
-
-def can_sign_in(user: User) -> bool:
-    """Whether an account can sign in to the pages."""
-    return user.is_active and user.is_staff
 
 
 def account_get(account_id: int) -> User:

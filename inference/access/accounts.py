@@ -13,6 +13,11 @@ from django.http import HttpRequest
 from inference.values.principal import SCOPES, Principal
 
 
+def can_sign_in(user: Any) -> bool:
+    """Whether an account (None, or an anonymous one: no) can sign in to the pages."""
+    return user is not None and bool(user.is_active and user.is_staff)
+
+
 def principal_of_user(user: Any) -> Principal | None:
     """Return the caller of a session; None: nobody, or no active staff. Reads the database.
 
@@ -21,7 +26,7 @@ def principal_of_user(user: Any) -> Principal | None:
     Args:
         user: A Django account, an anonymous one, or None.
     """
-    if user is None or not (user.is_authenticated and user.is_active and getattr(user, "is_staff", False)):
+    if not can_sign_in(user):
         return None
     scopes = frozenset(name for name in SCOPES if user.has_perm(f"inference.scope_{name}"))
     return Principal("user", f"user:{user.pk}", user.get_username(), scopes=scopes)

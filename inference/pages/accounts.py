@@ -21,14 +21,13 @@ from inference.access.account_changes import (
     account_password_change,
     account_role_change,
     account_sign_in_change,
-    can_sign_in,
     dependents_of,
     generated_password,
     role_choices,
     role_of,
 )
+from inference.access.accounts import can_sign_in
 from inference.errors import BlazrError, InvalidRequest, NotFound, PermissionRefused, shown
-from models_registry.sign_in import is_staff
 from models_registry.views import StaffAction, StaffPage, StaffView
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ class OwnersOnly(StaffView):
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         """Refuse staff that isn't an owner."""
-        if is_staff(request.user) and not request.user.is_superuser:
+        if can_sign_in(request.user) and not request.user.is_superuser:
             raise PermissionDenied
         return super().dispatch(request, *args, **kwargs)
 

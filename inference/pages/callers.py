@@ -9,6 +9,7 @@ from typing import Any
 from django.contrib.auth import get_user_model
 from django.utils import timezone
 
+from inference.access.accounts import can_sign_in
 from inference.models import ApiKey
 
 
@@ -73,6 +74,6 @@ def _keys(numbers: Iterable[int]) -> list[tuple[int, str, str]]:
 def _accounts(numbers: Iterable[int]) -> list[tuple[int, str, str]]:
     """Return number, name and problem of accounts."""
     return [
-        (user.pk, user.get_username(), "" if user.is_active and user.is_staff else "its account is inactive")
+        (user.pk, user.get_username(), "" if can_sign_in(user) else "its account is inactive")
         for user in get_user_model().objects.filter(pk__in=list(numbers))
     ]

@@ -24,7 +24,7 @@ from channels.generic.websocket import AsyncWebsocketConsumer
 from django.db import DatabaseError
 from django.db.models import Sum
 
-from inference.access.accounts import account_now
+from inference.access.accounts import account_now, can_sign_in
 from inference.errors import Unavailable
 from inference.host.coroutines import run_in_background
 from inference.models import Batch, GenerationJob, JobState, Schedule, ScheduleRun, UsageRecord, UsageSpan
@@ -102,7 +102,7 @@ class ConsoleConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
 
 def _permissions(scope: Mapping[str, Any]) -> tuple[bool, bool] | None:
     user = account_now(scope)
-    if user is None or not (user.is_active and user.is_staff):
+    if not can_sign_in(user):
         return None
     return user.has_perm(_VIEW), user.has_perm(_UPLOAD)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -181,7 +180,7 @@ async def test_a_websocket_has_a_key_or_a_session_where_one_is_required(key_requ
     found = await principal_of_websocket(scope(user=staff()))
     assert found is not None and found.tenant == "user:7"
     assert await principal_of_websocket(scope(user=staff(is_staff=False))) is None
-    assert await principal_of_websocket(scope(user=SimpleNamespace(is_authenticated=False))) is None
+    assert await principal_of_websocket(scope(user=AnonymousUser())) is None
 
 
 async def test_a_page_of_another_site_can_not_open_a_websocket_without_a_key():
