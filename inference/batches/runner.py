@@ -373,7 +373,6 @@ class BatchRunner(ClaimRunner):
         self._running[line.claim] = item
         for number, request_id in enumerate(names):
             self._parts[request_id] = (item, number)
-        tenant = line.batch.tenant
         try:
             for number, request_id in enumerate(names):
                 message = plan.message(
@@ -382,8 +381,7 @@ class BatchRunner(ClaimRunner):
                     web_id=WEB_ID,
                     checkpoint_id=line.checkpoint_id,
                     deadline=line.batch.expires_at.timestamp(),
-                    tenant=tenant if tenant.startswith("key:") else "",
-                    owner=tenant,
+                    owner=line.batch.tenant,
                     attempt=line.fence - 1,
                 )
                 if line.attempt >= MAX_ATTEMPTS:

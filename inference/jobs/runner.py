@@ -394,7 +394,6 @@ def _message(item: _RunningJob) -> GenerateMessage:
         web_id=WEB_ID,
         checkpoint_id=job.checkpoint_id,
         deadline=time.time() + DEADLINE_S,
-        tenant=job.tenant if job.tenant.startswith("key:") else "",
         owner=job.tenant,
         attempt=job.fence - 1,
         delivered=builder.delivered(0) if job.chunks else None,

@@ -254,7 +254,6 @@ class Generation:
             web_id=hub.web_id,
             checkpoint_id=self.served.checkpoint_id,
             deadline=self._deadline,
-            tenant=self.principal.cache_tenant,
             owner=self.principal.tenant,
         )
         if self._trace is not None:

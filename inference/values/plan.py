@@ -133,7 +133,6 @@ class GenerationPlan:
         web_id: str,
         checkpoint_id: str,
         deadline: float,
-        tenant: str = "",
         owner: str = "",
         attempt: int = 0,
         delivered: list[list[int]] | None = None,
@@ -146,8 +145,7 @@ class GenerationPlan:
             web_id: Web process whose stream gets the events.
             checkpoint_id: Primary key of the checkpoint.
             deadline: Unix time after which nobody waits.
-            tenant: Keeps the prefix caches of callers apart; empty: shared.
-            owner: The caller's tenant, for lists of running requests.
+            owner: The caller's tenant, for lists of running requests; keeps the prefix caches of keys apart.
             attempt: 0, or higher when an earlier attempt died.
             delivered: Token ids per choice that earlier attempts delivered.
         """
@@ -175,6 +173,7 @@ class GenerationPlan:
             message["visible_tokens"] = list(self.output.marks)
             if self.output.reasoning is not None:
                 message["reasoning_tags"] = list(REASONING_TAGS[self.output.reasoning])
+        tenant = owner if owner.startswith("key:") else ""
         if tenant or self.cache_salt:
             # The line break is there without a tenant, too: a salt that is a tenant's name must not reach its prefixes.
             message["cache_salt"] = f"{tenant}\n{self.cache_salt or ''}"

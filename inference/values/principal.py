@@ -73,7 +73,7 @@ class Principal:
 
     Attributes:
         kind: ``local``: no key was needed; ``key``: an API key; ``user``: an account's session.
-        tenant: Owns jobs and keeps prefix caches apart; ``local`` for everybody who needs no key.
+        tenant: Owns jobs: ``key:N`` or ``user:N`` with the row's primary key; ``local`` for who needs no key.
         name: For people and logs.
         key_id: Primary key of the ApiKey row.
         scopes: What it may do, names of ``SCOPES``.
@@ -93,11 +93,6 @@ class Principal:
     def sees_everything(self) -> bool:
         """Whether it sees the jobs, files, requests and usage of all callers."""
         return "admin" in self.scopes
-
-    @property
-    def cache_tenant(self) -> str:
-        """What keeps this caller's cached prefixes apart; empty for callers who may share."""
-        return self.tenant if self.kind == "key" else ""
 
     def has_scope(self, scope: Scope) -> bool:
         """Whether the caller has a scope; ``admin`` includes all others."""

@@ -60,8 +60,8 @@ def test_a_later_attempt_carries_what_was_delivered() -> None:
 
 def test_salts_and_tenants_keep_prefix_caches_apart() -> None:
     salts = {
-        message(plan(cache_salt=salt), 0, tenant=tenant).get("cache_salt")
+        message(plan(cache_salt=salt), 0, owner=tenant).get("cache_salt")
         for salt in (None, "s")
-        for tenant in ("", "t", "u")
+        for tenant in ("local", "user:1", "key:1", "key:2")
     }
-    assert len(salts) == 6
+    assert len(salts) == 6, "only keys have prefix caches of their own"

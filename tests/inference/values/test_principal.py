@@ -85,11 +85,6 @@ def test_a_key_is_held_to_its_models() -> None:
     assert caught.value.param == "model"
 
 
-def test_only_keys_have_prefix_caches_of_their_own() -> None:
-    assert KEY.cache_tenant == "tenant"
-    assert LOCAL.cache_tenant == ""
-
-
 def test_the_secret_of_a_key_is_left_out_of_text() -> None:
     assert without_keys("Bearer blazr_abcdefABCDEF_0123456789 x") == "Bearer blazr_abcdefABCDEF_… x"
     assert without_keys("blazr is a server") == "blazr is a server"

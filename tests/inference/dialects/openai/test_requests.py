@@ -168,7 +168,7 @@ def test_no_salt_of_one_tenant_is_that_of_another():
     for tenant in ("", "key:1", "key:11"):
         for salt in salts:
             plan = plan_from_body("chat", {**CHAT, "cache_salt": salt})
-            message = plan.message(0, request_id="r", web_id="w", checkpoint_id="c", deadline=0.0, tenant=tenant)
+            message = plan.message(0, request_id="r", web_id="w", checkpoint_id="c", deadline=0.0, owner=tenant)
             found.append(message.get("cache_salt", ""))
     assert len(set(found)) == len(found)
     assert found[0] == "", "callers without a key share what has no salt, with the command line as well"
