@@ -29,6 +29,7 @@ from inference.models import ApiKey
 from inference.models.readable_rows import readable_rows
 from inference.values.limits import MAX_LIMIT, KeyLimits
 from inference.values.principal import DEFAULT_SCOPES, KEY_MARK, LOCAL, SCOPES, UNAUTHENTICATED, Principal
+from inference.values.tenants import tenants_by_number
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -258,19 +259,15 @@ def void_tenants(among: Iterable[str]) -> list[str]:
     Args:
         among: Stored tenants.
     """
-    numbers: dict[str, set[int]] = {"key": set(), "user": set()}
-    for tenant in among:
-        kind, _, number = tenant.partition(":")
-        if kind in numbers and number.isdecimal() and len(number) < 19:
-            numbers[kind].add(int(number))
-    keys, accounts = numbers["key"], numbers["user"]
+    tenants = list(among)
+    keys, accounts = tenants_by_number("key", tenants), tenants_by_number("user", tenants)
     void = []
     if keys:
         rows = ApiKey.objects.exclude(ApiKey.valid()).filter(pk__in=keys)
-        void += [f"key:{pk}" for pk in rows.values_list("pk", flat=True)]
+        void += [keys[pk] for pk in rows.values_list("pk", flat=True)]
     if accounts:
         active = get_user_model().objects.filter(pk__in=accounts, is_active=True, is_staff=True)
-        void += [f"user:{pk}" for pk in accounts.difference(active.values_list("pk", flat=True))]
+        void += [accounts[pk] for pk in accounts.keys() - set(active.values_list("pk", flat=True))]
     return void
 
 

@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from inference.access.accounts import can_sign_in
 from inference.models import ApiKey
+from inference.values.tenants import tenants_by_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +32,9 @@ class Caller:
 def callers_of(tenants: Iterable[str]) -> dict[str, Caller]:
     """Return the callers of stored tenants, with two queries at most."""
     requested = set(tenants)
-    numbers: dict[str, dict[int, str]] = {"key": {}, "user": {}}
-    for tenant in requested:
-        kind, _, number = tenant.partition(":")
-        if kind in numbers and number.isdigit() and len(number) < 18:
-            numbers[kind][int(number)] = tenant
     found = {tenant: Caller(tenant, tenant) for tenant in requested}
     for kind, read, missing in (("key", _keys, "its key was deleted"), ("user", _accounts, "its account was deleted")):
-        by_number = numbers[kind]
+        by_number = tenants_by_number(kind, requested)
         found |= {tenant: Caller(tenant, tenant, missing) for tenant in by_number.values()}
         if by_number:
             found |= {by_number[pk]: Caller(by_number[pk], name, problem) for pk, name, problem in read(by_number)}

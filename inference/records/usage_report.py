@@ -16,6 +16,7 @@ from inference.errors import InvalidRequest
 from inference.models import ApiKey, EnergyPrice, UsageDay
 from inference.records.energy_days import JOULES_PER_WH
 from inference.records.energy_price import cost, energy_price
+from inference.values.tenants import tenants_by_number
 
 GROUPS = {"key": "tenant", "model": "model", "day": "day"}
 """Names to group usage by, with their columns."""
@@ -148,7 +149,7 @@ def usage_object(
 
 def key_names(tenants: Iterable[str]) -> dict[str, tuple[str, str]]:
     """Return the public part and the name of each key among ``tenants``."""
-    keys = {int(tenant[4:]): tenant for tenant in tenants if tenant.startswith("key:") and tenant[4:].isdigit()}
+    keys = tenants_by_number("key", tenants)
     found: dict[str, tuple[str, str]] = {}
     ordered = sorted(keys)
     for start in range(0, len(ordered), CHUNK_ROWS):
