@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import redis
 import redis.asyncio as aioredis
 from redis.exceptions import RedisError
 from rich.console import Console
@@ -34,6 +33,7 @@ from blazr_site.listeners import BACKLOG
 from blazr_site.process_environment import child_environment
 from inference.errors import BlazrError, Unavailable
 from inference.transport import keys as redis_keys
+from inference.transport.clients import connect
 from inference.transport.held_messages import release_worker
 from inference.transport.redis_memory import memory_warnings
 from inference.values.states import ModelState, WorkerState, merge_models
@@ -307,9 +307,7 @@ class Supervisor:
 
         def release(code: int) -> None:
             try:
-                with redis.Redis.from_url(
-                    self._site.redis_url, protocol=2, socket_timeout=10, socket_connect_timeout=2
-                ) as client:
+                with connect(self._site.redis_url) as client:
                     num = release_worker(client, worker_id)
             except (RedisError, OSError) as error:
                 self._report("serve", f"the requests of {worker_id} could not be handed back ({error})")

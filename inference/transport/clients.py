@@ -86,13 +86,18 @@ def _is_cut(error: Exception) -> bool:
     return isinstance(error, RedisConnectionError) or "the handler is closed" in str(error)
 
 
+def connect(url: str, *, timeout_s: float = 10, connect_timeout_s: float = 2) -> sync_redis.Redis:
+    """Return a synchronous client, whose timeout is by default longer than any blocking read of a worker."""
+    return sync_redis.Redis.from_url(
+        url, protocol=2, socket_timeout=timeout_s, socket_connect_timeout=connect_timeout_s
+    )
+
+
 @contextlib.contextmanager
 def redis_client_sync() -> Iterator[sync_redis.Redis]:
     """Yield a client for one synchronous call; raise its errors as ``Unavailable``."""
     timeout_s = settings.BLAZR_REDIS_TIMEOUT_S
-    client = sync_redis.Redis.from_url(
-        settings.BLAZR_REDIS_URL, protocol=2, socket_timeout=timeout_s, socket_connect_timeout=timeout_s
-    )
+    client = connect(settings.BLAZR_REDIS_URL, timeout_s=timeout_s, connect_timeout_s=timeout_s)
     try:
         yield client
     except (RedisError, OSError) as error:

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import redis
-
 from inference.errors import EngineDead, EngineError
+from inference.transport.clients import connect
 from inference.transport.control import CancelledRequests, ControlReader
 from inference.transport.held_messages import release_dead_workers, release_worker
 from inference.transport.keys import fenced
@@ -238,11 +237,6 @@ class WorkerRuntime:
             release_worker(self._client, self.config.worker_id)
         finally:
             os._exit(EXIT_ENGINE_DEAD)
-
-
-def connect(redis_url: str) -> redis.Redis:
-    """Return a client with a socket timeout of ten seconds, longer than any blocking read of the worker."""
-    return redis.Redis.from_url(redis_url, protocol=2, socket_timeout=10, socket_connect_timeout=2)
 
 
 _current: WorkerRuntime | None = None
