@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from django.db import DatabaseError, DataError, IntegrityError, InterfaceError, transaction
 
@@ -238,50 +239,27 @@ class JobRunner(ClaimRunner):
         self._look_now = True
 
     def _finish(self, item: _RunningJob) -> bool:
+        """End a job or hand it back; False: its row has changed since."""
         job, builder, error = item.job, item.builder, item.outcome
-        key, fence = item.claim
-        prompt_tokens, completion_tokens = builder.prompt_tokens, builder.completion_tokens
-        last = item.chunk() if job.keep_events else None
-        if error is None:
-            output = output_formatter(
-                job.plan,
-                builder,
-                request_id=f"{'chatcmpl' if job.plan.endpoint == 'chat' else 'cmpl'}-{job.job_id.hex}",
-                created=job.created,
-                model=job.model,
-            )
-            return job_finish(
-                key=key,
-                fence=fence,
-                state=JobState.SUCCEEDED,
-                result=output.whole(),
-                prompt_tokens=prompt_tokens,
-                completion_tokens=completion_tokens,
-                last=last,
-            )
-        if item.is_cancelled:
-            return job_finish(
-                key=key,
-                fence=fence,
-                state=JobState.CANCELLED,
-                prompt_tokens=prompt_tokens,
-                completion_tokens=completion_tokens,
-                last=last,
-            )
-        if item.is_retried:
-            delay_s = float(error.retry_after_s or RETRY_DELAY_S)
-            counts = counts_as_attempt(error)
+        if error is not None and item.is_retried:
             return job_release(
-                key=key, fence=fence, error=error, counts=counts, is_counted=item.is_counted, delay_s=delay_s
+                key=job.key,
+                fence=job.fence,
+                error=error,
+                counts=counts_as_attempt(error),
+                is_counted=item.is_counted,
+                delay_s=float(error.retry_after_s or RETRY_DELAY_S),
             )
+        state = JobState.SUCCEEDED if error is None else JobState.CANCELLED if item.is_cancelled else JobState.FAILED
         return job_finish(
-            key=key,
-            fence=fence,
-            state=JobState.FAILED,
-            error=error,
-            prompt_tokens=prompt_tokens,
-            completion_tokens=completion_tokens,
-            last=last,
+            key=job.key,
+            fence=job.fence,
+            state=state,
+            result=_result(item) if error is None else None,
+            error=error if state == JobState.FAILED else None,
+            prompt_tokens=builder.prompt_tokens,
+            completion_tokens=builder.completion_tokens,
+            last=item.chunk() if job.keep_events else None,
         )
 
     def _heartbeat(self, now: float) -> None:
@@ -401,6 +379,14 @@ def _message(item: _RunningJob) -> GenerateMessage:
     if job.attempt >= MAX_ATTEMPTS:
         message["alone_tokens"] = item.num_clearing
     return message
+
+
+def _result(item: _RunningJob) -> dict[str, Any]:
+    """Return the response body of a job that succeeded."""
+    job = item.job
+    prefix = "chatcmpl" if job.plan.endpoint == "chat" else "cmpl"
+    request_id = f"{prefix}-{job.job_id.hex}"
+    return output_formatter(job.plan, item.builder, request_id=request_id, created=job.created, model=job.model).whole()
 
 
 def _is_outage(error: Exception) -> bool:
