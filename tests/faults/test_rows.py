@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.rows import ROOT, TITLES, node_ids, page, rows_with_test
+from tests.faults.rows import NUMBERS, ROOT, node_ids, page, rows_with_test
 
 TEST = """
 import pytest
@@ -20,7 +20,7 @@ def test_the_page_is_what_the_markers_say():
 
 def test_every_row_is_on_the_page_once():
     text = page()
-    assert [text.count(f"| {number} |") for number in TITLES] == [1] * 73
+    assert [text.count(f"| {number} |") for number in NUMBERS] == [1] * 73
 
 
 @pytest.mark.parametrize(
