@@ -56,13 +56,8 @@ class SavedStates:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="states")
         self._waiting_bytes = 0  # of the states that wait to be stored
 
-    @property
-    def bytes_in_use(self) -> int:
-        """Bytes of the states that requests go on from."""
-        with self._lock:
-            return self._bytes_in_use()
-
     def _bytes_in_use(self) -> int:
+        """Return the bytes of the states that requests go on from; the caller holds the lock."""
         read: int = sum(state.num_bytes for state in self._read.values())
         return read + sum(reading.num_bytes for reading in self._reading.values())
 

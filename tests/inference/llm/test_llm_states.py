@@ -212,12 +212,12 @@ def test_a_state_is_in_memory_as_long_as_requests_go_on_from_it(llm, settings, t
     llm.step()
     del requests, request
     gc.collect()
-    assert states.bytes_in_use == num_bytes, "running requests hold them"
+    assert states._bytes_in_use() == num_bytes, "running requests hold them"
     llm.abort("b")
     while llm.has_unfinished():
         llm.step()
     gc.collect()
-    assert states.bytes_in_use == 0, "ended ones don't"
+    assert states._bytes_in_use() == 0, "ended ones don't"
     states.stop()
 
 

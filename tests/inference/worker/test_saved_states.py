@@ -191,7 +191,7 @@ def test_nobody_waits_while_a_large_state_is_read(llm):
     quick = threading.Thread(target=others)
     quick.start()
     quick.join(60)
-    was_quick, in_use = not quick.is_alive(), kept.bytes_in_use
+    was_quick, in_use = not quick.is_alive(), kept._bytes_in_use()
     gate.set()
     for thread in (*both, quick):
         thread.join(60)
@@ -217,11 +217,11 @@ def test_an_error_of_reading_is_that_of_all_who_wait_and_of_nobody_later(llm):
     threads = [threading.Thread(target=prepare) for _ in range(2)]
     for thread in threads:
         thread.start()
-    wait_until(lambda: kept.bytes_in_use == 60)
+    wait_until(lambda: kept._bytes_in_use() == 60)
     gate.set()
     for thread in threads:
         thread.join(60)
-    assert errors == ["the state is damaged"] * 2 and kept.bytes_in_use == 0
+    assert errors == ["the state is damaged"] * 2 and kept._bytes_in_use() == 0
     llm.read_state = original
     assert kept.prepare(llm, {"state": "a"}).state.num_bytes == 60
     kept.stop()
