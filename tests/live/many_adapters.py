@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -63,9 +64,9 @@ def run(place: Path, given: argparse.Namespace) -> int:
         server.stop()
     wrong = sum(answer != answers[model] for model, answer in zip(models, found, strict=True))
     distinct = len({tuple(answer) for answer in answers.values()})
-    print(
+    sys.stdout.write(
         f"{given.requests} requests of {given.clients} clients over {given.adapters} adapters and the base, {RESIDENT} "
-        f"resident, {distinct} different answers: {wrong} of another adapter, {reads} reads, {seconds:.1f} s"
+        f"resident, {distinct} different answers: {wrong} of another adapter, {reads} reads, {seconds:.1f} s\n"
     )
     return wrong
 

@@ -30,16 +30,21 @@ class ExpertNames:
 USUAL_NAMES = ExpertNames()
 
 
-def count_experts(view: CheckpointView, base: str, *, down: str = "down_proj") -> tuple[int, int]:
+def count_experts(
+    view: CheckpointView, base: str, *, down: str = "down_proj", is_transposed: bool = False
+) -> tuple[int, int]:
     """(number of experts, width of each) of the experts under ``base`` (``…experts.``), stacked or not.
+
+    Args:
+        is_transposed: As in ``expert_sources``.
 
     Raises:
         MissingTensor: Neither form is there, or an expert is missing.
     """
     stacked = base + "down_proj"
     if stacked in view.tensors:
-        count, _, width = stack_shape(view.tensors, stacked)
-        return count, width
+        count, outputs, inputs = stack_shape(view.tensors, stacked)
+        return count, outputs if is_transposed else inputs
     pattern = re.compile(re.escape(base) + r"(\d{1,6})\." + re.escape(down) + r"\.weight$")
     numbers = {int(match[1]) for match in map(pattern.match, view.tensors) if match}
     if not numbers:
@@ -51,12 +56,24 @@ def count_experts(view: CheckpointView, base: str, *, down: str = "down_proj") -
 
 
 def expert_sources(
-    view: CheckpointView, base: str, num_experts: int, *, gated: bool = True, names: ExpertNames = USUAL_NAMES
+    view: CheckpointView,
+    base: str,
+    num_experts: int,
+    *,
+    gated: bool = True,
+    names: ExpertNames = USUAL_NAMES,
+    is_transposed: bool = False,
 ) -> dict[str, Source]:
-    """Sources of ``experts.*``: ``{base}gate_up_proj`` stacked out × in, or one tensor for each expert."""
+    """Sources of ``experts.*``: ``{base}gate_up_proj`` stacked out × in, or one tensor for each expert.
+
+    Args:
+        is_transposed: The stacks are in × out.
+    """
     up_name = "gate_up_proj" if gated else "up_proj"
     if base + "down_proj" in view.tensors:
-        return {f"experts.{up_name}": tensor(base + up_name), "experts.down_proj": tensor(base + "down_proj")}
+        return {
+            f"experts.{leaf}": Source((Piece(base + leaf, transpose=is_transposed),)) for leaf in (up_name, "down_proj")
+        }
     ups = (names.gate, names.up) if gated else (names.up,)
     pieces = tuple(Piece(f"{base}{{e}}.{name}.weight") for name in ups)
     return {
@@ -74,6 +91,7 @@ def moe_sources(
     shared: str = "shared_expert.",
     names: ExpertNames = USUAL_NAMES,
     correction_bias: str | None = None,
+    is_transposed: bool = False,
 ) -> dict[str, Source]:
     """Sources of a ``MoESpec``'s parameters under ``base`` (``…mlp.``), experts stacked or one by one.
 
@@ -81,12 +99,15 @@ def moe_sources(
         router: Name of the router, within ``base``.
         shared: Start of the shared expert's tensor names, within ``base``.
         correction_bias: Its name within ``base``; None: ``e_score_correction_bias`` of the router.
+        is_transposed: As in ``expert_sources``.
     """
     sources = {"router.weight": tensor(f"{base}{router}.weight")}
     if spec.correction_bias:
         bias = f"{base}{correction_bias or router + '.e_score_correction_bias'}"
         sources["router.correction_bias"] = Source((Piece(bias, reshape=(spec.num_choices,)),))
-    sources |= expert_sources(view, base + "experts.", spec.num_experts, gated=spec.gated, names=names)
+    sources |= expert_sources(
+        view, base + "experts.", spec.num_experts, gated=spec.gated, names=names, is_transposed=is_transposed
+    )
     if spec.shared_intermediate_size:
         dense = MLPSpec(spec.shared_intermediate_size, spec.activation, spec.gated)
         sources |= prefixed("shared_expert", mlp_sources(view, dense, base, mlp=shared))
@@ -117,6 +138,7 @@ def routed_experts(
     shared: str = "",
     shared_key: str = "shared_expert_intermediate_size",
     correction_bias: str | None = None,
+    is_transposed: bool = False,
     **options: Any,
 ) -> tuple[MoESpec, dict[str, Source]]:
     """The experts under ``base``, whose number config.json calls ``num_experts``, and their sources.
@@ -127,9 +149,10 @@ def routed_experts(
         router, correction_bias: As in ``moe_sources``; no bias where there is no tensor of that name.
         shared: Start of the shared expert's tensor names, within ``base``; empty: there is none.
         shared_key: What config.json calls its width.
+        is_transposed: As in ``expert_sources``.
         options: Further attributes of ``MoESpec``.
     """
-    count, width = count_experts(view, base + "experts.")
+    count, width = count_experts(view, base + "experts.", is_transposed=is_transposed)
     check_experts(view, base + "experts.", count, width, ("num_experts", "num_local_experts"), width_key)
     width_of_shared = shared_width(view, base + shared) if shared else 0
     if shared:
@@ -145,7 +168,16 @@ def routed_experts(
             **options,
         )
     )
-    return spec, moe_sources(view, spec, base, router=router, shared=shared, correction_bias=correction_bias)
+    sources = moe_sources(
+        view,
+        spec,
+        base,
+        router=router,
+        shared=shared,
+        correction_bias=correction_bias,
+        is_transposed=is_transposed,
+    )
+    return spec, sources
 
 
 def shared_width(view: CheckpointView, shared: str) -> int:

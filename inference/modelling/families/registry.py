@@ -128,6 +128,7 @@ FAMILIES: dict[str, Family] = {
     "qwen2_vl": Family("llama", "Qwen2VLForConditionalGeneration"),
     "qwen2_5_vl": Family("llama", "Qwen2_5_VLForConditionalGeneration"),
     "qwen3_vl": Family("llama", "Qwen3VLForConditionalGeneration"),
+    "qwen3_vl_moe": Family("qwen_moe", "Qwen3VLMoeForConditionalGeneration"),
     "smolvlm": Family("llama", "SmolVLMForConditionalGeneration"),
     "idefics3": Family("llama", "Idefics3ForConditionalGeneration"),
     "lfm2_vl": Family("lfm2", "Lfm2VlForConditionalGeneration"),

@@ -35,6 +35,17 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         },
         {"tie_word_embeddings": True},
     ),
+    "qwen3_vl_moe": (
+        {
+            **QWEN, "head_dim": 8, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20,
+            "norm_topk_prob": True, "mlp_only_layers": [0],
+        },
+        {
+            **QWEN_TOWER, "hidden_size": 16, "intermediate_size": 16, "out_hidden_size": 32,
+            "deepstack_visual_indexes": [0], "num_position_embeddings": 16,
+        },
+        {},
+    ),
     "smolvlm": ({"model_type": "llama", **BASE}, {**SIGLIP, "image_size": 16}, {"scale_factor": 2}),
     "idefics3": ({"model_type": "llama", **BASE}, {**SIGLIP, "image_size": 16}, {"scale_factor": 2}),
     "lfm2_vl": ({"model_type": "lfm2", **LFM2}, SIGLIP2, {}),
