@@ -34,7 +34,7 @@ ATTENTION = {
     "gemma3_text": Gemma3TextConfig(**attention_families.BASE | attention_families.GEMMA3),
     "deepseek_v2": DeepseekV2Config(**attention_families.BASE | attention_families.MLA),
 }
-RECURRENT = ("mamba", "mamba2", "bamba", "granitemoehybrid-moe", "nemotron_h-moe", "jamba")
+RECURRENT = ("mamba", "mamba2", "bamba", "granitemoehybrid-moe", "nemotron_h-moe", "nemotron_h-latent", "jamba")
 LINEAR = ("lfm3", "zaya")
 OXIDIZR = {
     "oxidizr-hybrid": oxidizr.OxidizrConfig(("mamba2", "mla", "mamba3", "gqa", "mamba1")),
