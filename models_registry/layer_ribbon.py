@@ -6,6 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from django.utils.html import format_html_join
+from django.utils.safestring import SafeString
+
 from inference.modelling.spec import LayerSpec
 from models_registry.layer_words import WORDS
 
@@ -42,12 +45,14 @@ class LayerRibbon:
     """The layers of a model, first to last.
 
     Attributes:
+        drawing: The bands as elements of SVG. Django's templates take longer than a list of many models may.
         words: How many layers there are of each kind.
         mix: One of ``MIXES``; empty: no layer mixes tokens.
     """
 
     num_layers: int
     bands: tuple[Band, ...]
+    drawing: SafeString
     words: str
     mix: str
 
@@ -71,9 +76,15 @@ def layer_ribbon(layers: Sequence[LayerSpec]) -> LayerRibbon:
     kinds = Counter(layer.kind or "none" for layer in layers)
     count = len(layers)
     listed = ", ".join(f"{number} {kind}" for kind, number in kinds.items())
+    bands = tuple(Band(kind, height, _path(numbers, y)) for (kind, (y, height)), numbers in places.items())
     return LayerRibbon(
         num_layers=count,
-        bands=tuple(Band(kind, height, _path(numbers, y)) for (kind, (y, height)), numbers in places.items()),
+        bands=bands,
+        drawing=format_html_join(
+            "",
+            '<path class="k-{}" stroke-width="{}" d="{}"></path>',
+            ((band.kind, band.height, band.path) for band in bands),
+        ),
         words=f"{count} layer{'' if count == 1 else 's'}: {listed}" if count else "no layers",
         mix=_mix(layers),
     )

@@ -12,6 +12,7 @@ from django.utils.safestring import SafeString
 
 from inference.host.units import format_bytes
 from models_registry import live
+from models_registry.layer_ribbon import LayerRibbon
 from models_registry.navigation import entries_of
 from models_registry.sign_in import is_staff
 
@@ -124,16 +125,39 @@ def memory_words(seen: dict[str, Any]) -> str:
     return " + ".join(f"{format_bytes(size)} {name}" for size, name in parts if size)
 
 
-@register.inclusion_tag("registry/_state.html")
-def model_state(row: dict[str, Any]) -> dict[str, Any]:
+@register.simple_tag
+def model_state(row: dict[str, Any]) -> SafeString:
     """Draw the state of a checkpoint: its files first, then what the workers say; ``row`` as the API has it."""
+    mark, words, stage = _state_words(row)
+    title = format_html(' title="{}"', stage) if stage else ""
+    return format_html(
+        '<span class="text-nowrap"{}><i class="dot {}" aria-hidden="true"></i>{}</span>', title, mark, words
+    )
+
+
+def _state_words(row: dict[str, Any]) -> tuple[str, str, str]:
+    """Return the class of a state's mark, the state in words, and the stage of its load."""
     if row["state"] != "available":
-        return {"mark": row["state"], "words": "files missing" if row["state"] == "missing" else "refused", "stage": ""}
+        return row["state"], "files missing" if row["state"] == "missing" else "refused", ""
     seen = row["live"]
     words = LIVE_WORDS.get(seen["status"], seen["status"])
     if seen["status"] == "loading":
         words = f"loading {seen['progress']:.0%}"
-    return {"mark": seen["status"], "words": words, "stage": seen.get("stage") or ""}
+    return seen["status"], words, seen.get("stage") or ""
+
+
+@register.simple_tag
+def ribbon_line(ribbon: LayerRibbon, width: int | str) -> SafeString:
+    """Draw the layers of a model in one line, ``width`` wide."""
+    return format_html(
+        '<svg class="ribbon-line" viewBox="0 0 {} 14" preserveAspectRatio="none" width="{}" height="14" role="img"'
+        ' aria-label="{}"><title>{}</title>{}</svg>',
+        ribbon.width,
+        width,
+        ribbon.words,
+        ribbon.words,
+        ribbon.drawing,
+    )
 
 
 @register.simple_tag(takes_context=True)

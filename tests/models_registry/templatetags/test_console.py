@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from django.template import Context, Template
 from django.test import Client
 
+from inference.modelling.spec import LayerSpec
 from inference.values.states import WorkerState
 from models_registry import live
-from models_registry.templatetags.console import ICONS, memory_words
+from models_registry.layer_ribbon import layer_ribbon
+from models_registry.templatetags.console import ICONS, memory_words, model_state, ribbon_line
 from tests.accounts import account
 
 pytestmark = pytest.mark.django_db
@@ -107,3 +110,30 @@ def test_icons_are_drawn_and_silent(name: str) -> None:
 )
 def test_memory_is_named_by_what_it_is_for(seen: dict[str, int], words: str) -> None:
     assert memory_words(seen) == words
+
+
+@pytest.mark.parametrize(
+    ("row", "drawn"),
+    [
+        ({"state": "missing"}, '<span class="text-nowrap"><i class="dot missing" aria-hidden="true"></i>files missing'),
+        (
+            {"state": "available", "live": {"status": "unloaded"}},
+            '<span class="text-nowrap"><i class="dot unloaded" aria-hidden="true"></i>not loaded',
+        ),
+        (
+            {"state": "available", "live": {"status": "loading", "progress": 0.25, "stage": "<weights>"}},
+            '<span class="text-nowrap" title="&lt;weights&gt;"><i class="dot loading" aria-hidden="true"></i>'
+            "loading 25%",
+        ),
+    ],
+)
+def test_a_state_is_drawn_in_words(row: dict[str, Any], drawn: str) -> None:
+    assert model_state(row) == f"{drawn}</span>"
+
+
+def test_a_ribbon_says_and_draws_its_layers() -> None:
+    ribbon = layer_ribbon([LayerSpec(), LayerSpec()])
+    assert ribbon_line(ribbon, "100%") == (
+        '<svg class="ribbon-line" viewBox="0 0 20 14" preserveAspectRatio="none" width="100%" height="14" role="img"'
+        ' aria-label="2 layers: 2 none"><title>2 layers: 2 none</title></svg>'
+    )
