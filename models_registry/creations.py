@@ -13,7 +13,7 @@ from typing import Any
 
 from django.utils import timezone
 
-from inference.errors import CheckpointError, InvalidRequest, UnsupportedFeature
+from inference.errors import CheckpointError, Conflict, InvalidRequest, UnsupportedFeature
 from models_registry import storage
 from models_registry.chat_templates import check_before_inspection
 from models_registry.detection.child import inspect_in_child
@@ -27,6 +27,7 @@ from models_registry.services import (
     checkpoint_override_set,
     checkpoint_register,
     checkpoint_settings_update,
+    name_taken,
     own_stamps,
 )
 from models_registry.settings_schema import PARAMETERS
@@ -151,7 +152,13 @@ def with_system(template: str, system: str) -> str:
 
 
 def _of_upload(upload_id: uuid.UUID) -> Checkpoint:
-    upload = upload_finish(upload_id=upload_id, wait=True)
+    try:
+        upload = upload_finish(upload_id=upload_id, wait=True)
+        if upload.state == Upload.State.RECEIVING:
+            raise name_taken(upload.served_model_name)
+    except Conflict:
+        upload_cancel(upload_id=upload_id)  # its files are blobs, which stay for another name
+        raise
     if upload.state != Upload.State.DONE or upload.checkpoint is None:
         raise CheckpointError(upload.reason or f"the files were not taken ({upload.state}).")
     return upload.checkpoint

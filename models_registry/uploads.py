@@ -42,6 +42,7 @@ from models_registry.models import Checkpoint, Upload, UploadFile
 from models_registry.names import check_name
 from models_registry.services import Inspector, checkpoint_register, free_name, name_taken
 from models_registry.tokenizer_sources import with_source_path
+from models_registry.upload_names import upload_name_check, wait_for_name
 from models_registry.upload_pieces import read_piece
 from models_registry.upload_rules import WEIGHT_SUFFIXES, DeclaredFile, check_declaration, check_head
 
@@ -149,15 +150,19 @@ def upload_receive(
             raise
 
 
-def upload_finish(*, upload_id: uuid.UUID, wait: bool = False, inspect: Inspector | None = None) -> Upload:
+def upload_finish(
+    *, upload_id: uuid.UUID, served_model_name: str = "", wait: bool = False, inspect: Inspector | None = None
+) -> Upload:
     """Check and register a completely received upload; one that is being checked, or is done, stays as it is.
 
     Args:
+        served_model_name: Another name for the model; empty: the declared one.
         wait: Run in this call; otherwise in a thread, and the row's ``state`` and ``stage`` show the progress.
 
     Raises:
         NotFound: No such upload.
-        Conflict: The upload isn't complete, or was refused or cancelled.
+        Conflict: The upload isn't complete, or was refused or cancelled; or its name is taken, and it can be finished
+            under another one.
     """
     upload = upload_get(upload_id)
     if upload.state == Upload.State.DONE:
@@ -170,6 +175,7 @@ def upload_finish(*, upload_id: uuid.UUID, wait: bool = False, inspect: Inspecto
                 f"{file.name} has {file.received_bytes} of {file.size_bytes} bytes; send the rest first.",
                 param=file.name,
             )
+    upload_name_check(upload, served_model_name)
     if wait:
         _check_locked(upload_id, inspect, threading.Event())
         return upload_get(upload_id)
@@ -372,7 +378,9 @@ def _check_locked(upload_id: uuid.UUID, inspect: Inspector | None, started: thre
         except UploadCancelled:
             _remove_files(upload)
         except BlazrError as error:
-            _end(upload, Upload.State.REFUSED, error.message)
+            is_name = isinstance(error, Conflict) and error.param == "served_model_name"
+            if not (is_name and wait_for_name(upload)):
+                _end(upload, Upload.State.REFUSED, error.message)
         except Exception:
             if upload_get(upload_id).state != Upload.State.CHECKING:  # cancelled, so the files were removed meanwhile
                 _remove_files(upload)

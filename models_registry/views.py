@@ -183,6 +183,8 @@ def _unfinished_uploads() -> list[dict[str, Any]]:
             "size": row.size_bytes,
             "active_at": row.active_at,
             "received": sum(file.received_bytes for file in row.files.all()),
+            "stage": row.stage,
+            "is_whole": all(file.received_bytes == file.size_bytes for file in row.files.all()),
             "files": ", ".join(file.name for file in list(row.files.all())[:8]),
         }
         for row in readable_rows(Upload.objects.filter(state__in=Upload.OPEN).prefetch_related("files"))

@@ -56,6 +56,14 @@ class UploadCreateSerializer(serializers.Serializer[Any]):
     )
 
 
+class UploadFinishSerializer(serializers.Serializer[Any]):
+    """Another name for an upload's model."""
+
+    served_model_name = serializers.CharField(
+        required=False, allow_blank=True, default="", max_length=200, help_text="Empty: the declared one."
+    )
+
+
 class UploadPreviewSerializer(serializers.Serializer[Any]):
     """What an upload's model is, as far as its heads say."""
 

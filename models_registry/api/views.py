@@ -406,7 +406,11 @@ class UploadFinishView(AdminKeyView):
     permissions = {"POST": UPLOAD}
     parser_classes = (JSONParser,)
 
-    @_upload_schema(operation_id="upload_finish", request=None, responses={202: shapes.UploadSerializer})
+    @_upload_schema(
+        operation_id="upload_finish", request=shapes.UploadFinishSerializer, responses={202: shapes.UploadSerializer}
+    )
     def post(self, request: Request, upload_id: uuid.UUID) -> Response:
-        """Verify, inspect and register; poll the upload for the outcome."""
-        return Response(shapes.UploadSerializer(uploads.upload_finish(upload_id=upload_id)).data, status=202)
+        """Verify, inspect and register; poll the upload for the outcome. One whose name is taken keeps its bytes."""
+        values = valid_values(shapes.UploadFinishSerializer(data=request.data))
+        upload = uploads.upload_finish(upload_id=upload_id, served_model_name=values["served_model_name"])
+        return Response(shapes.UploadSerializer(upload).data, status=202)

@@ -251,6 +251,35 @@ def test_other_files_are_not_taken_for_the_rest_of_an_upload(
     complaints[:] = [text for text in complaints if "409" not in text]
 
 
+def test_an_upload_whose_name_was_taken_is_finished_under_another(
+    page: Page, site: LiveServer, tmp_path: Path, complaints: Complaints
+) -> None:
+    place = big_llama(tmp_path)
+    site.manage(
+        "import io, pathlib; from models_registry import uploads;"
+        "from models_registry.upload_rules import DeclaredFile;"
+        f"files = [(p.name, p.read_bytes()) for p in pathlib.Path({str(place)!r}).iterdir()];"
+        "u = uploads.upload_create(owner=None, served_model_name='late',"
+        " files=[DeclaredFile(name, len(content)) for name, content in files]);"
+        "[uploads.upload_receive(upload_id=u.pk, number=n, offset=at, body=io.BytesIO(content[at:at + (2 << 20)]))"
+        " for n, (_, content) in enumerate(files) for at in range(0, len(content), 2 << 20)]"
+    )
+    site.register(place, "late")
+    page.goto("/models/upload/")
+    row = page.locator("#unfinished li", has_text="late")
+    row.get_by_role("button", name="Finish").click()
+    expect(page.locator("#outcome")).to_contain_text("keeps its bytes")
+    expect(row).to_contain_text("its name is taken")
+    row.get_by_role("textbox").fill("late-2")
+    row.get_by_role("button", name="Finish").click()
+    expect(page.locator("#outcome h2")).to_have_text("late-2 is registered")
+    expect(row).to_have_count(0)
+    complaints[:] = [text for text in complaints if "409" not in text]
+    assert complaints == []
+    delete(page, site, "late-2")
+    delete(page, site, "late")
+
+
 def test_a_lost_connection_is_survived(
     on_the_line: Page, line: SlowLine, site: LiveServer, tmp_path: Path, complaints: Complaints
 ) -> None:

@@ -163,6 +163,18 @@ function goOn() {
   begin({ id, name });
 }
 
+/** Finish an upload that the server has all bytes of, perhaps under another name. */
+async function finish(form) {
+  if (run) return;
+  const upload = await call("GET", `/registry/uploads/${form.dataset.finish}`);
+  const name = form.elements.served_model_name.value.trim();
+  chosen = upload.files.map(({ name: file, size_bytes: size }) => ({ name: file, file: { size } }));
+  skipped = [];
+  drawFiles();
+  $("#name").value = name;
+  begin({ id: upload.id, name });
+}
+
 $("#form").addEventListener("submit", (event) => {
   event.preventDefault();
   if (!run) begin({ name: $("#name").value.trim() });
@@ -212,7 +224,7 @@ function drawReport(report) {
 /** What is being sent from here isn't unfinished. */
 function hideRunning(runs) {
   const going = new Set(runs.filter(isRunning).map(({ id }) => id));
-  for (const button of $$("[data-resume]")) button.closest("li").hidden = going.has(button.dataset.resume);
+  for (const item of $$("[data-resume], [data-finish]")) item.closest("li").hidden = going.has(item.dataset.resume ?? item.dataset.finish);
 }
 document.body.addEventListener("htmx:afterSettle", () => hideRunning(currentUploads()));
 
@@ -239,9 +251,11 @@ function follow(runs) {
   run = null;
   setBusy(false);
   drawReport(state.state === "refused" ? null : state.report);
+  if (state.state === "unnamed") $("#work").hidden = true; // it is finished in the list of unfinished uploads
   if (state.state === "done") succeed(state);
   else if (state.state === "cancelled") showOutcome("warn", "Cancelled", state.reason);
   else if (state.state === "interrupted") showOutcome("warn", "Interrupted", state.reason);
+  else if (state.state === "unnamed") showOutcome("warn", "The name is taken", state.reason);
   else showOutcome("bad", "Refused", state.reason);
   sendToUploads({ type: "forget", key: mine });
   drawUnfinished();
@@ -285,6 +299,11 @@ document.addEventListener("click", (event) => {
     resuming = { id: resume, name };
     $("#folder-input").click();
   } else act(button, async () => (await call("DELETE", `/registry/uploads/${discard}`), drawUnfinished()));
+});
+document.addEventListener("submit", (event) => {
+  if (!event.target.dataset.finish) return;
+  event.preventDefault();
+  act(event.submitter, () => finish(event.target));
 });
 for (const input of $$("#folder-input, #files-input")) input.addEventListener("cancel", () => (resuming = null));
 

@@ -12,9 +12,10 @@ const pauseAfter = (failures) => new Promise((resolve) => setTimeout(resolve, Ma
 const isAway = ({ status }) => status === 0 || status >= 502;
 
 class Refusal extends Error {
-  constructor(message, status) {
+  constructor(message, status, param) {
     super(message);
     this.status = status;
+    this.param = param;
   }
 }
 
@@ -66,12 +67,13 @@ export class Uploader {
     const text = await response.text();
     if (response.ok) return text ? JSON.parse(text) : null;
     let message = `The server answered ${response.status}.`;
+    let param;
     try {
-      ({ message } = JSON.parse(text).error);
+      ({ message, param } = JSON.parse(text).error);
     } catch {
       // A page of an error: its status says enough.
     }
-    throw new Refusal(message, response.status);
+    throw new Refusal(message, response.status, param);
   }
 
   /** As `ask`, again while the server is away: what it has received stays, and so does where its check is. */
@@ -87,7 +89,7 @@ export class Uploader {
     }
   }
 
-  /** Begin an upload, or go on with the one that has the id. `files` are {name, file}. */
+  /** Begin an upload, or go on with the one that has the id. `files` are {name, file}; a size will do for a whole one. */
   start({ key, name, files, overrides, id }) {
     const run = {
       key, id: id ?? null, name, overrides, state: "starting", stage: "", reason: "", report: null, checkpoint: null,
@@ -100,7 +102,7 @@ export class Uploader {
     this.work(run).catch((error) => {
       if (run.state === "cancelled") return;
       if (isAway(error)) this.set(run, { state: "interrupted", reason: `${error.message} Go on with the same files later.` });
-      else this.set(run, { state: "refused", reason: error.message });
+      else this.set(run, { state: run.id && error.param === "served_model_name" ? "unnamed" : "refused", reason: error.message });
     });
   }
 
@@ -122,13 +124,15 @@ export class Uploader {
       await this.sendAll(run, run.files.map((file) => [file, file.size]));
     }
     this.set(run, { state: "checking", stage: "waiting" });
-    let upload = await this.askUntilBack(run, "POST", `/registry/uploads/${run.id}/finish`);
+    const named = JSON.stringify({ served_model_name: run.name });
+    let upload = await this.askUntilBack(run, "POST", `/registry/uploads/${run.id}/finish`, named);
     while (["receiving", "checking"].includes(upload.state)) {
       this.set(run, { stage: upload.stage });
       await new Promise((resolve) => setTimeout(resolve, CHECK_EVERY_MS));
-      // One that was being checked and is complete again had its server stopped: the check begins again.
-      const isStopped = upload.state === "receiving";
-      upload = await this.askUntilBack(run, isStopped ? "POST" : "GET", `/registry/uploads/${run.id}${isStopped ? "/finish" : ""}`);
+      // One that was being checked and is complete again had its server stopped, and its check begins again; or its name was
+      // taken meanwhile, and the server says so.
+      if (upload.state === "receiving") upload = await this.askUntilBack(run, "POST", `/registry/uploads/${run.id}/finish`, named);
+      else upload = await this.askUntilBack(run, "GET", `/registry/uploads/${run.id}`);
     }
     if (upload.state === "done") this.set(run, { state: "done", checkpoint: upload.checkpoint });
     else this.set(run, { state: upload.state, reason: upload.reason });
@@ -138,7 +142,6 @@ export class Uploader {
   async resume(run) {
     const upload = await this.askUntilBack(run, "GET", `/registry/uploads/${run.id}`);
     run.chunk = upload.chunk_bytes;
-    run.name = upload.served_model_name;
     run.files = upload.files.map((known, number) => {
       const found = run.files.find(({ name, size }) => name === known.name && size === known.size_bytes);
       if (!found) throw new Refusal(`${known.name} (${known.size_bytes} bytes) isn't among the files; choose those whose upload began.`, 400);
