@@ -45,6 +45,8 @@ KEEP_ROWS = timedelta(days=7)
 """How long the row of an ended pull is kept."""
 RATE_S = 5.0
 """Seconds over which the rate of a download is a mean."""
+RETRY_S = 30.0
+"""Seconds until a pull goes on whose end couldn't be stored."""
 State, Stage = PullJob.State, PullJob.Stage
 NOT_ALLOWED = (
     "This server doesn't fetch models on request; run blazr pull on its machine, or set BLAZR_MAX_PULLS and restart it."
@@ -152,11 +154,17 @@ def _start(pull_id: uuid.UUID) -> None:
 
 
 def _run_in_thread(pull_id: uuid.UUID) -> None:
-    close_old_connections()
-    try:
-        _run(pull_id)
-    finally:
-        connection.close()
+    """Pull until the row has ended: without a thread it would run for ever, and count against the limit."""
+    while True:
+        close_old_connections()
+        try:
+            _run(pull_id)
+            return
+        except Exception:
+            logger.exception("the pull %s broke off; it goes on in %.0f s", pull_id, RETRY_S)
+        finally:
+            connection.close()
+        time.sleep(RETRY_S)
 
 
 def _run(pull_id: uuid.UUID) -> None:

@@ -106,6 +106,23 @@ def test_an_outage_of_the_database_ends_no_download(hub, monkeypatch):
     assert (row.state, row.reason, len(outages)) == ("done", "", 1)
 
 
+def test_a_pull_whose_end_can_not_be_stored_goes_on_later(hub, monkeypatch):
+    """Its thread died, and the row ran until the next pull was started."""
+    outages, update = [], QuerySet.update
+
+    def fail_at_first(rows, **values):
+        if values.get("state") in ("done", "failed") and len(outages) < 4:
+            outages.append(values["state"])
+            raise OperationalError("the server closed the connection unexpectedly")
+        return update(rows, **values)
+
+    monkeypatch.setattr(QuerySet, "update", fail_at_first)
+    monkeypatch.setattr(pull_jobs, "RETRY_S", 0.05)
+    row = ended(pull_create(origin="org/tiny"))
+    assert (row.state, row.reason, outages) == ("done", "", ["done", "failed"] * 2)
+    assert Checkpoint.objects.get().origin == "org/tiny"
+
+
 def test_a_pull_that_no_process_goes_on_with_is_gone_on_with_by_the_next_one(hub):
     row = PullJob.objects.create(origin="org/tiny", active_at=timezone.now())
     hub.gate.clear()
