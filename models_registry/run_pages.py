@@ -10,7 +10,7 @@ from typing import Any
 from inference.models.readable_rows import readable_rows
 from inference.values.memory_span import MAX_TOKENS
 from models_registry.aliases import alias_names
-from models_registry.api.run_views import run_detail
+from models_registry.api.run_views import run_state
 from models_registry.models import ModelAlias, RunStep, TrainingRun
 from models_registry.runs import services
 from models_registry.runs.allowed import allowed_directories, is_allowed
@@ -71,11 +71,12 @@ class RunPage(StaffPage):
         """Return the run, its drawing, and which aliases mean its checkpoints."""
         run_id: uuid.UUID = kwargs["run_id"]
         run = services.run_get(run_id)
+        state = run_state(run)  # before the rest: what changes meanwhile is drawn again
         steps = services.run_steps(run)
         aliases = _aliases_by_checkpoint(steps)
         return {
             "run": run,
-            "detail": _without_samples(run_detail(run)),
+            "detail": {"id": str(run.pk), **state},
             "is_allowed": is_allowed(Path(run.directory)),
             "curve": draw_losses(steps),
             "steps": [{"row": step, "aliases": aliases.get(step.checkpoint_id, [])} for step in reversed(steps)],
@@ -109,12 +110,6 @@ def evenly(steps: Sequence[RunStep], most: int) -> list[RunStep]:
     if len(steps) <= most:
         return list(steps)
     return [steps[round(number * (len(steps) - 1) / (most - 1))] for number in range(most)]
-
-
-def _without_samples(detail: dict[str, Any]) -> dict[str, Any]:
-    """What the script compares with what it polls: the page has the samples themselves."""
-    steps = [{name: value for name, value in step.items() if name != "samples"} for step in detail["steps"]]
-    return {**detail, "steps": steps}
 
 
 def _aliases_by_checkpoint(steps: Sequence[RunStep]) -> dict[Any, list[str]]:

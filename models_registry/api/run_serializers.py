@@ -98,6 +98,14 @@ class RunDetailSerializer(RunSerializer):
         fields = (*RunSerializer.Meta.fields, "steps", "measuring", "progress")  # type: ignore[assignment]
 
 
+class RunStateSerializer(serializers.Serializer[Any]):
+    """Whether a run has changed."""
+
+    version = serializers.CharField(help_text="Another one when the run or one of its checkpoints has changed.")
+    measuring = serializers.CharField(allow_blank=True, help_text="Name of a step; empty: none.")
+    progress = serializers.FloatField(help_text="Of its measurement.")
+
+
 class PromoteSerializer(serializers.Serializer[Any]):
     """The alias that a checkpoint, or an adapter of it, becomes the meaning of."""
 

@@ -25,14 +25,23 @@ _detail_schema = partial(_schema, responses=shapes.RunDetailSerializer)
 
 def run_detail(run: TrainingRun) -> dict[str, Any]:
     """Return a run with its checkpoints, for its page and for the API."""
-    job = STEP_MEASUREMENTS.rows().filter(state="running", step__run=run).select_related("step").first()
     shown: Any = {
         **shapes.RunSerializer(run).data,
         "steps": shapes.RunStepSerializer(services.run_steps(run), many=True).data,
-        "measuring": "" if job is None else job.step.name,
-        "progress": 0.0 if job is None else job.progress,
+        **_measurement(run),
     }
     return cast("dict[str, Any]", shown)
+
+
+def run_state(run: TrainingRun) -> dict[str, Any]:
+    """Return what says whether a run has changed, for its page, which asks often."""
+    return {"version": services.run_version(run), **_measurement(run)}
+
+
+def _measurement(run: TrainingRun) -> dict[str, Any]:
+    rows = STEP_MEASUREMENTS.rows().filter(state="running", step__run=run)
+    name, progress = rows.values_list("step__name", "progress").first() or ("", 0.0)
+    return {"measuring": name, "progress": progress}
 
 
 class RunListView(StaffView):
@@ -83,6 +92,17 @@ class RunView(StaffView):
             live.unload_before_delete(checkpoint)
         services.run_delete(run, with_models=with_models)
         return Response(status=204)
+
+
+class RunStateView(StaffView):
+    """Whether a training run has changed."""
+
+    permissions = {"GET": VIEW}
+
+    @_schema(operation_id="run_state", responses=shapes.RunStateSerializer)
+    def get(self, request: Request, run_id: uuid.UUID) -> Response:
+        """Return a version that changes with the run and its checkpoints, and how far a measurement is."""
+        return Response(run_state(services.run_get(run_id)))
 
 
 class RunStopView(StaffView):

@@ -57,6 +57,7 @@ urlpatterns = [
     path(f"{_ONE}/promote", run_views.PromoteView.as_view(), name="registry-promote"),
     path("runs", run_views.RunListView.as_view(), name="registry-runs"),
     path(_RUN, run_views.RunView.as_view(), name="registry-run"),
+    path(f"{_RUN}/state", run_views.RunStateView.as_view(), name="registry-run-state"),
     path(f"{_RUN}/stop", run_views.RunStopView.as_view(), name="registry-run-stop"),
     path(f"{_RUN}/resume", run_views.RunResumeView.as_view(), name="registry-run-resume"),
     path("pulls", pull_views.PullListView.as_view(), name="registry-pulls"),

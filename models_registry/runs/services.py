@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import uuid
 from collections.abc import Mapping, Sequence
@@ -46,6 +47,9 @@ DEFAULTS: Mapping[str, Any] = {
     "max_seconds": 600,
 }
 """How checkpoints are measured where nobody says otherwise."""
+_RUN_COLUMNS = ("name", "state", "reason", *DEFAULTS)
+_STEP_COLUMNS = ("name", "state", "reason", "checkpoint_id", "revision", "loss", "problem", "measured_at")
+"""What changes of a run and a checkpoint; the samples change with ``measured_at``."""
 
 
 def run_get(run_id: uuid.UUID) -> TrainingRun:
@@ -68,6 +72,16 @@ def run_list() -> list[TrainingRun]:
 def run_steps(run: TrainingRun) -> list[RunStep]:
     """Return the checkpoints of a run in the order of training."""
     return readable_rows(run.steps.select_related("checkpoint").defer("checkpoint__inspection"))
+
+
+def run_version(run: TrainingRun) -> str:
+    """Return what changes when a run or one of its checkpoints does, without a read of the samples."""
+    steps = readable_rows(run.steps.defer("samples"))
+    shown = [
+        [getattr(run, name) for name in _RUN_COLUMNS],
+        *([getattr(s, name) for name in _STEP_COLUMNS] for s in steps),
+    ]
+    return hashlib.sha256(repr(shown).encode()).hexdigest()
 
 
 def run_create(

@@ -8,19 +8,14 @@ const detail = pageData("detail");
 const base = `/registry/runs/${detail.id}`;
 const PARTS = ["run-actions", "run-notes", "run-curve", "run-steps", "run-samples"];
 
-/** What the page shows of a run: without the times and the progress, which change all the time. */
-function shown({ looked_at, progress, steps, ...rest }) {
-  return JSON.stringify([rest, steps.map(({ samples, ...step }) => step)]);
-}
-
-let drawn = shown(detail);
+let drawn = detail;
 showSaid();
 
 async function refresh() {
-  const fresh = await call("GET", base);
-  if (shown(fresh) !== drawn) {
+  const fresh = await call("GET", `${base}/state`);
+  if (fresh.version !== drawn.version || fresh.measuring !== drawn.measuring) {
     await redrawParts(...PARTS);
-    drawn = shown(fresh);
+    drawn = fresh;
   }
   const progress = $("[data-progress]");
   if (progress && fresh.measuring) progress.textContent = `being measured, ${Math.round(fresh.progress * 100)} %`;

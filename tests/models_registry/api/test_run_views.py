@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from models_registry.aliases import alias_checkpoint_id
@@ -46,6 +48,42 @@ def test_a_run_over_http(browser: Client, directory: Path) -> None:
     assert send(browser, "POST", f"{path}/resume").json()["state"] == "watching"
     assert send(browser, "DELETE", path).status_code == 204
     assert error_of(browser.get(path), 404)["message"] == f"there is no training run {shown['id']}."
+
+
+def test_a_page_asks_whether_a_run_has_changed_and_gets_no_samples(
+    browser: Client, run: TrainingRun, directory: Path, looks
+) -> None:
+    oxidizr_step(directory, 1)
+    looks(2)
+    path = f"/registry/runs/{run.pk}/state"
+    seen = []
+
+    def changes() -> bool:
+        with CaptureQueriesContext(connection) as queries:
+            state = browser.get(path).json()
+        assert set(state) == {"version", "measuring", "progress"}
+        assert [query for query in queries.captured_queries if "samples" in query["sql"]] == []
+        seen.append(state["version"])
+        return len(seen) < 2 or seen[-1] != seen[-2]
+
+    assert changes() and not changes()
+    looks(1)  # a look at the directory alone is no change
+    assert not changes()
+    run.steps.update(loss=2.5, samples=[SAMPLE], measured_at=timezone.now())
+    assert changes() and not changes()
+    run.steps.update(problem="no memory.")
+    assert changes()
+    send(browser, "PATCH", f"/registry/runs/{run.pk}", temperature=0.0)
+    assert changes()
+    oxidizr_step(directory, 2)
+    looks(2)
+    assert changes() and not changes()
+    StepMeasurement.objects.create(
+        step=run.steps.get(number=2), source_name="x", progress=0.5, active_at=timezone.now()
+    )
+    state = browser.get(path).json()
+    assert (state["measuring"], state["progress"]) == (run.steps.get(number=2).name, 0.5)
+    assert f'"version": "{state["version"]}"' in browser.get(f"/runs/{run.pk}/").content.decode()
 
 
 def test_checkpoints_are_shown_and_promoted(
