@@ -71,7 +71,9 @@ def alias_promote(
 
 
 def alias_rollback(*, name: str, number: int | None = None) -> AliasRevision:
-    """Point an alias to an earlier revision.
+    """Point an alias to an earlier revision, also without the passport that the alias demands of a promotion.
+
+    The earlier model has served before; one that turned out to be wrong has to be replaced at once.
 
     Args:
         number: The revision; None: the one before the current one.
