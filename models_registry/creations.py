@@ -14,6 +14,7 @@ from typing import Any
 from django.utils import timezone
 
 from inference.errors import CheckpointError, Conflict, InvalidRequest, UnsupportedFeature
+from inference.values.principal import principal_current
 from models_registry import storage
 from models_registry.chat_templates import check_before_inspection
 from models_registry.detection.child import inspect_in_child
@@ -84,8 +85,9 @@ def creation_begin(creation: Creation) -> uuid.UUID | None:
     """Check a creation as far as no file has to be read; returns its upload, if it is made of blobs.
 
     Raises:
-        BlazrError: It can't be made; nothing is left.
+        BlazrError: It can't be made, or the caller's key is for other models; nothing is left.
     """
+    principal_current().check_model(creation.name)
     if creation.source is not None:
         if Checkpoint.objects.filter(served_model_name=creation.name).exists():
             raise InvalidRequest(f"the name {creation.name!r} is taken; delete that model first.", param="model")

@@ -32,7 +32,7 @@ from models_registry.hub import PullProgress
 from models_registry.job_process import JobProcess
 from models_registry.model_paths import pull_origin
 from models_registry.models import Checkpoint, PullJob
-from models_registry.names import check_name
+from models_registry.names import check_name, suggest_name
 from models_registry.services import checkpoint_register, free_name, name_taken
 
 if TYPE_CHECKING:
@@ -120,6 +120,13 @@ def pull_get(pull_id: uuid.UUID) -> PullJob:
     if row is None:
         raise NotFound(f"there is no pull {pull_id}.", param="pull")
     return row
+
+
+def name_of(row: PullJob) -> str:
+    """Return the name of a pull's model; one that wasn't given may get a number behind it at the end."""
+    if row.checkpoint is not None:
+        return row.checkpoint.served_model_name
+    return row.served_model_name or suggest_name(row.origin)
 
 
 def pull_cancel(pull_id: uuid.UUID) -> PullJob:

@@ -14,7 +14,9 @@ from pathlib import Path
 from django.conf import settings
 
 from inference.errors import BlazrError, EngineError, QueueFull
+from inference.values.principal import principal_current
 from models_registry.hub import PullProgress
+from models_registry.names import suggest_name
 from models_registry.package_index import wheel_reference
 from models_registry.pull_jobs import check_pulls_allowed
 
@@ -43,11 +45,12 @@ class Pull:
         """Start the child process.
 
         Raises:
-            PermissionRefused: The server does not pull on request.
+            PermissionRefused: The server does not pull on request, or the caller's key is for other models.
             QueueFull: Too many pulls run already.
         """
         global _num_running
         allowed = check_pulls_allowed()
+        principal_current().check_model(suggest_name(self._repo_id))
         if _num_running >= allowed:
             raise QueueFull(f"{allowed} models are being pulled already; try again later.", retry_after_s=30)
         _num_running += 1

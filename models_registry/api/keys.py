@@ -45,8 +45,13 @@ def check_key_model(user: Any, name: str) -> None:
 
 def allowed_by_key(user: Any, checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
     """Return the checkpoints that a caller may know of: with a key that is for some models, those."""
+    return [row for row in checkpoints if is_for_model(user, row.served_model_name)]
+
+
+def is_for_model(user: Any, name: str) -> bool:
+    """Whether a caller may know of a model; with an API key for some models, of those."""
     allowed = user.principal.models if isinstance(user, KeyUser) else None
-    return [row for row in checkpoints if allowed is None or row.served_model_name in allowed]
+    return allowed is None or name in allowed
 
 
 class AdminKeyAuthentication(BaseAuthentication):

@@ -12,9 +12,11 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from models_registry import pull_jobs
-from models_registry.api.keys import KeyUser
+from models_registry.api.keys import KeyUser, check_key_model, is_for_model
 from models_registry.api.views import UPLOAD, AdminKeyView, valid_values
+from models_registry.model_paths import pull_origin
 from models_registry.models import MAX_NAME_CHARS, PullJob
+from models_registry.names import suggest_name
 from models_registry.pull_preview import pull_preview, pull_search
 
 MAX_LISTED = 50
@@ -120,6 +122,13 @@ class PullSerializer(serializers.ModelSerializer[PullJob]):
         )  # fmt: skip
 
 
+def _checked_pull(request: Request, pull_id: uuid.UUID) -> PullJob:
+    """Return a pull; a caller whose key isn't for its model is refused."""
+    row = pull_jobs.pull_get(pull_id)
+    check_key_model(request.user, pull_jobs.name_of(row))
+    return row
+
+
 class PullListView(AdminKeyView):
     """Pulls."""
 
@@ -128,19 +137,23 @@ class PullListView(AdminKeyView):
     @_schema(operation_id="pull_list", responses=PullSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return the last pulls, newest first."""
-        rows = PullJob.objects.select_related("checkpoint").defer("checkpoint__inspection")[:MAX_LISTED]
+        found = PullJob.objects.select_related("checkpoint").defer("checkpoint__inspection")[:MAX_LISTED]
+        rows = [row for row in found if is_for_model(request.user, pull_jobs.name_of(row))]
         return Response(PullSerializer(rows, many=True).data)
 
     @_schema(operation_id="pull_create", request=PullCreateSerializer, responses={202: PullSerializer})
     def post(self, request: Request) -> Response:
         """Start a pull, which goes on after a restart; only with BLAZR_MAX_PULLS set."""
         values = valid_values(PullCreateSerializer(data=request.data))
+        name = values["served_model_name"]
+        check_key_model(request.user, name or suggest_name(pull_origin(values["model"])))
         row = pull_jobs.pull_create(
             origin=values["model"],
-            served_model_name=values["served_model_name"],
+            served_model_name=name,
             owner=None if isinstance(request.user, KeyUser) else cast("Any", request.user),
         )
-        return Response(PullSerializer(row).data, status=202)
+        # One that ran already may be another model's.
+        return Response(PullSerializer(_checked_pull(request, row.pk)).data, status=202)
 
 
 class PullView(AdminKeyView):
@@ -151,12 +164,12 @@ class PullView(AdminKeyView):
     @_schema(operation_id="pull_retrieve", responses=PullSerializer)
     def get(self, request: Request, pull_id: uuid.UUID) -> Response:
         """Return the state of a pull."""
-        return Response(PullSerializer(pull_jobs.pull_get(pull_id)).data)
+        return Response(PullSerializer(_checked_pull(request, pull_id)).data)
 
     @_schema(operation_id="pull_cancel", responses=PullSerializer)
     def delete(self, request: Request, pull_id: uuid.UUID) -> Response:
         """Cancel a running pull; what was downloaded stays in the cache."""
-        return Response(PullSerializer(pull_jobs.pull_cancel(pull_id)).data)
+        return Response(PullSerializer(pull_jobs.pull_cancel(_checked_pull(request, pull_id).pk)).data)
 
 
 class PullPreviewView(AdminKeyView):
@@ -171,7 +184,9 @@ class PullPreviewView(AdminKeyView):
         Nothing but config.json, or the headers of GGUF files, is fetched.
         """
         values = valid_values(PullLookUpSerializer(data=request.data))
-        return Response(PullPreviewSerializer(pull_preview(values["model"])).data)
+        found = pull_preview(values["model"])
+        found["registered_as"] = [name for name in found["registered_as"] if is_for_model(request.user, name)]
+        return Response(PullPreviewSerializer(found).data)
 
 
 class PullSearchView(AdminKeyView):

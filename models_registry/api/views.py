@@ -28,7 +28,7 @@ from inference.models import GenerationJob
 from inference.models.readable_rows import readable_rows
 from models_registry import live, selectors, services, uploads
 from models_registry.api import serializers as shapes
-from models_registry.api.keys import AdminKeyAuthentication, KeyUser, allowed_by_key
+from models_registry.api.keys import AdminKeyAuthentication, KeyUser, allowed_by_key, check_key_model
 from models_registry.detection.describe import describe
 from models_registry.detection.inspection import Inspection
 from models_registry.models import Checkpoint
@@ -332,6 +332,7 @@ class UploadListView(AdminKeyView):
         overrides = values.get("overrides")
         check_vocabulary(None, overrides if isinstance(overrides, Mapping) else {})
         name = values["served_model_name"] or services.free_name(suggest_name(values["label"]))
+        check_key_model(request.user, name)
         upload = uploads.upload_create(
             owner=None if isinstance(request.user, KeyUser) else cast("Any", request.user),
             served_model_name=name,
@@ -341,7 +342,17 @@ class UploadListView(AdminKeyView):
         return Response(shapes.UploadSerializer(upload).data, status=201)
 
 
-class UploadView(AdminKeyView):
+class OneUploadView(AdminKeyView):
+    """Base of the views of one upload."""
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        """Refuse a key that isn't for the upload's model."""
+        super().initial(request, *args, **kwargs)
+        if isinstance(request.user, KeyUser) and request.user.principal.models is not None:
+            check_key_model(request.user, uploads.upload_get(kwargs["upload_id"]).served_model_name)
+
+
+class UploadView(OneUploadView):
     """One upload."""
 
     permissions = {"GET": UPLOAD, "DELETE": UPLOAD}
@@ -357,7 +368,7 @@ class UploadView(AdminKeyView):
         return Response(shapes.UploadSerializer(uploads.upload_cancel(upload_id=upload_id)).data)
 
 
-class UploadPieceView(AdminKeyView):
+class UploadPieceView(OneUploadView):
     """The bytes of one file; the body is not parsed."""
 
     permissions = {"PUT": UPLOAD}
@@ -400,7 +411,7 @@ class UploadPreviewView(StaffView):
         return Response(shapes.UploadPreviewSerializer(upload_preview(upload_id=upload_id)).data)
 
 
-class UploadFinishView(AdminKeyView):
+class UploadFinishView(OneUploadView):
     """The end of an upload."""
 
     permissions = {"POST": UPLOAD}
@@ -412,5 +423,7 @@ class UploadFinishView(AdminKeyView):
     def post(self, request: Request, upload_id: uuid.UUID) -> Response:
         """Verify, inspect and register; poll the upload for the outcome. One whose name is taken keeps its bytes."""
         values = valid_values(shapes.UploadFinishSerializer(data=request.data))
+        if values["served_model_name"]:
+            check_key_model(request.user, values["served_model_name"])
         upload = uploads.upload_finish(upload_id=upload_id, served_model_name=values["served_model_name"])
         return Response(shapes.UploadSerializer(upload).data, status=202)

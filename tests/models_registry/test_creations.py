@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import io
+from contextvars import copy_context
+from dataclasses import replace
 from pathlib import Path
 
 import jinja2
 import pytest
 
-from inference.errors import BlazrError, CheckpointError
+from inference.errors import BlazrError, CheckpointError, PermissionRefused
+from inference.values.principal import LOCAL, principal_set
 from models_registry import creations, storage
 from models_registry.creations import Creation, creation_begin, creation_finish, with_system
 from models_registry.detection.child import inspect_in_child
@@ -49,6 +52,19 @@ def test_a_system_prompt_goes_before_conversations_without_one(system):
 
 def test_without_a_system_prompt_the_template_stays():
     assert with_system("{{ x }}", "") == "{{ x }}"
+
+
+@pytest.mark.django_db
+def test_a_key_for_some_models_makes_no_others(hybrid: Path, storage_dirs: Path):
+    source = checkpoint_register(path=hybrid, served_model_name="source")
+
+    def begin(name: str):
+        principal_set(replace(LOCAL, models=frozenset({"mine"})))
+        return creation_begin(Creation(name=name, source=source))
+
+    assert copy_context().run(begin, "mine") is None
+    with pytest.raises(PermissionRefused, match="'child'; it is for mine"):
+        copy_context().run(begin, "child")
 
 
 @pytest.mark.django_db

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from inference.errors import EngineError, NotFound, PermissionRefused, QueueFull
+from inference.values.principal import LOCAL, principal_set
 from models_registry import pulls
 from models_registry.hub import PullProgress
 from models_registry.pulls import Pull
@@ -133,3 +134,14 @@ async def test_the_end_kills_the_child_and_its_children(child):
     async with asyncio.timeout(60):
         while any(map(is_alive, pids)):
             await asyncio.sleep(0.02)
+
+
+def test_a_key_for_some_models_pulls_no_others(settings):
+    settings.BLAZR_MAX_PULLS = 2
+
+    async def start() -> None:
+        principal_set(replace(LOCAL, models=frozenset({"mine"})))
+        await Pull("org/tiny").start()
+
+    with pytest.raises(PermissionRefused, match="'tiny'; it is for mine"):
+        asyncio.run(start())

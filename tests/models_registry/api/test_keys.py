@@ -15,9 +15,9 @@ from tests.models_registry.api.test_views import error_of
 BODY = {"label": "tiny", "files": [{"name": "model.safetensors", "size_bytes": 64}]}
 
 
-def send(key: str | None, method: str = "POST", path: str = "/registry/uploads"):
+def send(key: str | None, method: str = "POST", path: str = "/registry/uploads", body: object = None):
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    body = BODY if method == "POST" else None
+    body = body or (BODY if method == "POST" else None)
     return Client(enforce_csrf_checks=True).generic(
         method, path, b"" if body is None else json.dumps(body), "application/json", headers=headers
     )
@@ -60,3 +60,30 @@ def test_a_key_for_some_models_sees_and_changes_no_others(data_dir):
         assert "may not use the model" in error_of(refused)["message"]
     assert send(key, "DELETE", f"/registry/checkpoints/{mine.pk}/adapters/{gone.pk}").status_code == 204
     assert list(Adapter.objects.all()) == [kept]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_key_for_some_models_uploads_no_others(data_dir):
+    boss = api_key_create(name="boss", scopes=["admin"])[1]
+    key = api_key_create(name="part", scopes=["admin"], models=["mine"])[1]
+    other = send(boss).json()["id"]
+    mine = send(key, body={**BODY, "served_model_name": "mine"}).json()["id"]
+    path = f"/registry/uploads/{other}"
+    for method, address, body in (
+        ("POST", "/registry/uploads", None),  # its label names it
+        ("POST", "/registry/uploads", {**BODY, "served_model_name": "other"}),
+        ("GET", path, None),
+        ("PUT", f"{path}/files/0?offset=0", [1]),
+        ("POST", f"{path}/finish", {"served_model_name": "mine"}),
+        ("DELETE", path, None),
+    ):
+        refused = send(key, method, address, body)
+        assert refused.status_code == 403, (method, address, refused.content)
+        assert error_of(refused)["message"].endswith("; it is for mine."), (method, address)
+        assert error_of(refused)["param"] == "model"
+    assert Upload.objects.count() == 2 and Upload.objects.get(pk=other).state == "receiving"
+    Upload.objects.get(pk=mine).files.update(received_bytes=64)
+    renamed = send(key, "POST", f"/registry/uploads/{mine}/finish", {"served_model_name": "other"})
+    assert (renamed.status_code, Upload.objects.get(pk=mine).served_model_name) == (403, "mine")
+    assert send(key, "GET", f"/registry/uploads/{mine}").json()["state"] == "receiving"
+    assert send(key, "DELETE", f"/registry/uploads/{mine}").json()["state"] == "cancelled"

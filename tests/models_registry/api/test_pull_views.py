@@ -43,6 +43,33 @@ def test_a_pull_is_started_followed_and_cancelled(send):
 
 
 @pytest.mark.django_db(transaction=True)
+def test_a_key_for_some_models_pulls_no_others(send):
+    part = {"Authorization": f"Bearer {api_key_create(name='part', scopes=['admin'], models=['mine'])[1]}"}
+
+    def try_to(method: str, path: str, body: object = None):
+        content = b"" if body is None else json.dumps(body).encode()
+        return Client().generic(method, f"/registry/pulls{path}", content, "application/json", headers=part)
+
+    other = send("POST", "", {"model": "org/other"}).json()["id"]
+    for method, path, body in (
+        ("POST", "", {"model": "org/tiny"}),
+        ("POST", "", {"model": "org/mine", "served_model_name": "tiny"}),
+        ("POST", "", {"model": "org/other", "served_model_name": "mine"}),  # it runs already, for another model
+        ("GET", f"/{other}", None),
+        ("DELETE", f"/{other}", None),
+    ):
+        refused = try_to(method, path, body)
+        assert refused.status_code == 403, (method, path, refused.content)
+        assert refused.json()["error"]["message"].endswith("; it is for mine."), (method, path)
+    assert [row.origin for row in PullJob.objects.filter(state="running")] == ["org/other"]
+    assert try_to("GET", "").json() == []
+    mine = try_to("POST", "", {"model": "org/mine"})
+    assert mine.status_code == 202
+    assert [row["id"] for row in try_to("GET", "").json()] == [mine.json()["id"]]
+    assert try_to("DELETE", f"/{mine.json()['id']}").json()["state"] == "cancelled"
+
+
+@pytest.mark.django_db(transaction=True)
 def test_what_is_wrong_or_not_allowed_has_a_status(send, settings, hybrid):
     checkpoint_register(path=hybrid, served_model_name="taken")
     assert send("POST", "", {"model": "org/tiny", "served_model_name": "taken"}).status_code == 409
