@@ -14,7 +14,6 @@ from django.utils import timezone
 from inference.models import UsageSpan
 from inference.models.readable_rows import readable_rows
 from models_registry import live, selectors
-from models_registry.api.serializers import CheckpointSerializer
 from models_registry.layer_ribbon import MIXES, ribbon_legend
 from models_registry.list_facts import ListFacts, list_facts
 from models_registry.views import StaffPage
@@ -29,6 +28,10 @@ STATES: Mapping[str, str] = {
     "failed": "failed or missing",
 }
 _STATE_ORDER = {"ready": 0, "loading": 1, "failed": 2, "unloaded": 3, "unknown": 4}
+_ROW = (
+    "id", "served_model_name", "source", "origin", "format", "model_type", "architecture", "dtype", "num_layers",
+    "num_parameters", "size_bytes", "settings", "state", "live",
+)  # fmt: skip
 _SOURCES = {"path": "registered by path", "hub": "from the hub", "upload": "uploaded"}
 
 
@@ -105,10 +108,9 @@ def model_rows() -> tuple[list[dict[str, Any]], str]:
     seen = live.look()
     checkpoints = live.with_live(readable_rows(selectors.checkpoint_list()), seen)
     facts, peaks = list_facts(checkpoints), peak_rates()
-    shown = CheckpointSerializer(checkpoints, many=True).data
-    return [
-        {**row, **_words(row, facts[checkpoint.pk], peaks)} for row, checkpoint in zip(shown, checkpoints, strict=True)
-    ], seen.notice
+    # Not by the API's serializer, which takes a fifth of the page's time.
+    shown = ({name: getattr(checkpoint, name) for name in _ROW} for checkpoint in checkpoints)
+    return [{**row, **_words(row, facts[row["id"]], peaks)} for row in shown], seen.notice
 
 
 def peak_rates() -> dict[str, float]:
