@@ -34,7 +34,6 @@ from inference.values.plan import GenerationPlan
 
 REFUSED_IN_MESSAGES: Mapping[str, Refused] = {
     "container": Refused("no code is run here"),
-    "context_management": Refused("conversations aren't edited"),
     "mcp_servers": Refused("the server makes no outbound requests", ([],)),
     "diagnostics": Refused("there are none"),
     "inference_geo": Refused("the server is where it is"),
@@ -59,6 +58,8 @@ CHAT_NAMES: Mapping[str, str] = {
 
 _TOOL_MEMBERS = {"name", "description", "input_schema", "type", "strict", "cache_control"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_EDITS_OF_NOTHING = tuple({"type": "clear_thinking_20251015", "keep": keep} for keep in ("all", {"type": "all"}))
+"""Edits that leave the conversation as it is: all thinking is kept, which is what happens anyway."""
 
 
 @extend_schema_field(
@@ -107,6 +108,7 @@ class CountTokensRequestSerializer(StrictSerializer):
     thinking = optional(JSONObjectField, "type: adaptive or disabled, for templates with enable_thinking.")
     output_config = optional(JSONObjectField, "format (json_schema), effort.")
     cache_control = optional(JSONObjectField, "type: ephemeral, ttl: 5m or 1h. A mark at the end of the last message.")
+    context_management = optional(JSONObjectField, "edits: only clear_thinking_20251015 with keep: all.")
 
     def chat_body(self, body: object) -> dict[str, Any]:
         """Return the chat body for ``body``, without sampling parameters.
@@ -117,6 +119,7 @@ class CountTokensRequestSerializer(StrictSerializer):
         return self._chat_body(self.parse(body))
 
     def _chat_body(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        _check_edits(values.get("context_management", {}))
         messages = chat_messages(values.get("system"), values["messages"])
         mark = values.get("cache_control")
         if mark is not None:
@@ -180,6 +183,22 @@ def _check_hints(values: Mapping[str, Any]) -> None:
             f"service_tier is {shown(tier)}; there is one tier, which is what auto and standard_only choose.",
             param="service_tier",
         )
+
+
+def _check_edits(management: Mapping[str, Any]) -> None:
+    check_members("context_management", management, {"edits"})
+    edits = management.get("edits") or []
+    if not isinstance(edits, list):
+        raise InvalidRequest(
+            f"context_management.edits must be a list, got {shown(edits)}.", param="context_management.edits"
+        )
+    for number, edit in enumerate(edits):
+        if edit not in _EDITS_OF_NOTHING:
+            raise UnsupportedFeature(
+                f"context_management.edits.{number} is {shown(edit)}; conversations aren't edited, only "
+                "clear_thinking_20251015 with keep: all is taken.",
+                param=f"context_management.edits.{number}",
+            )
 
 
 def _tools(tools: Any) -> dict[str, Any]:

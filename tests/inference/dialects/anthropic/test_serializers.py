@@ -44,6 +44,10 @@ from tests.inference.api.anthropic.test_views import BODY, MESSAGES
         ({"tool_choice": {"type": "maybe"}}, "tool_choice"),
         ({"tool_choice": {"type": []}}, "tool_choice"),
         ({"container": "c"}, "container"),
+        ({"context_management": {"edits": 1}}, "context_management.edits"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits.0"),
+        ({"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}}, "context_management.edits.0"),
+        ({"context_management": {"compact": {}}}, "context_management.compact"),
         ({"stop": "x"}, "stop"),
         ({"frobnicate": 1}, "frobnicate"),
     ],
@@ -70,3 +74,17 @@ def test_messages_follow_a_state():
     with pytest.raises(InvalidRequest) as caught:
         MessageRequestSerializer.shared().plan({**BODY, "state": 7})
     assert caught.value.param == "state"
+
+
+@pytest.mark.parametrize("keep", ["all", {"type": "all"}])
+def test_claude_code_keeps_all_thinking_by_an_edit_that_changes_nothing(keep):
+    edits = {"edits": [{"type": "clear_thinking_20251015", "keep": keep}]}
+    assert _plan(context_management=edits) == _plan()
+    assert _plan(context_management={}) == _plan(context_management={"edits": None}) == _plan()
+    counted = {"model": "tiny", "messages": MESSAGES}
+    count = CountTokensRequestSerializer.shared().chat_body
+    assert count(counted | {"context_management": edits}) == count(counted)
+
+
+def _plan(**members):
+    return MessageRequestSerializer.shared().plan({**BODY, **members})[0]
