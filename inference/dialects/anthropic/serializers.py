@@ -35,7 +35,6 @@ from inference.values.plan import GenerationPlan
 REFUSED_IN_MESSAGES: Mapping[str, Refused] = {
     "container": Refused("no code is run here"),
     "mcp_servers": Refused("the server makes no outbound requests", ([],)),
-    "diagnostics": Refused("there are none"),
     "inference_geo": Refused("the server is where it is"),
     "speed": Refused("there is one speed", ("standard",)),
     "stop": Refused("its name here is stop_sequences"),
@@ -137,6 +136,7 @@ class MessageRequestSerializer(CountTokensRequestSerializer):
 
     max_tokens = StrictIntegerField(min_value=1, max_value=limits.MAX_TOKENS_LIMIT, help_text="Limit of the output.")
     metadata = optional(JSONObjectField, "user_id, a hint.")
+    diagnostics = optional(JSONObjectField, "previous_message_id, a hint; no diagnostics come back.")
     service_tier = optional(StrictCharField, "auto or standard_only: there is one.")
     stop_sequences = optional(
         StrictListField,
@@ -176,6 +176,12 @@ def _check_hints(values: Mapping[str, Any]) -> None:
                 f"metadata has the member {shown(name)}: {shown(value)}; it holds user_id, a string of at most 512 "
                 "characters.",
                 param="metadata",
+            )
+    for name, value in values.get("diagnostics", {}).items():
+        if name != "previous_message_id" or not (value is None or isinstance(value, str)):
+            raise InvalidRequest(
+                f"diagnostics has the member {shown(name)}: {shown(value)}; it holds previous_message_id, a string.",
+                param="diagnostics",
             )
     tier = values.get("service_tier", "auto")
     if tier not in ("auto", "standard_only"):

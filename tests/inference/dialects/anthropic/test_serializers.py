@@ -48,6 +48,8 @@ from tests.inference.api.anthropic.test_views import BODY, MESSAGES
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits.0"),
         ({"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}}, "context_management.edits.0"),
         ({"context_management": {"compact": {}}}, "context_management.compact"),
+        ({"diagnostics": {"previous_message_id": 7}}, "diagnostics"),
+        ({"diagnostics": {"level": "all"}}, "diagnostics"),
         ({"stop": "x"}, "stop"),
         ({"frobnicate": 1}, "frobnicate"),
     ],
@@ -84,6 +86,11 @@ def test_claude_code_keeps_all_thinking_by_an_edit_that_changes_nothing(keep):
     counted = {"model": "tiny", "messages": MESSAGES}
     count = CountTokensRequestSerializer.shared().chat_body
     assert count(counted | {"context_management": edits}) == count(counted)
+
+
+@pytest.mark.parametrize("previous", [None, "msg_01"])
+def test_claude_code_names_its_previous_message_for_diagnostics(previous):
+    assert _plan(diagnostics={"previous_message_id": previous}) == _plan()
 
 
 def _plan(**members):
