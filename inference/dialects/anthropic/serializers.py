@@ -128,7 +128,9 @@ class CountTokensRequestSerializer(StrictSerializer):
         if messages[-1]["role"] == "assistant":
             # A last message of the assistant is a prefill: the output continues its text.
             chat |= {"continue_final_message": True, "add_generation_prompt": False}
-        return chat | _tools(values.get("tools")) | _tool_choice(values) | _thinking(values) | _output_config(values)
+        chat |= _tools(values.get("tools")) | _tool_choice(values) | _output_config(values)
+        variables = _effort_variables(values) | _thinking_variables(values)
+        return chat | ({"chat_template_kwargs": variables} if variables else {})
 
 
 class MessageRequestSerializer(CountTokensRequestSerializer):
@@ -262,7 +264,15 @@ def _tool_choice(values: Mapping[str, Any]) -> dict[str, Any]:
     return chat | {"tool_choice": _CHOICES[kind]}
 
 
-def _thinking(values: Mapping[str, Any]) -> dict[str, Any]:
+def _effort_variables(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return variables of templates for the default effort of Anthropic's API; a template without them ignores them."""
+    if values.get("output_config", {}).get("effort") != "high":
+        return {}
+    is_off = values.get("thinking", {}).get("type") == "disabled"
+    return {"reasoning_effort": "high"} | ({} if is_off else {"enable_thinking": True, "thinking": True})
+
+
+def _thinking_variables(values: Mapping[str, Any]) -> dict[str, Any]:
     thinking = values.get("thinking")
     if thinking is None:
         return {}
@@ -280,7 +290,7 @@ def _thinking(values: Mapping[str, Any]) -> dict[str, Any]:
             raise UnsupportedFeature(
                 f"thinking.{name[:80]} is not supported: thinking comes whole.", param=f"thinking.{name[:80]}"
             )
-    return {"chat_template_kwargs": {"enable_thinking": kind == "adaptive"}}
+    return {"enable_thinking": kind == "adaptive"}
 
 
 def _output_config(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -290,7 +300,8 @@ def _output_config(values: Mapping[str, Any]) -> dict[str, Any]:
         if value is None:
             continue
         if name == "effort":
-            chat["reasoning_effort"] = value
+            if value != "high":
+                chat["reasoning_effort"] = value
         elif name == "format":
             if not isinstance(value, dict) or value.get("type") != "json_schema" or set(value) != {"type", "schema"}:
                 raise InvalidRequest(

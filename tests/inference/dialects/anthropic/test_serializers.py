@@ -6,6 +6,7 @@ import pytest
 
 from inference.dialects.anthropic.serializers import CountTokensRequestSerializer, MessageRequestSerializer
 from inference.errors import InvalidRequest
+from inference.text.tool_calls.prompting import with_tools
 from tests.inference.api.anthropic.test_views import BODY, MESSAGES
 
 
@@ -91,6 +92,31 @@ def test_claude_code_keeps_all_thinking_by_an_edit_that_changes_nothing(keep):
 @pytest.mark.parametrize("previous", [None, "msg_01"])
 def test_claude_code_names_its_previous_message_for_diagnostics(previous):
     assert _plan(diagnostics={"previous_message_id": previous}) == _plan()
+
+
+@pytest.mark.parametrize(
+    ("template", "variables"),
+    [
+        ("{{ messages }}", {}),
+        ("{{ messages }}{{ reasoning_effort }}", {"reasoning_effort": "high"}),
+        ("{{ messages }}{% if enable_thinking %}x{% endif %}", {"enable_thinking": True}),
+        ("{{ messages }}{% if thinking %}x{% endif %}", {"thinking": True}),
+    ],
+)
+def test_claude_code_sends_the_default_effort_to_every_model(template, variables):
+    """It sends ``effort: high`` to models that it doesn't know, so a template without an effort mustn't refuse it."""
+    plan = _plan(output_config={"effort": "high"}, thinking={"type": "adaptive"})
+    assert plan.chat is not None
+    prompt = with_tools(plan.prompts[0], plan.chat, template, "hermes")
+    assert prompt["template_kwargs"].items() >= variables.items()
+
+
+def test_an_effort_below_the_default_needs_a_template_that_knows_it():
+    plan = _plan(output_config={"effort": "low"})
+    assert plan.chat is not None
+    assert plan.chat.reasoning_effort == "low"
+    switched_off = _plan(output_config={"effort": "high"}, thinking={"type": "disabled"})
+    assert switched_off.prompts[0]["template_kwargs"] == {"reasoning_effort": "high", "enable_thinking": False}
 
 
 def _plan(**members):
