@@ -57,6 +57,11 @@ CHAT_NAMES: Mapping[str, str] = {
 
 _TOOL_MEMBERS = {"name", "description", "input_schema", "type", "strict", "cache_control"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_THINKING_MEMBERS: Mapping[str, set[str]] = {
+    "adaptive": {"type", "display"},
+    "enabled": {"type", "display", "budget_tokens"},
+    "disabled": {"type"},
+}
 _EDITS_OF_NOTHING = tuple({"type": "clear_thinking_20251015", "keep": keep} for keep in ("all", {"type": "all"}))
 """Edits that leave the conversation as it is: all thinking is kept, which is what happens anyway."""
 
@@ -104,7 +109,7 @@ class CountTokensRequestSerializer(StrictSerializer):
     system = optional(SystemField, "A text or blocks of text.")
     tools = optional(AnthropicToolsField, "Tools the model may call.")
     tool_choice = optional(JSONObjectField, "type: auto, any, tool (with name), none.")
-    thinking = optional(JSONObjectField, "type: adaptive or disabled, for templates with enable_thinking.")
+    thinking = optional(JSONObjectField, "type: adaptive, enabled or disabled, for templates with enable_thinking.")
     output_config = optional(JSONObjectField, "format (json_schema), effort.")
     cache_control = optional(JSONObjectField, "type: ephemeral, ttl: 5m or 1h. A mark at the end of the last message.")
     context_management = optional(JSONObjectField, "edits: only clear_thinking_20251015 with keep: all.")
@@ -128,8 +133,8 @@ class CountTokensRequestSerializer(StrictSerializer):
         if messages[-1]["role"] == "assistant":
             # A last message of the assistant is a prefill: the output continues its text.
             chat |= {"continue_final_message": True, "add_generation_prompt": False}
-        chat |= _tools(values.get("tools")) | _tool_choice(values) | _output_config(values)
-        variables = _effort_variables(values) | _thinking_variables(values)
+        chat |= _tools(values.get("tools")) | _tool_choice(values) | _display(values) | _output_config(values)
+        variables = _effort_variables(values) | _thinking(values)
         return chat | ({"chat_template_kwargs": variables} if variables else {})
 
 
@@ -272,25 +277,39 @@ def _effort_variables(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"reasoning_effort": "high"} | ({} if is_off else {"enable_thinking": True, "thinking": True})
 
 
-def _thinking_variables(values: Mapping[str, Any]) -> dict[str, Any]:
+def _thinking(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the template's variable for thinking.
+
+    A budget has no effect: https://platform.claude.com/docs/en/build-with-claude/extended-thinking calls it a target,
+    and ``max_tokens`` limits thinking and text together.
+    """
     thinking = values.get("thinking")
     if thinking is None:
         return {}
     kind = thinking.get("type")
-    if kind == "enabled":
-        raise UnsupportedFeature(
-            "thinking.type is 'enabled': a budget for thinking isn't enforced; use 'adaptive'.", param="thinking.type"
-        )
-    if kind not in ("adaptive", "disabled"):
+    if not isinstance(kind, str) or kind not in _THINKING_MEMBERS:
         raise InvalidRequest(
-            f"thinking.type is {shown(kind)}; supported are adaptive and disabled.", param="thinking.type"
+            f"thinking.type is {shown(kind)}; supported are {', '.join(_THINKING_MEMBERS)}.", param="thinking.type"
         )
-    for name in thinking:
-        if name != "type":
-            raise UnsupportedFeature(
-                f"thinking.{name[:80]} is not supported: thinking comes whole.", param=f"thinking.{name[:80]}"
-            )
-    return {"enable_thinking": kind == "adaptive"}
+    given = {name: value for name, value in thinking.items() if value is not None}
+    check_members("thinking", given, _THINKING_MEMBERS[kind])
+    budget = given.get("budget_tokens", 1)
+    if type(budget) is not int or budget < 1:
+        raise InvalidRequest(
+            f"thinking.budget_tokens is {shown(budget)}, it must be an integer, 1 or more.",
+            param="thinking.budget_tokens",
+        )
+    return {"enable_thinking": kind != "disabled"}
+
+
+def _display(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return whether the message shows the thinking, which comes whole also where a summary would suffice."""
+    display = values.get("thinking", {}).get("display")
+    if display not in (None, "summarized", "omitted"):
+        raise InvalidRequest(
+            f"thinking.display is {shown(display)}; it must be summarized or omitted.", param="thinking.display"
+        )
+    return {"include_reasoning": False} if display == "omitted" else {}
 
 
 def _output_config(values: Mapping[str, Any]) -> dict[str, Any]:

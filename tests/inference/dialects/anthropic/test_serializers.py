@@ -36,8 +36,12 @@ from tests.inference.api.anthropic.test_views import BODY, MESSAGES
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"metadata": {"mood": "good"}}, "metadata"),
         ({"service_tier": "fast"}, "service_tier"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking.type"),
-        ({"thinking": {"type": "adaptive", "display": "omitted"}}, "thinking.display"),
+        ({"thinking": {"type": "always"}}, "thinking.type"),
+        ({"thinking": {"type": []}}, "thinking.type"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": True}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "adaptive", "budget_tokens": 2000}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "adaptive", "display": "whole"}}, "thinking.display"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
         ({"tools": [{"name": "f"}]}, "tools.0.input_schema"),
@@ -117,6 +121,22 @@ def test_an_effort_below_the_default_needs_a_template_that_knows_it():
     assert plan.chat.reasoning_effort == "low"
     switched_off = _plan(output_config={"effort": "high"}, thinking={"type": "disabled"})
     assert switched_off.prompts[0]["template_kwargs"] == {"reasoning_effort": "high", "enable_thinking": False}
+
+
+def test_a_budget_for_thinking_turns_it_on():
+    """Claude Code (MAX_THINKING_TOKENS), Cline, Zed and LangChain give a budget, which is a target and no limit."""
+    with_budget = _plan(thinking={"type": "enabled", "budget_tokens": 4096})
+    assert with_budget == _plan(thinking={"type": "adaptive"}) == _plan(thinking={"type": "enabled"})
+    assert with_budget.prompts[0]["template_kwargs"] == {"enable_thinking": True}
+
+
+def test_thinking_is_shown_whole_or_not_at_all():
+    shown = _plan(thinking={"type": "adaptive", "display": "summarized"})
+    assert shown == _plan(thinking={"type": "adaptive"})
+    hidden = _plan(thinking={"type": "adaptive", "display": "omitted"})
+    assert shown.chat is not None
+    assert hidden.chat is not None
+    assert (shown.chat.include_reasoning, hidden.chat.include_reasoning) == (True, False)
 
 
 def _plan(**members):
