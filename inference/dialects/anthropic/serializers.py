@@ -56,6 +56,11 @@ CHAT_NAMES: Mapping[str, str] = {
 """Map of chat completions' field names to Anthropic's."""
 
 _TOOL_MEMBERS = {"name", "description", "input_schema", "type", "strict", "cache_control"}
+_NEUTRAL_TOOL_MEMBERS = {
+    "eager_input_streaming": (True, False),  # the input always comes as it is generated
+    "defer_loading": (False,),
+    "allowed_callers": (["direct"],),
+}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _THINKING_MEMBERS: Mapping[str, set[str]] = {
     "adaptive": {"type", "display"},
@@ -226,7 +231,7 @@ def _tools(tools: Any) -> dict[str, Any]:
             raise UnsupportedFeature(
                 f"{where}.type is {shown(tool['type'])}; there are no built-in tools.", param=f"{where}.type"
             )
-        check_members(where, (name for name, value in tool.items() if value is not None), _TOOL_MEMBERS)
+        check_members(where, (name for name, value in tool.items() if not _has_no_effect(name, value)), _TOOL_MEMBERS)
         if not isinstance(tool.get("input_schema"), dict):
             raise InvalidRequest(
                 f"{where}.input_schema must be an object, got {shown(tool.get('input_schema'))}.",
@@ -239,6 +244,10 @@ def _tools(tools: Any) -> dict[str, Any]:
             seconds_of(mark, f"{where}.cache_control")
         found.append({"type": "function", "function": function} | ({} if mark is None else {"cache_control": mark}))
     return {"tools": found}
+
+
+def _has_no_effect(name: str, value: Any) -> bool:
+    return value is None or value in _NEUTRAL_TOOL_MEMBERS.get(name, ())
 
 
 def _tool_choice(values: Mapping[str, Any]) -> dict[str, Any]:

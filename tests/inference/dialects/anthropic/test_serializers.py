@@ -46,6 +46,9 @@ from tests.inference.api.anthropic.test_views import BODY, MESSAGES
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
         ({"tools": [{"name": "f"}]}, "tools.0.input_schema"),
         ({"tools": [{"name": "f", "input_schema": {}, "defer_loading": True}]}, "tools.0.defer_loading"),
+        ({"tools": [{"name": "f", "input_schema": {}, "allowed_callers": ["code_execution_20250825"]}]},
+         "tools.0.allowed_callers"),
+        ({"tools": [{"name": "f", "input_schema": {}, "input_examples": [{}]}]}, "tools.0.input_examples"),
         ({"tool_choice": {"type": "maybe"}}, "tool_choice"),
         ({"tool_choice": {"type": []}}, "tool_choice"),
         ({"container": "c"}, "container"),
@@ -137,6 +140,13 @@ def test_thinking_is_shown_whole_or_not_at_all():
     assert shown.chat is not None
     assert hidden.chat is not None
     assert (shown.chat.include_reasoning, hidden.chat.include_reasoning) == (True, False)
+
+
+def test_claude_code_asks_for_inputs_as_they_are_generated():
+    """It and AI SDK send members that say how a tool's input is streamed and who may call it."""
+    tool = {"name": "Read", "description": "Reads a file.", "input_schema": {"type": "object", "properties": {}}}
+    usual = {"eager_input_streaming": True, "defer_loading": False, "allowed_callers": ["direct"], "strict": None}
+    assert _plan(tools=[tool | usual]) == _plan(tools=[tool | {"type": "custom"}]) == _plan(tools=[tool])
 
 
 def _plan(**members):
