@@ -97,7 +97,7 @@ def test_errors(client, claude):
     assert caught.value.param == "max_output_tokens"
     with pytest.raises(openai.NotFoundError):
         ask(client, model="missing")
-    with pytest.raises(anthropic.BadRequestError, match="maximum context length"):
+    with pytest.raises(anthropic.BadRequestError, match="exceed context limit"):
         claude.messages.create(model="demo", max_tokens=5000, messages=MESSAGES)
     with pytest.raises(anthropic.NotFoundError):
         claude.messages.create(model="missing", max_tokens=5, messages=MESSAGES)

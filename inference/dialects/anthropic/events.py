@@ -6,13 +6,14 @@ One class builds the stream and the whole response. Shapes: https://docs.anthrop
 from __future__ import annotations
 
 import bisect
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
 from inference.dialects.chat_bridge import CallPiece, EndPiece, Piece, ReasoningPiece
-from inference.errors import BlazrError
+from inference.errors import BlazrError, PromptTooLong
 from inference.values.cache_control import TTL_SECONDS
 
 Event = dict[str, Any]
@@ -26,6 +27,11 @@ _ERROR_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+
+_CONTEXT = re.compile(
+    r"maximum context length is (\d+) tokens\..*(?: resulted in (\d+) tokens|\((\d+) in the .+, (\d+) in the completion)"
+)
+"""Figures of ``PromptTooLong``: the context, and the prompt, or the prompt and the output."""
 
 
 class MessageEvents:
@@ -166,7 +172,25 @@ def message_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
 def message_error(error: BlazrError) -> dict[str, Any]:
     default = "invalid_request_error" if error.http_status < 500 else "api_error"
     kind = _ERROR_TYPES.get(error.http_status, default)
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    message = _too_long(error.message) if isinstance(error, PromptTooLong) else error.message
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def _too_long(message: str) -> str:
+    """Return the message of a ``PromptTooLong`` in the words of Anthropic's API.
+
+    Clients look for them to shorten the conversation ("prompt is too long") or to lower ``max_tokens``.
+    """
+    found = _CONTEXT.search(message)
+    if found is None:
+        return f"prompt is too long: {message}"
+    context, alone, prompt, output = (int(figure or 0) for figure in found.groups())
+    if output and prompt < context:
+        return (
+            f"input length and `max_tokens` exceed context limit: {prompt} + {output} > {context}, decrease input "
+            "length or `max_tokens` and try again"
+        )
+    return f"prompt is too long: {alone or prompt} tokens > {context} maximum"
 
 
 def _object(text: str, *, is_cut: bool) -> dict[str, Any]:

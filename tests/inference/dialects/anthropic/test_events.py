@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
 
 from inference.dialects.anthropic.events import MessageEvents, message_error
-from inference.dialects.chat_bridge import CallPiece, EndPiece, ReasoningPiece, TextPiece
-from inference.errors import GenerationFailed, QueueFull
+from inference.dialects.anthropic.serializers import CHAT_NAMES
+from inference.dialects.chat_bridge import CallPiece, EndPiece, ReasoningPiece, TextPiece, translate_error
+from inference.errors import GenerationFailed, PromptTooLong, QueueFull
 from tests.inference.api.anthropic.test_views import USAGE
 
 NOTHING_KEPT = {
@@ -80,3 +82,20 @@ def test_a_long_input_that_is_no_json_is_searched_in_few_steps():
 def test_error_types_by_status():
     assert message_error(QueueFull("full"))["error"] == {"type": "rate_limit_error", "message": "full"}
     assert message_error(GenerationFailed("x"))["error"]["type"] == "api_error"
+
+
+@pytest.mark.parametrize(
+    ("error", "pattern"),
+    [
+        (PromptTooLong.of(4096, 1500, 32000, noun="messages"),
+         r"^input length and `max_tokens` exceed context limit: 1500 \+ 32000 > 4096\b"),
+        (PromptTooLong.of(4096, 5000, noun="messages"), r"^prompt is too long: 5000 tokens > 4096\b"),
+        (PromptTooLong.of(4096, 5000, 100, noun="messages"), r"^prompt is too long: 5000 tokens > 4096\b"),
+        (PromptTooLong.of_chars(4096, 900_000, noun="messages"), r"^prompt is too long: .*900000 characters"),
+    ],
+)  # fmt: skip
+def test_claude_code_finds_the_figures_of_a_context_that_is_exceeded(error, pattern):
+    """It lowers max_tokens by the first form, and compacts the conversation by the second; litellm reads both."""
+    found = message_error(translate_error(error, CHAT_NAMES))["error"]
+    assert found["type"] == "invalid_request_error"
+    assert re.search(pattern, found["message"])
