@@ -47,7 +47,8 @@ class RunningResponse:
                 response_id=generation.request_id,
                 created=generation.created,
                 model=generation.served.name,
-            )
+            ),
+            returns_reasoning=request.returns_reasoning,
         )
 
     async def whole(self) -> dict[str, Any]:

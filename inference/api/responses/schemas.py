@@ -51,6 +51,7 @@ class ResponseItemSerializer(serializers.Serializer[Any]):
     role = _one_of("user", "assistant", "system", "developer")
     content = serializers.ListField(child=serializers.DictField(), required=False, help_text="Text parts.")
     summary = serializers.ListField(child=serializers.DictField(), required=False, help_text="Always empty.")
+    encrypted_content = serializers.CharField(required=False, help_text="Reasoning to send back, if included.")
     call_id = serializers.CharField(required=False)
     name = serializers.CharField(required=False)
     arguments = serializers.CharField(required=False, help_text="JSON, as the model wrote it.")

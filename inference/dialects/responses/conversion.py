@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from inference.dialects import stream_options
+from inference.dialects.responses import returned_reasoning
 from inference.errors import InvalidRequest, UnsupportedFeature, shown
 
 NO_BUILT_IN_TOOLS = "there are no built-in tools"
-_INCLUDES = ("message.output_text.logprobs",)
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDES = (_LOGPROBS, returned_reasoning.INCLUDE)
 
 
 def check_stream_options(values: Mapping[str, Any]) -> None:
@@ -59,12 +61,13 @@ def logprobs_in_chat(values: Mapping[str, Any]) -> dict[str, Any]:
     for number, name in enumerate(include):
         if name not in _INCLUDES:
             raise UnsupportedFeature(
-                f"include.{number} is {shown(name)}; only {_INCLUDES[0]!r} is supported.", param=f"include.{number}"
+                f"include.{number} is {shown(name)}; supported are {' and '.join(_INCLUDES)}.",
+                param=f"include.{number}",
             )
-    if include:
+    if _LOGPROBS in include:
         return {"logprobs": True, "top_logprobs": values.get("top_logprobs", 0)}
     if values.get("top_logprobs", 0):
-        raise InvalidRequest(f"top_logprobs needs include: [{_INCLUDES[0]!r}].", param="top_logprobs")
+        raise InvalidRequest(f"top_logprobs needs include: [{_LOGPROBS!r}].", param="top_logprobs")
     return {}
 
 

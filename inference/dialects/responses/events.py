@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from inference.dialects.chat_bridge import CallPiece, EndPiece, Piece, ReasoningPiece
+from inference.dialects.responses.returned_reasoning import encoded_reasoning
 from inference.errors import BlazrError, InvalidRequest, QueueFull
 from inference.values.queue_place import QUEUE_EVENT
 
@@ -23,10 +24,12 @@ class ResponseEvents:
 
     Args:
         response: The response object before generation; it is updated in place and becomes the final one.
+        returns_reasoning: Whether reasoning is also written into ``encrypted_content``.
     """
 
-    def __init__(self, response: dict[str, Any]) -> None:
+    def __init__(self, response: dict[str, Any], *, returns_reasoning: bool = False) -> None:
         self.response = response
+        self._returns_reasoning = returns_reasoning
         self._items: list[dict[str, Any]] = []
         self._texts: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
@@ -168,6 +171,8 @@ class ResponseEvents:
         else:
             part = {"type": "reasoning_text", "text": text}
             item["content"] = [part]
+            if self._returns_reasoning:
+                item["encrypted_content"] = encoded_reasoning(text)
             events = [
                 self._event("response.reasoning_text.done", **place, content_index=0, text=text),
                 self._event("response.content_part.done", **place, content_index=0, part=part),

@@ -12,6 +12,7 @@ from typing import Any
 
 from inference.dialects.members import check_members, string_member, text_content, unsupported
 from inference.dialects.openai.message_fields import MAX_CONTENT_PARTS, MAX_MESSAGES
+from inference.dialects.responses.returned_reasoning import decoded_reasoning
 from inference.errors import InvalidRequest, UnsupportedFeature, shown
 from inference.text.images.parts import read_client_image
 
@@ -117,12 +118,10 @@ def _image_in_chat(part: Item) -> dict[str, Any]:
 
 def _reasoning(where: str, item: Item) -> Item:
     _only(where, item, {"type", "id", "summary", "content", "encrypted_content", "status"})
-    if "encrypted_content" in item:
-        raise UnsupportedFeature(
-            f"{where}.encrypted_content is not supported: reasoning is kept as text.",
-            param=f"{where}.encrypted_content",
-        )
     content = item.get("content", [])
+    if not content and "encrypted_content" in item:
+        written = string_member(where, item, "encrypted_content")
+        content = [{"type": "reasoning_text", "text": decoded_reasoning(written, f"{where}.encrypted_content")}]
     for name, value, kind in (("content", content, "reasoning_text"), ("summary", item.get("summary", []), "")):
         good = isinstance(value, list) and all(
             isinstance(part, dict) and part.get("type") == kind and isinstance(part.get("text"), str) for part in value

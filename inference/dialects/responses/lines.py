@@ -47,7 +47,8 @@ def whole_response(
         builder: Has all events of the only choice, text included.
     """
     now = int(time.time())
-    made = ResponseEvents(request.skeleton(plan, response_id=response_id, created=now, model=plan.model))
+    skeleton = request.skeleton(plan, response_id=response_id, created=now, model=plan.model)
+    made = ResponseEvents(skeleton, returns_reasoning=request.returns_reasoning)
     made.started()
     choice = builder.prompts[0].choices[0]
     event: GenerationEvent = {

@@ -34,6 +34,7 @@ from inference.dialects.responses.conversion import (
     tools_in_chat,
 )
 from inference.dialects.responses.items import Item, chat_messages, items_read
+from inference.dialects.responses.returned_reasoning import INCLUDE
 from inference.dialects.stream_options import INCLUDE_QUEUE_HELP
 from inference.dialects.strict_serializer import StrictSerializer
 from inference.errors import InvalidRequest, shown
@@ -145,6 +146,11 @@ class ResponseRequest:
     values: Mapping[str, Any]
     items: Sequence[Item]
     chat: Mapping[str, Any]
+
+    @property
+    def returns_reasoning(self) -> bool:
+        """Whether reasoning is also written into ``encrypted_content``."""
+        return INCLUDE in self.values.get("include", ())
 
     def following(self, state: str | None) -> ResponseRequest:
         """Return the request as one of a conversation that began behind a saved state; None: it didn't.
@@ -270,7 +276,7 @@ class ResponseRequestSerializer(SamplingFieldsMixin, InputTokensRequestSerialize
     )
     include = optional(
         StrictListField,
-        "message.output_text.logprobs, or nothing.",
+        "message.output_text.logprobs, reasoning.encrypted_content.",
         child=StrictCharField(max_length=64),
         max_length=MAX_INCLUDES,
     )
@@ -289,5 +295,11 @@ class ResponseRequestSerializer(SamplingFieldsMixin, InputTokensRequestSerialize
     def _check(self, values: Mapping[str, Any]) -> None:
         if values.get("background", False) and not values.get("store", True):
             raise InvalidRequest("background: true needs store: true.", param="background")
+        if values.get("background", False) and INCLUDE in values.get("include", ()):
+            raise InvalidRequest(
+                f"include: [{INCLUDE!r}] doesn't go with background: true, whose response is stored; go on by "
+                "previous_response_id.",
+                param="include",
+            )
         check_truncation(values)
         check_stream_options(values)

@@ -6,15 +6,17 @@ import pytest
 
 from inference.dialects.chat_bridge import CallPiece, EndPiece, ReasoningPiece, TextPiece
 from inference.dialects.responses.events import ResponseEvents, response_error, response_usage
+from inference.dialects.responses.items import chat_messages, items_read
 from inference.dialects.responses.serializers import ResponseRequestSerializer
 from inference.errors import GenerationFailed, InvalidRequest, QueueFull
 
 USAGE = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7, "prompt_tokens_details": {"cached_tokens": 1}}
 
 
-def made() -> ResponseEvents:
-    request = ResponseRequestSerializer.shared().read({"model": "m", "input": "x"})
-    return ResponseEvents(request.skeleton(request.plan(), response_id="resp_1", created=3, model="m"))
+def made(**members) -> ResponseEvents:
+    request = ResponseRequestSerializer.shared().read({"model": "m", "input": "x", **members})
+    skeleton = request.skeleton(request.plan(), response_id="resp_1", created=3, model="m")
+    return ResponseEvents(skeleton, returns_reasoning=request.returns_reasoning)
 
 
 def test_numbers_have_no_gaps_and_the_end_has_everything():
@@ -32,6 +34,27 @@ def test_numbers_have_no_gaps_and_the_end_has_everything():
     assert output[1]["content"][0]["text"] == "Hello"
     assert found[-1]["response"]["usage"]["input_tokens_details"] == {"cached_tokens": 1, "cache_write_tokens": 0}
     assert events.is_over
+
+
+def test_codex_gets_reasoning_that_it_can_send_back():
+    """It keeps no reasoning text: of an item with text, only ``encrypted_content`` is in its next request."""
+    events = made(store=False, include=["reasoning.encrypted_content"])
+    events.started()
+    for piece in (ReasoningPiece("hm, "), ReasoningPiece("jå"), CallPiece(0, "c", "f", "{}"), EndPiece("stop", None)):
+        events.take(piece)
+    reasoning, call = events.finished(usage=USAGE, now=9)[-1]["response"]["output"]
+    assert reasoning["content"][0]["text"] == "hm, jå"
+    items = items_read([
+        {"type": "reasoning", "summary": [], "content": None, "encrypted_content": reasoning["encrypted_content"]},
+        {name: call[name] for name in ("type", "call_id", "name", "arguments")},
+        {"type": "function_call_output", "call_id": call["call_id"], "output": "ok"},
+    ])  # fmt: skip
+    assert items[0]["content"] == reasoning["content"]
+    assert chat_messages(None, items)[0]["reasoning_content"] == "hm, jå"
+    without = made()
+    without.started()
+    without.take(ReasoningPiece("hm"))
+    assert "encrypted_content" not in without.finished(usage=USAGE, now=9)[-1]["response"]["output"][0]
 
 
 def test_a_limit_makes_it_incomplete_and_an_empty_output_is_a_message():
