@@ -29,7 +29,8 @@ _ERROR_TYPES = {
 }
 
 _CONTEXT = re.compile(
-    r"maximum context length is (\d+) tokens\..*(?: resulted in (\d+) tokens|\((\d+) in the .+, (\d+) in the completion)"
+    r"maximum context length is (\d+) tokens\..*"
+    r"(?: resulted in (\d+) tokens|\((\d+) in the .+, (\d+) in the completion)"
 )
 """Figures of ``PromptTooLong``: the context, and the prompt, or the prompt and the output."""
 

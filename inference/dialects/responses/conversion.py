@@ -14,6 +14,7 @@ from inference.dialects.responses import returned_reasoning
 from inference.errors import InvalidRequest, UnsupportedFeature, shown
 
 NO_BUILT_IN_TOOLS = "there are no built-in tools"
+_SUMMARIES = (None, "auto", "concise", "detailed")
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDES = (_LOGPROBS, returned_reasoning.INCLUDE)
 
@@ -95,8 +96,8 @@ def reasoning_in_chat(values: Mapping[str, Any]) -> dict[str, Any]:
     """Convert ``reasoning`` to chat completions' ``reasoning_effort``."""
     reasoning = values.get("reasoning", {})
     for name, value in reasoning.items():
-        # "auto" is accepted without a summary, because the item's content has the whole reasoning.
-        if name not in ("effort", "summary") or (name == "summary" and value not in (None, "auto")):
+        # A summary is accepted without being made, because the item's content has the whole reasoning.
+        if name not in ("effort", "summary") or (name == "summary" and value not in _SUMMARIES):
             raise UnsupportedFeature(
                 f"reasoning.{name[:80]} is {shown(value)}, which is not supported; reasoning comes whole.",
                 param=f"reasoning.{name[:80]}",

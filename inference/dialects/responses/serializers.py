@@ -290,6 +290,7 @@ class ResponseRequestSerializer(SamplingFieldsMixin, InputTokensRequestSerialize
     user = optional(StrictCharField, "A hint.", max_length=512)
     safety_identifier = optional(StrictCharField, "A hint.", max_length=512)
     prompt_cache_key = optional(StrictCharField, "A hint.", max_length=512)
+    client_metadata = optional(JSONObjectField, "A hint of Codex.")
     state = optional_state()
 
     def _check(self, values: Mapping[str, Any]) -> None:

@@ -38,7 +38,7 @@ from inference.errors import InvalidRequest
         ({"truncation": "later"}, "truncation"),
         ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
-        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
+        ({"reasoning": {"summary": "none"}}, "reasoning.summary"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"tool_choice": {"type": "mcp"}}, "tool_choice"),
         ({"conversation": "conv_1"}, "conversation"),
@@ -81,3 +81,19 @@ def test_what_a_state_holds_is_not_cut_off():
         with pytest.raises(InvalidRequest, match="doesn't go with a state") as caught:
             refused()
         assert caught.value.param == "truncation"
+
+
+def test_codex_describes_itself_in_client_metadata():
+    body = {"model": "tiny", "input": "Hi"}
+    metadata = {"x-codex-installation-id": "7c1d", "x-codex-turn-metadata": '{"turn_id": "1"}' * 100}
+    assert _plan(body | {"client_metadata": metadata}) == _plan(body)
+
+
+@pytest.mark.parametrize("summary", ["auto", "concise", "detailed"])
+def test_codex_and_ai_sdk_ask_for_summaries_where_reasoning_comes_whole(summary):
+    body = {"model": "tiny", "input": "Hi", "reasoning": {"effort": "high"}}
+    assert _plan(body | {"reasoning": {"effort": "high", "summary": summary}}) == _plan(body)
+
+
+def _plan(body):
+    return ResponseRequestSerializer.shared().read(body).plan()
