@@ -19,7 +19,8 @@ from inference.errors import InvalidRequest, shown
 from inference.values.chat_options import ChatOptions, ReasoningEffort
 
 MAX_TOOLS = 128
-MAX_NAME_CHARS = 64
+MAX_NAME_CHARS = 128
+"""OpenAI's limit is 64, that of Anthropic's API 128; clients join a server's name and a tool's to one."""
 MAX_DESCRIPTION_CHARS = 1 << 16
 MAX_SCHEMA_BYTES = 1 << 18
 """Maximum size of the JSON schema of one function's parameters."""

@@ -28,6 +28,7 @@ def test_a_definition_is_kept_as_it_is():
         ([{"type": "web_search"}], "only 'function'"),
         ([{**TOOL, "x": 1}], "unknown member 'x'"),
         ([{"type": "function", "function": {"name": "a b"}}], "name is 'a b'"),
+        ([{"type": "function", "function": {"name": "x" * 129}}], "1 to 128 of the characters"),
         ([{"type": "function", "function": {**FUNCTION, "parameters": 3}}], "parameters must be"),
         ([{"type": "function", "function": {**FUNCTION, "strict": 1}}], "strict must be"),
         ([{"type": "function", "function": {**FUNCTION, "parameters": {"x": "y" * (1 << 18)}}}], "bytes of JSON"),
@@ -37,6 +38,11 @@ def test_a_definition_is_kept_as_it_is():
 def test_definitions_that_are_wrong_are_named(tools, words):
     with pytest.raises(ValidationError, match=words):
         ToolsField().to_internal_value(tools)
+
+
+def test_claude_code_joins_the_names_of_a_server_and_its_tool():
+    name = "mcp__" + "a" * 60 + "__" + "b" * 61
+    assert ToolsField().to_internal_value([{"type": "function", "function": {"name": name}}])
 
 
 @pytest.mark.parametrize("choice", ["maybe", 3, {"type": "function"}, {"type": "function", "function": {"name": 3}}])
