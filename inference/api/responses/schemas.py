@@ -54,6 +54,7 @@ class ResponseItemSerializer(serializers.Serializer[Any]):
     encrypted_content = serializers.CharField(required=False, help_text="Reasoning to send back, if included.")
     call_id = serializers.CharField(required=False)
     name = serializers.CharField(required=False)
+    namespace = serializers.CharField(required=False, help_text="The function's, if it has one.")
     arguments = serializers.CharField(required=False, help_text="JSON, as the model wrote it.")
     output = serializers.JSONField(required=False, help_text="A text or a list of text parts.")
 

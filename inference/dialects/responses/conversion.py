@@ -6,15 +6,17 @@ unsupported value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from inference.dialects import stream_options
 from inference.dialects.responses import returned_reasoning
+from inference.dialects.responses.namespaces import joined_name, namespace_functions
 from inference.errors import InvalidRequest, UnsupportedFeature, shown
 
 NO_BUILT_IN_TOOLS = "there are no built-in tools"
 _SUMMARIES = (None, "auto", "concise", "detailed")
+_CHOICE = {"type", "name", "namespace"}
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDES = (_LOGPROBS, returned_reasoning.INCLUDE)
 
@@ -111,19 +113,14 @@ def tools_in_chat(values: Mapping[str, Any]) -> dict[str, Any]:
     chat: dict[str, Any] = {}
     tools = values.get("tools")
     if tools:
-        for number, tool in enumerate(tools):
-            if tool.get("type") != "function":
-                raise UnsupportedFeature(
-                    f"tools.{number}.type is {shown(tool.get('type'))}; {NO_BUILT_IN_TOOLS}, only functions.",
-                    param=f"tools.{number}.type",
-                )
         chat["tools"] = [
-            {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
-            for tool in tools
+            {"type": "function", "function": {name: value for name, value in function.items() if name != "type"}}
+            for function in _functions(tools)
         ]
     choice = values.get("tool_choice")
-    if isinstance(choice, dict) and choice.get("type") == "function" and set(choice) == {"type", "name"}:
-        chat["tool_choice"] = {"type": "function", "function": {"name": choice["name"]}}
+    if isinstance(choice, dict) and choice.get("type") == "function" and {"type", "name"} <= set(choice) <= _CHOICE:
+        name = joined_name(choice.get("namespace"), choice["name"])
+        chat["tool_choice"] = {"type": "function", "function": {"name": name}}
     elif isinstance(choice, dict):
         raise UnsupportedFeature(
             f"tool_choice is {shown(choice)}; objects name a function: {{'type': 'function', 'name': …}}.",
@@ -132,3 +129,17 @@ def tools_in_chat(values: Mapping[str, Any]) -> dict[str, Any]:
     elif choice is not None and (tools or choice != "auto"):
         chat["tool_choice"] = choice
     return chat
+
+
+def _functions(tools: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield the functions, those of namespaces under joined names."""
+    for number, tool in enumerate(tools):
+        where = f"tools.{number}"
+        is_namespace = tool.get("type") == "namespace"
+        for place, function in enumerate(namespace_functions(where, tool) if is_namespace else [tool]):
+            if function.get("type") != "function":
+                path = f"{where}.tools.{place}.type" if is_namespace else f"{where}.type"
+                raise UnsupportedFeature(
+                    f"{path} is {shown(function.get('type'))}; {NO_BUILT_IN_TOOLS}, only functions.", param=path
+                )
+            yield function

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from inference.dialects.chat_bridge import CallPiece, EndPiece, Piece, ReasoningPiece
+from inference.dialects.responses.namespaces import called_members
 from inference.dialects.responses.returned_reasoning import encoded_reasoning
 from inference.errors import BlazrError, InvalidRequest, QueueFull
 from inference.values.queue_place import QUEUE_EVENT
@@ -127,7 +128,7 @@ class ResponseEvents:
                 "type": "function_call",
                 "status": "in_progress",
                 "call_id": f"call_{self._own_id(len(self._items))}",  # the piece's own id differs on each run
-                "name": piece.name,
+                **called_members(self.response["tools"], piece.name),
                 "arguments": "",
             }
             events = self._open("fc", item)

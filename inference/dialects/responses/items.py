@@ -12,6 +12,7 @@ from typing import Any
 
 from inference.dialects.members import check_members, string_member, text_content, unsupported
 from inference.dialects.openai.message_fields import MAX_CONTENT_PARTS, MAX_MESSAGES
+from inference.dialects.responses.namespaces import joined_name
 from inference.dialects.responses.returned_reasoning import decoded_reasoning
 from inference.errors import InvalidRequest, UnsupportedFeature, shown
 from inference.text.images.parts import read_client_image
@@ -141,12 +142,14 @@ def _reasoning(where: str, item: Item) -> Item:
 
 
 def _function_call(where: str, item: Item) -> Item:
-    _only(where, item, {"type", "id", "call_id", "name", "arguments", "status"})
+    _only(where, item, {"type", "id", "call_id", "name", "namespace", "arguments", "status"})
+    namespace = {"namespace": string_member(where, item, "namespace")} if "namespace" in item else {}
     return {
         "id": _id(where, item, "fc"),
         "type": "function_call",
         "call_id": string_member(where, item, "call_id"),
         "name": string_member(where, item, "name"),
+        **namespace,
         "arguments": string_member(where, item, "arguments"),
         "status": "completed",
     }
@@ -238,7 +241,8 @@ def chat_messages(instructions: str | None, items: Iterable[Item]) -> list[dict[
         else:
             if reasoning or not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": None})
-            function = {"name": item["name"], "arguments": item["arguments"]}
+            name = joined_name(item.get("namespace"), item["name"])
+            function = {"name": name, "arguments": item["arguments"]}
             call = {"id": item["call_id"], "type": "function", "function": function}
             messages[-1].setdefault("tool_calls", []).append(call)
         if reasoning and messages[-1]["role"] == "assistant":

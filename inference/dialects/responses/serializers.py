@@ -115,7 +115,7 @@ class MetadataField(JSONObjectField):
 
 @extend_schema_field({"type": "array", "items": {"type": "object", "additionalProperties": {}}})
 class ToolsField(RequestField):
-    """Definitions of functions."""
+    """Definitions of functions and of namespaces of functions."""
 
     def to_internal_value(self, data: Any) -> list[dict[str, Any]]:
         if not isinstance(data, list) or not all(isinstance(item, dict) for item in data):
@@ -242,7 +242,7 @@ class InputTokensRequestSerializer(StrictSerializer):
     input = InputField(help_text="A text, or items: messages, reasoning, function calls and their outputs.")
     instructions = optional(StrictCharField, "The system's message; not carried over.", allow_blank=True)
     text = optional(JSONObjectField, "format: text, json_object or json_schema.")
-    tools = optional(ToolsField, "Functions the model may call.")
+    tools = optional(ToolsField, "Functions the model may call, also in namespaces.")
     tool_choice = optional(ToolChoiceField, "none, auto, required, or a function by name. Default: auto.")
     parallel_tool_calls = optional_boolean("false: calls after the first are left out. Default: true.")
     reasoning = optional(JSONObjectField, "effort, as the model's template knows it.")

@@ -57,6 +57,16 @@ def test_codex_gets_reasoning_that_it_can_send_back():
     assert "encrypted_content" not in without.finished(usage=USAGE, now=9)[-1]["response"]["output"][0]
 
 
+def test_codex_runs_a_call_by_its_namespace_and_name():
+    function = {"type": "function", "name": "read", "parameters": {"type": "object"}}
+    events = made(tools=[{"type": "namespace", "name": "mcp__wiki", "description": "A wiki.", "tools": [function]}])
+    events.started()
+    added, *_ = events.take(CallPiece(0, "c", "mcp__wiki__read", "{}"))
+    assert (added["item"]["name"], added["item"]["namespace"]) == ("read", "mcp__wiki")
+    (call,) = events.finished(usage=USAGE, now=9)[-1]["response"]["output"]
+    assert (call["name"], call["namespace"], call["arguments"]) == ("read", "mcp__wiki", "{}")
+
+
 def test_a_limit_makes_it_incomplete_and_an_empty_output_is_a_message():
     events = made()
     events.started()
