@@ -220,7 +220,8 @@ def _id(where: str, item: Item, prefix: str) -> str:
 def chat_messages(instructions: str | None, items: Iterable[Item]) -> list[dict[str, Any]]:
     """Return the chat messages for ``items``, after ``instructions`` as the system message.
 
-    Calls belong to the assistant's message before them, or to one of their own. Reasoning goes with the message or
+    Calls belong to the assistant's message before them, or to one of their own, which takes the text of a message
+    between the calls and their outputs: no template knows a message there. Reasoning goes with the message or
     call behind it; how much of it is read again is the template's decision.
     """
     messages: list[dict[str, Any]] = []
@@ -237,7 +238,11 @@ def chat_messages(instructions: str | None, items: Iterable[Item]) -> list[dict[
             text = output if isinstance(output, str) else _content(output)
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": text})
         elif kind == "message":
-            messages.append({"role": item["role"], "content": _content(item["content"])})
+            content = _content(item["content"])
+            if item["role"] == "assistant" and not reasoning and _has_only_calls(messages):
+                messages[-1]["content"] = content
+            else:
+                messages.append({"role": item["role"], "content": content})
         else:
             if reasoning or not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": None})
@@ -249,6 +254,11 @@ def chat_messages(instructions: str | None, items: Iterable[Item]) -> list[dict[
             messages[-1]["reasoning_content"] = reasoning
         reasoning = ""
     return messages
+
+
+def _has_only_calls(messages: list[dict[str, Any]]) -> bool:
+    """Whether the last message has calls without a text."""
+    return bool(messages) and messages[-1]["content"] is None
 
 
 def _content(parts: list[Item]) -> str | list[dict[str, Any]]:

@@ -28,6 +28,16 @@ def test_calls_go_with_the_message_before_them_and_outputs_answer_them():
     assert found[1]["tool_calls"][0]["id"] == found[2]["tool_call_id"] == "c"
 
 
+def test_codex_sends_the_text_behind_a_call_in_front_of_its_output():
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    text = {"role": "assistant", "content": [{"type": "output_text", "text": "Calling."}]}
+    output = {"type": "function_call_output", "call_id": "c", "output": "2"}
+    found = chat_messages(None, items_read([{"role": "user", "content": "q"}, call, text, output, text]))
+    assert [message["role"] for message in found] == ["user", "assistant", "tool", "assistant"]
+    assert found[1]["content"] == "Calling."
+    assert found[1]["tool_calls"][0]["id"] == "c"
+
+
 @pytest.mark.parametrize(
     "item",
     [3, {"type": "nonsense"}, {"role": "robot", "content": "x"}, {"role": "user", "content": [{"type": "input_image"}]},
