@@ -193,7 +193,19 @@ def _image(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
 def _mark(block: Mapping[str, Any]) -> dict[str, Any]:
     """A checked block's mark, as chat messages and their parts have it."""
     mark = block.get("cache_control")
-    return {} if mark is None else {"cache_control": mark}
+    return {} if mark is None else {"cache_control": mark_of(mark, "cache_control")}
+
+
+def mark_of(value: Any, param: str) -> dict[str, Any]:
+    """Return a ``cache_control`` as chat messages have it: without ``scope``, who shares a cached prefix.
+
+    Raises:
+        InvalidRequest: It has another form.
+    """
+    has_scope = isinstance(value, dict) and isinstance(value.get("scope"), str | None)
+    mark = {name: member for name, member in value.items() if name != "scope"} if has_scope else value
+    seconds_of(mark, param)
+    return dict(mark)
 
 
 def _kind(where: str, block: Any) -> str:
@@ -212,4 +224,4 @@ def _only(where: str, value: Mapping[str, Any], known: set[str]) -> None:
     check_members(where, value, known)
     control = value.get("cache_control")
     if control is not None:
-        seconds_of(control, f"{where}.cache_control")
+        mark_of(control, f"{where}.cache_control")

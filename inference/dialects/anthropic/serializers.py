@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from drf_spectacular.utils import extend_schema_field
 
-from inference.dialects.anthropic.messages import chat_messages
+from inference.dialects.anthropic.messages import chat_messages, mark_of
 from inference.dialects.chat_bridge import chat_plan
 from inference.dialects.fields import (
     JSONObjectField,
@@ -29,7 +29,6 @@ from inference.dialects.stream_options import INCLUDE_QUEUE_HELP, read_include_q
 from inference.dialects.strict_serializer import StrictSerializer
 from inference.errors import InvalidRequest, UnsupportedFeature, shown
 from inference.values import sampling_params as limits
-from inference.values.cache_control import seconds_of
 from inference.values.plan import GenerationPlan
 
 REFUSED_IN_MESSAGES: Mapping[str, Refused] = {
@@ -132,8 +131,7 @@ class CountTokensRequestSerializer(StrictSerializer):
         messages = chat_messages(values.get("system"), values["messages"])
         mark = values.get("cache_control")
         if mark is not None:
-            seconds_of(mark, "cache_control")
-            messages[-1].setdefault("cache_control", mark)
+            messages[-1].setdefault("cache_control", mark_of(mark, "cache_control"))
         chat: dict[str, Any] = {"model": values["model"], "messages": messages}
         if messages[-1]["role"] == "assistant":
             # A last message of the assistant is a prefill: the output continues its text.
@@ -240,9 +238,8 @@ def _tools(tools: Any) -> dict[str, Any]:
         function = {"name": tool.get("name"), "parameters": tool["input_schema"]}
         function |= {name: tool[name] for name in ("description", "strict") if tool.get(name) is not None}
         mark = tool.get("cache_control")
-        if mark is not None:
-            seconds_of(mark, f"{where}.cache_control")
-        found.append({"type": "function", "function": function} | ({} if mark is None else {"cache_control": mark}))
+        marked = {} if mark is None else {"cache_control": mark_of(mark, f"{where}.cache_control")}
+        found.append({"type": "function", "function": function, **marked})
     return {"tools": found}
 
 

@@ -27,6 +27,8 @@ from tests.inference.api.anthropic.test_views import BODY, MESSAGES
             {"type": "text", "text": "x"}, {"type": "tool_result", "tool_use_id": "a"}]}]}, "messages.0.content.1"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "cache_control": 1}]}]},
          "messages.0.content.0.cache_control"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "cache_control":
+            {"type": "ephemeral", "scope": 7}}]}]}, "messages.0.content.0.cache_control"),
         ({"messages": [{"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]}]},
          "messages.0.content.0.type"),
         ({"system": 7}, "system"),
@@ -147,6 +149,21 @@ def test_claude_code_asks_for_inputs_as_they_are_generated():
     tool = {"name": "Read", "description": "Reads a file.", "input_schema": {"type": "object", "properties": {}}}
     usual = {"eager_input_streaming": True, "defer_loading": False, "allowed_callers": ["direct"], "strict": None}
     assert _plan(tools=[tool | usual]) == _plan(tools=[tool | {"type": "custom"}]) == _plan(tools=[tool])
+
+
+def test_claude_code_says_who_shares_a_cached_prefix():
+    mark: dict[str, str] = {"type": "ephemeral", "ttl": "1h"}
+    tool = {"name": "f", "input_schema": {"type": "object"}}
+
+    def marked(mark):
+        return _plan(
+            system=[{"type": "text", "text": "Rules.", "cache_control": mark}],
+            tools=[tool | {"cache_control": mark}],
+            cache_control=mark,
+        )
+
+    assert marked(mark | {"scope": "global"}) == marked(mark | {"scope": None}) == marked(mark)
+    assert marked(mark).prompts[0]["messages"][0]["content"][0]["cache_control"] == mark
 
 
 def _plan(**members):
