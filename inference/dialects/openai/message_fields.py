@@ -148,6 +148,9 @@ class MessagesField(RequestField):
             elif name == "cache_control":
                 if value is not None:
                     message[name] = checked_mark(where, value)
+            elif name == "copilot_cache_control":  # a hint of Copilot for its own service
+                if value is not None:
+                    checked_mark(where, value)
             elif name in _EMPTY_MESSAGE_MEMBERS:
                 if value:
                     raise serializers.ValidationError(f"{where}: {name} is not supported; remove it.")
@@ -177,7 +180,8 @@ class MessagesField(RequestField):
                     raise serializers.ValidationError(f"{where}: images belong to the role user.")
                 if part.get("cache_control") is not None:
                     checked_mark(where, part["cache_control"])
-                parts.append(dict(read_client_image(part, f"messages.{images_of}.content.{place}")))
+                image = read_client_image(_without_media_type(part), f"messages.{images_of}.content.{place}")
+                parts.append(dict(image))
                 continue
             kind = part.get("type") if isinstance(part, Mapping) else None
             if kind != "text":
@@ -220,3 +224,11 @@ class MessagesField(RequestField):
             kept = {"name": function["name"], "arguments": function["arguments"]}
             calls.append({"id": call["id"], "type": "function", "function": kept})
         return calls
+
+
+def _without_media_type(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an ``image_url`` part without the media type that Copilot adds, which the data URL has too."""
+    image = part.get("image_url")
+    if not isinstance(image, Mapping) or not isinstance(image.get("media_type"), str):
+        return part
+    return {**part, "image_url": {name: value for name, value in image.items() if name != "media_type"}}
