@@ -12,7 +12,6 @@ from django.http.response import HttpResponseBase
 from inference.api.base import json_body, json_response
 from inference.api.ollama import models, schemas
 from inference.api.ollama.base import LATEST, OllamaView, served_by_ollama_name
-from inference.api.platform.probe_views import VERSION
 from inference.dialects.ollama.serializers import OllamaCopyRequestSerializer, OllamaModelNameSerializer
 from inference.errors import Unavailable
 from inference.serving.promotion import revision_means, served_promote
@@ -23,6 +22,12 @@ from models_registry.adapters import adapter_remove
 from models_registry.aliases import alias_delete, alias_revision
 from models_registry.selectors import checkpoint_get
 from models_registry.services import checkpoint_check_unused, checkpoint_delete
+
+OLLAMA_VERSION = "0.13.4"
+"""Version of Ollama that clients are shown: they compare it with the least one that they need.
+
+Copilot needs 0.6.4, ``codex --oss`` 0.13.4, the first one with the Responses API.
+"""
 
 
 class TagsView(OllamaView):
@@ -125,13 +130,13 @@ class VersionView(OllamaView):
 
     @schemas.documented(
         operation_id="ollama_version",
-        summary="The server's version",
+        summary="The version of Ollama that clients may expect",
         responses={200: schemas.VersionSerializer},
         errors=(401,),
     )
     async def get(self, request: HttpRequest) -> HttpResponseBase:
-        """Return blazr's version, not Ollama's."""
-        return json_response({"version": VERSION})
+        """Return a version of Ollama; blazr's own is that of /openapi.json."""
+        return json_response({"version": OLLAMA_VERSION})
 
 
 def _copy(name: str, served: ServedModel, author_name: str) -> None:

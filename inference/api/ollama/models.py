@@ -85,6 +85,7 @@ def shown(checkpoint_id: str) -> dict[str, Any]:
         capabilities.append("vision")
     info = {
         "general.architecture": family,
+        "general.basename": row.served_model_name,
         "general.parameter_count": row.num_parameters,
         f"{family}.block_count": row.num_layers,
         f"{family}.context_length": max_model_len(row),

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.test import RequestFactory
+
+from inference.api.ollama.model_views import VersionView
 from models_registry.models import Adapter, Checkpoint
 from tests.inference.api.ollama.test_views import MESSAGES, refused
 from tests.inference.api.openai.test_views import documented_answer
@@ -30,6 +37,13 @@ def test_tags_ps_show_version(document, ollama, http, worker):
         documented_answer(document, path, method, http.request(method, path, json=body))
     refused(http.post("/api/show", json={}), 400, "model is required")
     refused(http.post("/api/show", json={"model": "missing"}), 404)
+
+
+@pytest.mark.parametrize("least", [(0, 6, 4), (0, 13, 4)], ids=["Copilot", "codex --oss"])
+def test_clients_find_a_version_that_is_new_enough(least):
+    response = async_to_sync(VersionView().get)(RequestFactory().get("/api/version"))
+    version = json.loads(response.content)["version"]
+    assert tuple(map(int, version.split("."))) >= least
 
 
 def test_delete(ollama_as_admin, http_as_admin):

@@ -96,6 +96,7 @@ def test_a_model_is_shown_with_its_settings_and_capabilities(db):
     assert found["parameters"] == 'quant "int8"\ntemperature 0.5'
     assert found["details"]["quantization_level"] == "int8"
     assert found["model_info"]["oxidizr.embedding_length"] == 64
+    assert found["model_info"]["general.basename"] == "tiny"  # Copilot's name of the model
     assert (found["template"], found["modelfile"]) == (template, "FROM tiny\n")
 
 
