@@ -178,7 +178,9 @@ def chat_options(values: Mapping[str, Any]) -> ChatOptions:
         InvalidRequest: The choice doesn't go with the tools.
     """
     tools = values.get("tools") or []
-    choice, name = values.get("tool_choice", ("auto" if tools else "none", None))
+    choice, name = values.get("tool_choice", ("auto", None))
+    if choice == "auto" and not tools:
+        choice = "none"
     if choice != "none" and not tools:
         raise InvalidRequest("tool_choice needs tools; give some, or leave tool_choice out.", param="tool_choice")
     names = [tool["function"]["name"] for tool in tools]

@@ -56,6 +56,8 @@ def test_choices_that_are_wrong(choice):
 def test_a_choice_goes_with_the_tools():
     assert chat_options({}).tool_choice == "none"
     assert chat_options({"tools": [TOOL]}).tool_choice == "auto"
+    for tools in ({}, {"tools": []}):  # of clients that write both members always, as llama.cpp and vLLM take them
+        assert chat_options({**tools, "tool_choice": ("auto", None)}) == chat_options({})
     named = chat_options({"tools": [TOOL], "tool_choice": ("named", "f"), "parallel_tool_calls": False})
     assert (named.tool_choice, named.tool_name, named.parallel) == ("named", "f", False)
     for values in ({"tool_choice": ("required", None)}, {"tools": [TOOL], "tool_choice": ("named", "g")}):
