@@ -50,7 +50,7 @@ class ContentBlockSerializer(serializers.Serializer[Any]):
     type = _one_of("text", "thinking", "tool_use")
     text = serializers.CharField(required=False)
     thinking = serializers.CharField(required=False)
-    signature = serializers.CharField(required=False, help_text="Always empty.")
+    signature = serializers.CharField(required=False, help_text="Always unsigned.")
     id = serializers.CharField(required=False)
     name = serializers.CharField(required=False)
     input = serializers.DictField(required=False)

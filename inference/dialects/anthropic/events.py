@@ -18,6 +18,8 @@ from inference.values.cache_control import TTL_SECONDS
 
 Event = dict[str, Any]
 
+SIGNATURE = "unsigned"
+"""Signature of all thinking: only Anthropic signs it, but AI SDK and others send back no thinking without one."""
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 _ERROR_TYPES = {
     401: "authentication_error",
@@ -111,7 +113,6 @@ class MessageEvents:
             return []
         if kind == "text":
             return self._open({"type": "text", "text": ""})
-        # Only Anthropic signs thinking, but clients require the member.
         return self._open({"type": "thinking", "thinking": "", "signature": ""})
 
     def _call(self, piece: CallPiece) -> list[Event]:
@@ -137,12 +138,16 @@ class MessageEvents:
         self._is_open = False
         block, text = self._blocks[-1], "".join(self._texts)
         self._texts = []
+        events: list[Event] = []
         if block["type"] == "tool_use":
             is_cut = self._end is not None and self._end.finish_reason == "length"
             block["input"] = _object(text, is_cut=is_cut)
         else:
             block[block["type"]] = text
-        return [{"type": "content_block_stop", "index": len(self._blocks) - 1}]
+        if block["type"] == "thinking":
+            block["signature"] = SIGNATURE
+            events.append(self._delta({"type": "signature_delta", "signature": SIGNATURE}))
+        return [*events, {"type": "content_block_stop", "index": len(self._blocks) - 1}]
 
     def _delta(self, delta: dict[str, Any]) -> Event:
         return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta}

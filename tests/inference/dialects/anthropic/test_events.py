@@ -8,6 +8,7 @@ import time
 import pytest
 
 from inference.dialects.anthropic.events import MessageEvents, message_error
+from inference.dialects.anthropic.messages import chat_messages
 from inference.dialects.anthropic.serializers import CHAT_NAMES
 from inference.dialects.chat_bridge import CallPiece, EndPiece, ReasoningPiece, TextPiece, translate_error
 from inference.errors import GenerationFailed, PromptTooLong, QueueFull
@@ -30,7 +31,7 @@ def test_thinking_text_and_calls_are_blocks_of_their_own():
         events += machine.take(piece)
     events += machine.finished(USAGE)
     assert machine.message["content"] == [
-        {"type": "thinking", "thinking": "let me", "signature": ""},
+        {"type": "thinking", "thinking": "let me", "signature": "unsigned"},
         {"type": "text", "text": "I'll look."},
         {"type": "tool_use", "id": "call_1", "name": "look", "input": {"at": 1}},
         {"type": "tool_use", "id": "call_2", "name": "wait", "input": {}},
@@ -42,6 +43,20 @@ def test_thinking_text_and_calls_are_blocks_of_their_own():
         machine.message["usage"] == {"input_tokens": 4, "cache_read_input_tokens": 1, "output_tokens": 2} | NOTHING_KEPT
     )
     assert events[0]["message"]["content"] == []
+
+
+def test_ai_sdk_finds_a_signature_at_the_end_of_thinking():
+    """Without a ``signature_delta`` it leaves the thinking out of its next request; Zed and goose look for it too."""
+    machine = MessageEvents(message_id="msg_1", model="tiny")
+    machine.take(ReasoningPiece("hm"))
+    signed, stop, start, _ = machine.take(TextPiece("Yes."))
+    assert signed == {"type": "content_block_delta", "index": 0,
+                      "delta": {"type": "signature_delta", "signature": "unsigned"}}  # fmt: skip
+    assert (stop["type"], start["content_block"]["type"]) == ("content_block_stop", "text")
+    machine.finished(USAGE)
+    assert chat_messages(None, [{"role": "assistant", "content": machine.message["content"]}]) == [
+        {"role": "assistant", "content": "Yes.", "reasoning_content": "hm"}
+    ]
 
 
 @pytest.mark.parametrize(
