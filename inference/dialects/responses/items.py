@@ -20,6 +20,7 @@ from inference.text.images.parts import read_client_image
 Item = dict[str, Any]
 
 ROLES = ("user", "assistant", "system", "developer")
+_SYSTEM_ROLES = ("system", "developer")
 _STATUSES = ("in_progress", "completed", "incomplete")
 _ID_CHARS = 80
 
@@ -221,8 +222,9 @@ def chat_messages(instructions: str | None, items: Iterable[Item]) -> list[dict[
     """Return the chat messages for ``items``, after ``instructions`` as the system message.
 
     Calls belong to the assistant's message before them, or to one of their own, which takes the text of a message
-    between the calls and their outputs: no template knows a message there. Reasoning goes with the message or
-    call behind it; how much of it is read again is the template's decision.
+    between the calls and their outputs: no template knows a message there. Messages of system and developer behind
+    ``instructions`` are parts of the system message, as many templates take a single one. Reasoning goes with the
+    message or call behind it; how much of it is read again is the template's decision.
     """
     messages: list[dict[str, Any]] = []
     if instructions is not None:
@@ -241,6 +243,8 @@ def chat_messages(instructions: str | None, items: Iterable[Item]) -> list[dict[
             content = _content(item["content"])
             if item["role"] == "assistant" and not reasoning and _has_only_calls(messages):
                 messages[-1]["content"] = content
+            elif item["role"] in _SYSTEM_ROLES and [message["role"] in _SYSTEM_ROLES for message in messages] == [True]:
+                messages[0]["content"] = _parts(messages[0]["content"]) + _parts(content)
             else:
                 messages.append({"role": item["role"], "content": content})
         else:
@@ -254,6 +258,10 @@ def chat_messages(instructions: str | None, items: Iterable[Item]) -> list[dict[
             messages[-1]["reasoning_content"] = reasoning
         reasoning = ""
     return messages
+
+
+def _parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def _has_only_calls(messages: list[dict[str, Any]]) -> bool:

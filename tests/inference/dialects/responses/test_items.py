@@ -28,6 +28,16 @@ def test_calls_go_with_the_message_before_them_and_outputs_answer_them():
     assert found[1]["tool_calls"][0]["id"] == found[2]["tool_call_id"] == "c"
 
 
+def test_codex_sends_developer_messages_behind_its_instructions():
+    """Templates such as Qwen 3.5's refuse a system message that isn't the first."""
+    developer = {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "<permissions>"}]}
+    user = {"role": "user", "content": "q"}
+    found = chat_messages("Rules.", items_read([developer, developer, user, developer]))
+    assert [message["role"] for message in found] == ["system", "user", "developer"]
+    assert [part["text"] for part in found[0]["content"]] == ["Rules.", "<permissions>", "<permissions>"]
+    assert chat_messages(None, items_read([developer, user]))[0] == {"role": "developer", "content": "<permissions>"}
+
+
 def test_codex_sends_the_text_behind_a_call_in_front_of_its_output():
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     text = {"role": "assistant", "content": [{"type": "output_text", "text": "Calling."}]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from inference.dialects.responses.returned_reasoning import encoded_reasoning
 from inference.dialects.responses.serializers import ResponseRequestSerializer
 from inference.errors import InvalidRequest
 
@@ -93,6 +94,53 @@ def test_codex_describes_itself_in_client_metadata():
 def test_codex_and_ai_sdk_ask_for_summaries_where_reasoning_comes_whole(summary):
     body = {"model": "tiny", "input": "Hi", "reasoning": {"effort": "high"}}
     assert _plan(body | {"reasoning": {"effort": "high", "summary": summary}}) == _plan(body)
+
+
+def test_a_turn_of_codex():
+    """A request within a session: Codex stores nothing, and sends back what it has kept of the output's items."""
+    function = {"type": "function", "name": "exec_command", "description": "Runs.", "strict": False,
+                "parameters": {"type": "object", "properties": {"cmd": {"type": "string"}}}}  # fmt: skip
+    body = {
+        "model": "tiny",
+        "instructions": "You are an agent.",
+        "input": [
+            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "<permissions>"}]},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "list"}]},
+            {"type": "reasoning", "summary": [], "encrypted_content": encoded_reasoning("hm")},
+            {"type": "function_call", "name": "exec_command", "arguments": '{"cmd": "ls"}', "call_id": "call_1"},
+            {"type": "function_call_output", "call_id": "call_1", "output": "a.py"},
+            {"type": "reasoning", "summary": [], "content": None, "encrypted_content": None},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a.py"}]},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "more"}]},
+        ],
+        "tools": [function, {"type": "namespace", "name": "mcp__wiki", "description": "A wiki.", "tools": [function]}],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "store": False,
+        "stream": True,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "0199-1f",
+        "client_metadata": {"x-codex-installation-id": "7c1d"},
+    }
+    plan = _plan(body)
+    messages = plan.prompts[0]["messages"]
+    assert [message["role"] for message in messages] == [
+        "system", "user", "assistant", "tool", "assistant", "user",
+    ]  # fmt: skip
+    assert messages[2]["reasoning_content"] == "hm"
+    assert plan.chat is not None
+    assert plan.chat.tool_names == ("exec_command", "mcp__wiki__exec_command")
+    unknown = _plan(body | {"reasoning": None, "include": []})  # of a model without catalogue entry
+    assert unknown.chat is not None
+    assert unknown.chat.reasoning_effort is None
+
+
+@pytest.mark.parametrize("kind", ["web_search", "image_generation", "custom", "local_shell", "tool_search"])
+def test_tools_of_codex_that_are_not_supported_are_named(kind):
+    with pytest.raises(InvalidRequest, match=f"tools.0.type is '{kind}'") as caught:
+        _plan({"model": "tiny", "input": "Hi", "tools": [{"type": kind, "name": "x"}]})
+    assert caught.value.param == "tools.0.type"
 
 
 def _plan(body):
