@@ -39,6 +39,7 @@ REFUSED_IN_MESSAGES: Mapping[str, Refused] = {
     "stop": Refused("its name here is stop_sequences"),
     "max_completion_tokens": Refused("its name here is max_tokens"),
     "response_format": Refused("its name here is output_config.format"),
+    "output_format": Refused("its name is output_config.format by now"),
     "reasoning_effort": Refused("its name here is output_config.effort"),
     "n": Refused("a message has one answer; send several requests", (1,)),
 }

@@ -60,6 +60,7 @@ from tests.inference.api.anthropic.test_views import BODY, MESSAGES
         ({"context_management": {"compact": {}}}, "context_management.compact"),
         ({"diagnostics": {"previous_message_id": 7}}, "diagnostics"),
         ({"diagnostics": {"level": "all"}}, "diagnostics"),
+        ({"output_format": {"type": "json_schema", "schema": {}}}, "output_format"),
         ({"stop": "x"}, "stop"),
         ({"frobnicate": 1}, "frobnicate"),
     ],
@@ -164,6 +165,51 @@ def test_claude_code_says_who_shares_a_cached_prefix():
 
     assert marked(mark | {"scope": "global"}) == marked(mark | {"scope": None}) == marked(mark)
     assert marked(mark).prompts[0]["messages"][0]["content"][0]["cache_control"] == mark
+
+
+def test_a_turn_of_claude_code():
+    """A request within a session, with what it sends to a model that it doesn't know."""
+    mark = {"type": "ephemeral"}
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "type": "object",
+        "properties": {"command": {"type": "string"}},
+        "required": ["command"],
+        "additionalProperties": False,
+    }
+    body = {
+        "model": "tiny",
+        "max_tokens": 32_000,
+        "stream": True,
+        "temperature": 1,
+        "system": [
+            {"type": "text", "text": "You are an agent.", "cache_control": mark | {"scope": "global"}},
+            {"type": "text", "text": "Today is Monday.", "cache_control": mark},
+        ],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "<reminder>"}, {"type": "text", "text": "hi"}]},
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "hm", "signature": "unsigned"},
+                {"type": "text", "text": "Looking."},
+                {"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": {"command": "ls"}}]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "toolu_1", "content": "a.py", "is_error": False},
+                {"type": "text", "text": "go on", "cache_control": mark}]},
+        ],
+        "tools": [{"name": "Bash", "description": "Runs.", "input_schema": schema, "eager_input_streaming": True}],
+        "metadata": {"user_id": '{"device_id": "0a1b", "account_uuid": "", "session_id": "1f"}'},
+        "thinking": {"type": "adaptive"},
+        "output_config": {"effort": "high"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "diagnostics": {"previous_message_id": "msg_1"},
+    }  # fmt: skip
+    plan, stream = MessageRequestSerializer.shared().plan(body)
+    assert stream
+    assert [message["role"] for message in plan.prompts[0]["messages"]] == [
+        "system", "user", "assistant", "tool", "user",
+    ]  # fmt: skip
+    counted = {name: body[name] for name in ("model", "messages", "system", "tools", "thinking")}
+    assert CountTokensRequestSerializer.shared().chat_body(counted)["messages"] == plan.prompts[0]["messages"]
 
 
 def _plan(**members):
