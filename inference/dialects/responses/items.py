@@ -46,6 +46,12 @@ def _read(where: str, item: Any) -> Item:
         raise InvalidRequest(f"{where} must be an object, got {shown(item)}.", param=where)
     kind = item.get("type") or ("message" if "role" in item else None)
     reader = _READERS.get(kind) if isinstance(kind, str) else None
+    if kind == "item_reference":
+        raise UnsupportedFeature(
+            f"{where}.type is 'item_reference': references to stored items aren't followed; send the item itself, as "
+            "clients do with store: false, or previous_response_id.",
+            param=f"{where}.type",
+        )
     if reader is None:
         raise UnsupportedFeature(
             f"{where} has the type {shown(kind)}; known are {', '.join(_READERS)}.", param=f"{where}.type"

@@ -57,3 +57,10 @@ def test_items_that_are_wrong_are_named_by_their_place(item):
     with pytest.raises(InvalidRequest) as caught:
         chat_messages(None, items_read([{"role": "user", "content": "x"}, item]))
     assert (caught.value.param or "").startswith("input.1")
+
+
+def test_ai_sdk_finds_out_how_to_do_without_references():
+    """With ``store`` at its default it replaces the items of earlier responses by references."""
+    with pytest.raises(InvalidRequest, match="store: false") as caught:
+        items_read([{"role": "user", "content": "q"}, {"type": "item_reference", "id": "msg_1"}])
+    assert caught.value.param == "input.1.type"
