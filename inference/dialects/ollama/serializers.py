@@ -78,7 +78,10 @@ class OptionsSerializer(FurtherSamplersMixin, StrictSerializer):
         required=False, min_value=-2, max_value=limits.MAX_TOKENS_LIMIT, help_text="Below 0: what the context leaves."
     )
     num_ctx = StrictIntegerField(
-        required=False, min_value=1, max_value=limits.MAX_TOKENS_LIMIT, help_text="At most the model's own context."
+        required=False,
+        min_value=1,
+        max_value=limits.MAX_TOKENS_LIMIT,
+        help_text="A hint: the context is the model's own.",
     )
     temperature = StrictNumberField(required=False, min_value=0, max_value=2)
     top_k = StrictIntegerField(required=False, min_value=-1, max_value=limits.MAX_TOKENS_LIMIT)
@@ -93,7 +96,7 @@ class OptionsSerializer(FurtherSamplersMixin, StrictSerializer):
     seed = StrictIntegerField(required=False, min_value=-limits.SEED_RANGE, max_value=limits.SEED_RANGE - 1)
     stop = StopField(required=False)
 
-    def sampling(self, options: object, served: ServedModel) -> dict[str, Any]:
+    def sampling(self, options: object) -> dict[str, Any]:
         """Return the options under OpenAI's and vLLM's names.
 
         Raises:
@@ -104,13 +107,7 @@ class OptionsSerializer(FurtherSamplersMixin, StrictSerializer):
         except BlazrError as error:
             param = "options" if error.param is None else f"options.{error.param}"
             raise type(error)(error.message, param=param) from None
-        num_ctx = values.pop("num_ctx", 0)
-        if num_ctx > served.max_model_len:
-            raise InvalidRequest(
-                f"options.num_ctx is {num_ctx}; the context of {served.name!r} has {served.max_model_len} tokens, ask "
-                "for at most that.",
-                param="options.num_ctx",
-            )
+        values.pop("num_ctx", None)
         values.pop("repeat_last_n", None)
         if values.get("num_predict", 0) < 0:
             del values["num_predict"]
@@ -181,7 +178,7 @@ class OllamaRequestSerializer(StrictSerializer):
 
     def _common(self, values: Mapping[str, Any], served: ServedModel) -> dict[str, Any]:
         given = values.get("options", {})
-        body = OptionsSerializer.shared().sampling({**dict(served.parameters), **given}, served)
+        body = OptionsSerializer.shared().sampling({**dict(served.parameters), **given})
         body["model"] = served.name
         if values.get("format") is not None:
             body["response_format"] = values["format"]
@@ -288,7 +285,7 @@ class OllamaEmbedRequestSerializer(StrictSerializer):
         Raises:
             InvalidRequest: With the field in ``param``.
         """
-        for name in OptionsSerializer.shared().sampling(values.get("options", {}), served):
+        for name in OptionsSerializer.shared().sampling(values.get("options", {})):
             raise UnsupportedFeature(
                 f"options.{name} is not supported: nothing is generated here; leave it out.", param=f"options.{name}"
             )

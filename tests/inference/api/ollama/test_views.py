@@ -97,7 +97,6 @@ def test_durations_of_keep_alive(http, worker, given, seconds):
     [
         ({"options": {"num_predict": -3}}, ["num_predict", "is -3"]),
         ({"options": {"temperature": "1"}}, ["temperature must be a number"]),
-        ({"options": {"num_ctx": 10**6}}, ["options.num_ctx", "4096"]),
         ({"options": {"num_gpu": 1}}, ["num_gpu", "setting of the server"]),
         ({"options": {"repeat_last_n": 64}}, ["repeat_last_n", "is 64"]),
         ({"options": {"tfs_z": 0.5}}, ["tfs_z"]),

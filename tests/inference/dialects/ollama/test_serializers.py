@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ollama
+import pytest
 
 from inference.dialects.ollama.serializers import (
     REFUSED_OPTIONS,
@@ -11,6 +12,7 @@ from inference.dialects.ollama.serializers import (
     OptionsSerializer,
 )
 from inference.dialects.refusals import REFUSED_ANYWHERE
+from inference.errors import InvalidRequest
 from inference.values.served_model import ServedModel
 from inference.values.tokenizer_spec import TokenizerSpec
 
@@ -32,3 +34,12 @@ def test_prompts_and_messages_follow_a_state():
         values = generate.parse({"model": "tiny", "prompt": "Hi", "state": "manual", **members})
         plan = generate.plan(values, served)
         assert (plan.state, plan.endpoint) == ("manual", endpoint)
+
+
+def test_cline_gives_a_context_that_the_model_needn_t_have():
+    """32,768 tokens, unless its user sets another number. Ollama takes the model's own context where it is smaller."""
+    read = OptionsSerializer.shared().sampling
+    assert read({"num_ctx": 32_768, "temperature": 0.5}) == read({"temperature": 0.5}) == {"temperature": 0.5}
+    with pytest.raises(InvalidRequest) as caught:
+        read({"num_ctx": 0})
+    assert caught.value.param == "options.num_ctx"
