@@ -23,7 +23,7 @@ USAGE = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7, "prompt_
 
 
 def skeleton() -> dict:
-    return {"id": "resp_abc", "status": "in_progress", "output": [], "usage": None}
+    return {"id": "resp_abc", "status": "in_progress", "output": [], "usage": None, "tools": []}
 
 
 def tell(*told) -> tuple[list[dict], ResponseEvents]:
