@@ -152,9 +152,9 @@ class Speculator:
         return min(self._num_tokens, request.max_length - len(request.token_ids) - 1)
 
     def _forget_stopped(self) -> None:
-        """Drop the requests that ended or lost their state since the last step."""
+        """Drop the proposer's part of requests without state, and all of those that have ended."""
         for request in [request for request in self._requests if not request.is_running]:
             self._proposer.forget(request)
-            self._requests.remove(request)
-            if request.has_ended:
+            if request.has_ended:  # a preempted one keeps its acceptance rate
+                self._requests.remove(request)
                 self._policy.forget(request)

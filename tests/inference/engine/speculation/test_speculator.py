@@ -197,6 +197,22 @@ def test_a_step_out_of_memory_gives_the_spare_slots_back():
     assert engine._speculator._rollback.num_free == 8
 
 
+def test_a_request_that_ends_while_it_is_preempted_leaves_no_acceptance_rate():
+    engine, source = fake_engine("hybrid"), request("r", [5, 6, 7, 8] * 4, max_tokens=40, logit_bias={9: 100.0})
+    engine.add_request(source)
+    while not engine.stats().speculation.num_proposed:
+        engine.step()
+    (running,) = engine._scheduler.running
+    engine._scheduler.preempt(running)
+    engine._speculator.propose([])
+    policy_of_engine = engine._speculator._policy
+    assert running in policy_of_engine._rates
+    engine.abort_request("r")
+    engine.step()
+    assert not policy_of_engine._rates
+    assert not engine._speculator._requests
+
+
 def test_a_proposer_out_of_memory_costs_draft_tokens_only():
     engine = fake_engine("hybrid", draft_kind="hybrid")
     sources = many(4, 4)
