@@ -281,8 +281,9 @@ class TextOutput:
         choice.has_new_tokens |= count > 0
         if output.finish_reason is None or output.finish_reason is FinishReason.ABORT:
             return text, count
+        text += detokenizer.flush()  # may end with a stop string, too
         # Without a new token the earlier attempt ended this choice, and delivered all of its text.
-        return (text + detokenizer.flush() if choice.has_new_tokens or not choice.num_tokens else ""), count
+        return (text if choice.has_new_tokens or not choice.num_tokens else ""), count
 
     def _entry(self, item: TokenLogprobs) -> LogprobEntry:
         return {

@@ -154,6 +154,18 @@ def test_second_attempt_behind_a_stop_token(llm: LLM) -> None:
     assert deltas(second)[-1]["finish_reason"] == "stop"
 
 
+def test_second_attempt_behind_a_stop_string_of_broken_bytes(llm: LLM) -> None:
+    """Bytes at the end that begin a character become U+FFFD only when the text ends."""
+    broken = {"prompt": {"token_ids": [5]}, "temperature": 0.0, "max_tokens": 1, "stop": ["\ufffd"]}
+    begin = next(token_id for token_id in range(400) if llm.tokenizer.token_bytes(token_id) == b"\xf0")
+    first = one(llm, **broken, logit_bias={str(begin): 100})
+    assert ids_of(first) == [begin]
+    second = one(llm, **broken, logit_bias={str(begin): 100}, attempt=1, delivered=[[begin]])
+    for events in (first, second):
+        assert text_of(events) == ""
+        assert (deltas(events)[-1]["finish_reason"], deltas(events)[-1]["stop_reason"]) == ("stop", "\ufffd")
+
+
 def test_fault_in_text_of_one_request_fails_that_one_only(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """F31: whatever is raised while an output is put into words, a Rust panic included."""
     alone = text_of(one(llm))
