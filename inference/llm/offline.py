@@ -395,7 +395,8 @@ def _plans(
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     """Return a list of prompts; a text, a dictionary or token ids are one."""
-    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
+    prompts = _plain(prompts)
+    if isinstance(prompts, str | Mapping) or (prompts and isinstance(_plain(prompts[0]), int)):
         return [cast("Prompt", prompts)]
     return cast("Sequence[Prompt]", prompts)
 
@@ -403,14 +404,29 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
 def _content(prompt: Prompt) -> dict[str, Any]:
     if isinstance(prompt, Mapping):
         if "prompt_token_ids" in prompt:
-            return {"token_ids": list(prompt["prompt_token_ids"])}
+            return {"token_ids": _token_ids(prompt["prompt_token_ids"])}
         if "prompt" not in prompt:
             raise InvalidRequest("a prompt needs the member prompt or prompt_token_ids.", param="prompts")
         prompt = prompt["prompt"]
-    return {"text": prompt} if isinstance(prompt, str) else {"token_ids": list(prompt)}
+    return {"text": prompt} if isinstance(prompt, str) else {"token_ids": _token_ids(prompt)}
+
+
+def _token_ids(prompt: Any) -> list[int]:
+    token_ids = _plain(prompt)
+    if not isinstance(token_ids, Sequence) or isinstance(token_ids, bytes):
+        raise InvalidRequest(
+            f"a prompt is a text, token ids or a dictionary, not {type(prompt).__name__}.", param="prompts"
+        )
+    return [_plain(token_id) for token_id in token_ids]
+
+
+def _plain(value: Any) -> Any:
+    """Return an array of NumPy or PyTorch as a list, a number of one as Python's, and anything else as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _is_conversation(prompt: Any) -> bool:
+    prompt = _plain(prompt)
     return not isinstance(prompt, str | Mapping) and bool(prompt) and isinstance(prompt[0], Mapping)
 
 
@@ -445,7 +461,7 @@ def _local_message(
     elif _is_conversation(prompt):
         content = {"messages": with_read_images(cast("Sequence[Message]", prompt))}
     else:
-        content = {"token_ids": list(prompt)}
+        content = {"token_ids": _token_ids(prompt)}
     of_prompt = PromptMessage.__annotations__
     content |= {name: value for name, value in options.items() if name in of_prompt}
     message: dict[str, Any] = {

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from inference.errors import InvalidChatTemplate, InvalidRequest, PromptTooLong, UnknownModel
+from inference.errors import InvalidChatTemplate, InvalidRequest, InvalidTokenIds, PromptTooLong, UnknownModel
 from inference.llm import LLM, SamplingParams
 from inference.llm import offline as module
 from tests.inference.llm.adapter_writing import write_adapter
@@ -46,6 +47,25 @@ def test_prompts_are_texts_token_ids_or_dictionaries(llm: LLM) -> None:
     assert llm.generate([]) == []
     with pytest.raises(InvalidRequest, match="prompt or prompt_token_ids"):
         llm.generate([{"text": "a"}])
+
+
+def test_token_ids_may_be_arrays(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("the quick")
+    wanted = llm.generate(ids, GREEDY)[0].text
+    array = np.array(ids)
+    for given in (array, torch.tensor(ids), list(array), [array], [torch.tensor(ids)], np.array([ids])):
+        (output,) = llm.generate(given, GREEDY)
+        assert (output.text, output.prompt_token_ids) == (wanted, ids)
+    assert llm.generate([{"prompt_token_ids": array}, array], GREEDY)[1].text == wanted
+    assert "".join(delta.text for delta in llm.stream(array, GREEDY)) == wanted
+    assert text_of(list(llm.events(array, GREEDY))) == wanted
+    assert llm.save_state(array).token_ids == tuple(ids)
+    with pytest.raises(InvalidTokenIds):
+        llm.generate([np.array([0.5, 1.5])], GREEDY)
+    for wrong in (np.array([0.5, 1.5]), ["the", None], b"the"):
+        with pytest.raises(InvalidRequest, match="a prompt is a text, token ids or a dictionary, not"):
+            llm.generate(wrong, GREEDY)
+    assert is_idle(llm)
 
 
 def test_each_prompt_has_parameters_of_its_own(llm: LLM) -> None:
