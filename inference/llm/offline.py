@@ -403,6 +403,11 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
 
 def _content(prompt: Prompt) -> dict[str, Any]:
     if isinstance(prompt, Mapping):
+        others = prompt.keys() - {"prompt", "prompt_token_ids"}
+        if unknown := sorted(str(name) for name in others if prompt[name] is not None):
+            raise InvalidRequest(
+                f"{unknown[0]} is not a member of a prompt; it has prompt or prompt_token_ids.", param="prompts"
+            )
         if "prompt_token_ids" in prompt:
             return {"token_ids": _token_ids(prompt["prompt_token_ids"])}
         if "prompt" not in prompt:

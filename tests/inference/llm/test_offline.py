@@ -47,6 +47,9 @@ def test_prompts_are_texts_token_ids_or_dictionaries(llm: LLM) -> None:
     assert llm.generate([]) == []
     with pytest.raises(InvalidRequest, match="prompt or prompt_token_ids"):
         llm.generate([{"text": "a"}])
+    with pytest.raises(InvalidRequest, match="multi_modal_data is not a member of a prompt"):
+        llm.generate([{"prompt": "a", "multi_modal_data": {"image": "b"}}])
+    assert llm.generate({"prompt": "the quick", "multi_modal_data": None}, GREEDY)[0].text == text.text
 
 
 def test_token_ids_may_be_arrays(llm: LLM) -> None:
