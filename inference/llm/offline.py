@@ -448,11 +448,20 @@ def _chat_options(options: dict[str, Any]) -> tuple[ChatOptions, dict[str, Any]]
     """Divide the options of ``chat`` into what resolves the request, and members of the prompt."""
     rest = dict(options)
     tools: Sequence[dict[str, Any]] = rest.pop("tools", None) or ()
-    choice: str | Mapping[str, Any] = rest.pop("tool_choice", "auto" if tools else "none")
+    choice: str | Mapping[str, Any] = rest.pop("tool_choice", None) or ("auto" if tools else "none")
     effort: ReasoningEffort | None = rest.pop("reasoning_effort", None)
     kwargs = rest.pop("chat_template_kwargs", None)
-    name = choice["function"]["name"] if isinstance(choice, Mapping) else None
-    kind = cast("ToolChoice", choice if isinstance(choice, str) else "named")
+    try:
+        names = [tool["function"]["name"] for tool in tools]
+        name = None if isinstance(choice, str) else choice["function"]["name"]
+    except (KeyError, TypeError):
+        form = '{"type": "function", "function": {"name": …}}'
+        raise InvalidRequest(f"a tool, or a tool_choice that is no word, isn't like {form}.", param="tools") from None
+    words = ("none", "auto", "required") if tools else ("none", "auto")
+    if (choice not in words) if name is None else (name not in names):
+        known = ", ".join([*words, *names])[:300]
+        raise InvalidRequest(f"tool_choice is {name or choice!r}; it must be one of {known}.", param="tool_choice")
+    kind = cast("ToolChoice", choice if name is None else "named")
     chat = ChatOptions(tools=tuple(tools), tool_choice=kind, tool_name=name, reasoning_effort=effort)
     return chat, rest | ({"template_kwargs": dict(kwargs)} if kwargs else {})
 

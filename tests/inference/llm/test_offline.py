@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from tests.inference.llm.adapter_writing import write_adapter
 from tests.inference.llm.harness import OPTIONS, Checkpoint, embedded, one, params, text_of
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 TEXTS = ["the quick", "brown fox", "lazy dog 🙂"]
 
 
@@ -126,16 +128,35 @@ def test_chat_renders_the_template(llm: LLM) -> None:
         llm.chat([{"role": "user"}], GREEDY, no_such_option=1)
 
 
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"tool_choice": "required"}, r"tool_choice is 'required'; it must be one of none, auto\."),
+        ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice is 'any'; it must be one of none, auto, required, look"),
+        ({"tools": [TOOL], "tool_choice": {"function": {"name": "hear"}}}, "tool_choice is 'hear'"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "a tool_choice that is no word, isn't like"),
+        ({"tools": [{"name": "look"}]}, "a tool, or a tool_choice"),
+        ({"tools": ["look"]}, "a tool, or a tool_choice"),
+    ],
+)
+def test_tools_that_cannot_be_followed_are_refused(llm: LLM, options: dict[str, Any], problem: str) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    with pytest.raises(InvalidRequest, match=problem):
+        llm.chat(messages, GREEDY, **options)
+    with pytest.raises(InvalidRequest, match=problem):
+        next(llm.stream(messages, GREEDY, **options))
+    assert is_idle(llm)
+
+
 def test_tools_go_through_the_template() -> None:
-    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
     required = SamplingParams(temperature=0.0, max_tokens=80)
     messages = [{"role": "user", "content": "hi"}]
     with LLM.from_pretrained("demo", device="cpu", max_num_seqs=2) as demo:
-        (output,) = demo.chat(messages, required, tools=[tool], tool_choice="required")
+        (output,) = demo.chat(messages, required, tools=[TOOL], tool_choice="required")
         assert output.prompt is not None and '"look"' in output.prompt
         (choice,) = output.outputs
         assert (choice.tool_calls[0].name, choice.text) == ("look", "")
-        deltas = [*demo.stream(messages, required, tools=[tool], tool_choice="required")]
+        deltas = [*demo.stream(messages, required, tools=[TOOL], tool_choice="required")]
         assert [call.name for delta in deltas for call in delta.tool_calls][:1] == ["look"]
 
 
