@@ -36,12 +36,12 @@ def shaped(vectors: Float32Array, options: EmbeddingOptions) -> Float32Array:
     """Return (n, h) cut to the requested dimensions, and normalised if requested; a zero vector stays zero.
 
     Raises:
-        InvalidRequest: More dimensions are requested than the model has.
+        InvalidRequest: Fewer dimensions than one are requested, or more than the model has.
     """
     dimensions = options["dimensions"]
-    if dimensions is not None and dimensions > vectors.shape[1]:
+    if dimensions is not None and not 1 <= dimensions <= vectors.shape[1]:
         raise InvalidRequest(
-            f"dimensions is {dimensions}; an embedding of this model has {vectors.shape[1]}, ask for at most that.",
+            f"dimensions is {dimensions}; an embedding of this model has {vectors.shape[1]}, ask for 1 to that many.",
             param="dimensions",
         )
     cut = vectors[:, :dimensions]

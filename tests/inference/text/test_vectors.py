@@ -19,6 +19,7 @@ def test_vectors_are_cut_and_then_normalised():
     np.testing.assert_allclose(shaped(VECTORS, options()), [[0.6, 0.8, 0.0], [0.0, 0.0, 0.0]])
     np.testing.assert_allclose(shaped(VECTORS, options(dimensions=1)), [[1.0], [0.0]])
     np.testing.assert_allclose(shaped(VECTORS, options(normalize=False, dimensions=2)), VECTORS[:, :2])
-    with pytest.raises(InvalidRequest, match="this model has 3") as caught:
-        shaped(VECTORS, options(dimensions=4))
-    assert caught.value.param == "dimensions"
+    for wrong in (4, 0, -1):
+        with pytest.raises(InvalidRequest, match="this model has 3") as caught:
+            shaped(VECTORS, options(dimensions=wrong))
+        assert caught.value.param == "dimensions"
