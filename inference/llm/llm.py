@@ -259,7 +259,7 @@ class LLM(OfflineRequests):
         """Bytes of the saved state of a prompt of ``num_tokens``."""
         return self.plan.slot_bytes + num_tokens * (self.plan.token_bytes + 8)
 
-    def read_state(self, path: Path, source: str | None = None, *, adapter: str | None = None) -> PromptState:
+    def read_state(self, path: str | Path, source: str | None = None, *, adapter: str | None = None) -> PromptState:
         """Read a state that ``write_state`` has written.
 
         Args:
@@ -272,13 +272,13 @@ class LLM(OfflineRequests):
         plan = self.plan
         sizes = StateSizes(plan.token_bytes, plan.slot_bytes, plan.max_model_len)
         found = None if adapter is None else self.adapters.get(adapter)
-        return read_state_file(path, self._identity_through(found), sizes, source)
+        return read_state_file(Path(path), self._identity_through(found), sizes, source)
 
     def state_content(self, state: PromptState, *, model: str) -> list[memoryview]:
         """The file of a state, as ``write_state`` writes it, in pieces."""
         return state_content(state, model)
 
-    def write_state(self, state: PromptState, path: Path, *, model: str = "") -> int:
+    def write_state(self, state: PromptState, path: str | Path, *, model: str = "") -> int:
         """Write a state to a file; returns its size in bytes.
 
         Args:
@@ -288,7 +288,7 @@ class LLM(OfflineRequests):
             InvalidRequest: The path can't be written, or is something else than a saved state.
             StorageFull: The disk has no room.
         """
-        return write_state_file(path, state, model)
+        return write_state_file(Path(path), state, model)
 
     def stats(self) -> dict[str, Any]:
         """Return the engine's counters and gauges, and the bytes of states that are in use or kept by the prefix cache.

@@ -79,8 +79,9 @@ def test_a_state_is_taken_further(llm, cold):
 
 def test_messages_follow_the_messages_of_a_state(llm, cold, tmp_path):
     system, question = ({"role": "system", "content": "the quick brown fox"}, {"role": "user", "content": "hello"})
-    llm.write_state(llm.save_state([system]), tmp_path / "a.state")
-    state = llm.read_state(tmp_path / "a.state")
+    path = str(tmp_path / "a.state")  # a text is a path, too
+    llm.write_state(llm.save_state([system]), path)
+    state = llm.read_state(path)
     tokens, usage = ask(llm, [question], state)
     assert tokens == ask(cold, [system, question])[0] and usage["cached_tokens"] >= len(state.token_ids) - 1
     answered = llm.save_state([question, {"role": "assistant", "content": "wörld"}], state=state)
