@@ -26,6 +26,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -101,6 +102,7 @@ class DiskTier:
             ) from error
         self._lock = threading.Lock()
         self._pending_bytes = 0
+        self._in_use: WeakValueDictionary[Key, Payload] = WeakValueDictionary()  # of the reader's thread
         self._total_bytes = sum(size for _, _, size, _ in self._files())
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="prefix-write")
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="prefix-read")
@@ -150,7 +152,10 @@ class DiskTier:
         self._writer.submit(self._touch, list(entries), stamp)
 
     def load(self, entries: Iterable[Entry]) -> Future[Mapping[Key, Payload]]:
-        """Read entries; the result lacks entries that can't be read."""
+        """Read entries; the result lacks entries that can't be read.
+
+        Results share the payload of an entry: requests that begin alike wait at the same time after a restart.
+        """
         return self._reader.submit(self._load, list(entries))
 
     def remove(self, entry: Entry) -> None:
@@ -227,21 +232,27 @@ class DiskTier:
     def _load(self, entries: list[Entry]) -> Mapping[Key, Payload]:
         found: dict[Key, Payload] = {}
         for entry in entries:
-            path = self._root / entry.file_name
-            try:
-                payload = self._read_payload(path, entry)
-            except OSError as error:
-                logger.info("a file can't be read from the cache directory: %s", error.strerror)
-                payload = None
-            else:
-                if payload is None:
-                    self._discard(path, corrupt=True)
+            payload = self._in_use.get(entry.key)
+            if payload is None:
+                payload = self._read_or_discard(entry)
             if payload is None:
                 self.missing.append(entry.key)
             else:
-                found[entry.key] = payload
+                found[entry.key] = self._in_use[entry.key] = payload
         self.touch(entries, time.time_ns())
         return found
+
+    def _read_or_discard(self, entry: Entry) -> Payload | None:
+        """Return the payload of an entry; None if the file can't be read now, or is corrupt, and then removed."""
+        path = self._root / entry.file_name
+        try:
+            payload = self._read_payload(path, entry)
+        except OSError as error:
+            logger.info("a file can't be read from the cache directory: %s", error.strerror)
+            return None
+        if payload is None:
+            self._discard(path, corrupt=True)
+        return payload
 
     def _touch(self, entries: list[Entry], stamp: int) -> None:
         for entry in entries:

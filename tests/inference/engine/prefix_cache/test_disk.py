@@ -64,6 +64,24 @@ def test_a_system_prompt_is_found_after_a_restart(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_requests_that_begin_alike_share_what_is_read_for_them(kind, tmp_path, monkeypatch):
+    prompt = tokens_of(8, 400)
+    with Life(tmp_path, kind) as life:
+        life.ask(prompt)
+    reads = []
+    read = DiskTier._read_payload
+    monkeypatch.setattr(DiskTier, "_read_payload", lambda *given: reads.append(given[1]) or read(*given))
+    with Life(tmp_path, kind) as life:
+        for number in range(8):
+            life.engine.add_request(request(f"r{number}", prompt, max_tokens=4))
+        life.disk.flush()
+        found = run(life.engine)
+        assert all(entry.tokens == expected_tokens(life.spec, prompt, 4) for entry in found.values())
+        assert len(set(reads)) == len(reads) > 0
+        assert not life.disk._in_use, "nothing stays in memory behind the requests"
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_chat_goes_on_after_each_restart(kind, tmp_path):
     conversation, earlier = tokens_of(4, 100), 0
     for turn in range(4):
