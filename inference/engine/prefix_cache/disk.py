@@ -247,8 +247,8 @@ class DiskTier:
         path = self._root / entry.file_name
         try:
             payload = self._read_payload(path, entry)
-        except OSError as error:
-            logger.info("a file can't be read from the cache directory: %s", error.strerror)
+        except (OSError, MemoryError) as error:
+            logger.info("a file can't be read from the cache directory: %s", error)
             return None
         if payload is None:
             self._discard(path, corrupt=True)

@@ -6,6 +6,7 @@ import os
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from inference.engine.engine import Engine
@@ -79,6 +80,25 @@ def test_requests_that_begin_alike_share_what_is_read_for_them(kind, tmp_path, m
         assert all(entry.tokens == expected_tokens(life.spec, prompt, 4) for entry in found.values())
         assert len(set(reads)) == len(reads) > 0
         assert not life.disk._in_use, "nothing stays in memory behind the requests"
+
+
+@pytest.mark.parametrize("error", [MemoryError, PermissionError])
+def test_a_file_that_cannot_be_read_is_a_miss(error, tmp_path, monkeypatch):
+    prompt = tokens_of(8, 400)
+    with Life(tmp_path, "hybrid") as life:
+        life.ask(prompt)
+
+    def fails(*given):
+        raise error
+
+    with Life(tmp_path, "hybrid") as life:
+        with monkeypatch.context() as patch:
+            patch.setattr(np, "fromfile", fails)
+            assert life.ask(prompt) == 0
+        life.flush()
+        assert life.ask(prompt) == 399
+    with Life(tmp_path, "hybrid") as life:
+        assert life.ask(prompt) == 399, "the files are there again"
 
 
 @pytest.mark.parametrize("kind", KINDS)
