@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import time
 
+from inference.engine.device import is_memory_error
 from inference.engine.prefix_cache.state_access import StateAccess
 from inference.engine.prefix_cache.tree import Node, PrefixTree, Snapshot
 
@@ -193,7 +194,13 @@ class SnapshotStore:
     def _move_to_host(self, snapshot: Snapshot) -> None:
         while len(self._on_host) >= self._max_on_host:
             self.drop(min(self._on_host, key=_value))
-        snapshot.payload = self._access.read_slot(snapshot.slot)
+        try:
+            snapshot.payload = self._access.read_slot(snapshot.slot)
+        except Exception as error:
+            if not is_memory_error(error):
+                raise
+            self.drop(snapshot)
+            return
         del self._in_slots[snapshot]
         self._on_host[snapshot] = None
         self._free.append(snapshot.slot)

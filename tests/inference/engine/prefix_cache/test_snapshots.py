@@ -90,6 +90,20 @@ def test_evicted_states_go_to_host_memory_and_come_back():
     assert found.state_of(1) == 1 and found.store.num_used == 1
 
 
+def test_a_state_without_memory_on_the_host_is_dropped(monkeypatch):
+    found = Store(1, host_bytes=16)
+    found.add(0)
+    found.add(1)
+
+    def fails(slot):
+        raise MemoryError
+
+    monkeypatch.setattr(found.slots, "read_slot", fails)
+    found.add(2)
+    assert found.kept() == [0, 2] and found.store.host_bytes == 8
+    assert [found.state_of(number) for number in (0, 2)] == [0, 2]
+
+
 @pytest.mark.parametrize("host_bytes", [0, 64])
 def test_dropping_all_frees_all_slots(host_bytes):
     found = Store(2, host_bytes)
