@@ -304,11 +304,11 @@ def test_reasoning_effort_that_nobody_knows_is_refused(worker, client):
         ({"tools": [WEATHER] * 129}, "tools", "at most 128"),
         ({"tools": [WEATHER, WEATHER]}, "tools", "'weather' twice"),
         ({"tools": [{"type": "custom"}]}, "tools", "only 'function'"),
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "1 to 64"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "1 to 128"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools", "JSON schema"),
         ({"tools": [{"type": "function", "function": {"name": "f", "extra": 1}}]}, "tools", "'extra'"),
         ({"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]}, "tools", "true or false"),
-        ({"tool_choice": "auto"}, "tool_choice", "needs tools"),
+        ({"tool_choice": "required"}, "tool_choice", "needs tools"),
         ({"tools": [WEATHER], "tool_choice": "any"}, "tool_choice", "'required'"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function"}}, "tool_choice", "must be"),
         (
