@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Iterator
 
 import numpy as np
 import torch
 
-from inference.engine.device import upload
+from inference.engine.device import is_memory_error, upload
 from inference.engine.request import ImageSpan
 from inference.engine.scheduler import ScheduledRequest, SchedulerOutput
+from inference.errors import GenerationFailed
 from inference.modelling.forward_batch import EmbeddedRows
 from inference.modelling.vision.encoder import ImageEncoder
+
+logger = logging.getLogger(__name__)
 
 MAX_KEPT_BYTES = 256 << 20
 """Bytes of rows that are kept for later chunks, and for other requests with the same pictures."""
@@ -37,7 +41,10 @@ class ImageRows:
         self.num_encoded = 0
 
     def rows_of_step(self, step: SchedulerOutput) -> EmbeddedRows | None:
-        """Return the rows of a step that are pictures' and not tokens'; None: there are none."""
+        """Return the rows of a step that are pictures' and not tokens'; None: there are none.
+
+        A request with a picture for which there is no memory gets an error: the step goes on for the others.
+        """
         if not any(item.request.source.images for item in step.scheduled):
             return None
         places: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
@@ -45,7 +52,17 @@ class ImageRows:
         first_row = 0
         for item in step.scheduled:
             for span, start, stop in _computed_spans(item):
-                values.append(self._rows(span)[start - span.start : stop - span.start])
+                try:
+                    rows = self._rows(span)
+                except Exception as error:
+                    if not is_memory_error(error):
+                        raise
+                    logger.warning("an image of request %s ran out of memory: %s", item.request.request_id, error)
+                    item.request.error = GenerationFailed(
+                        "the server ran out of memory for an image of this request; try a smaller one."
+                    )
+                    break  # the request ends with this step, whatever its rows are
+                values.append(rows[start - span.start : stop - span.start])
                 places.append(np.arange(start, stop) + first_row - item.num_computed_tokens)
             first_row += item.num_tokens
         if not values:

@@ -1,5 +1,6 @@
 """The rows of pictures are computed once, by themselves, and go to the rows of a step that are theirs."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,9 +8,12 @@ import pytest
 import torch
 
 from inference.engine import images as module
+from inference.engine.config import EngineConfig
+from inference.engine.engine import Engine
 from inference.engine.images import ImageRows, whole_spans
-from inference.engine.request import ImageSpan
+from inference.engine.request import FinishReason, ImageSpan
 from inference.engine.scheduler import ScheduledRequest, SchedulerOutput
+from tests.inference.engine.fakes import FakeNetwork, expected_tokens, make_spec, request, run
 
 WIDTH = 2
 
@@ -60,3 +64,25 @@ def test_old_rows_make_way_and_are_computed_again(monkeypatch):
 def test_spans_that_see_each_other(computed, count, expected):
     spans = [span(2, 4, 7, is_whole=True), span(7, 2, 8)]
     assert whole_spans(share(spans, computed, count)) == expected
+
+
+@pytest.mark.parametrize("kind", ["paged", "hybrid"])
+def test_a_picture_without_memory_ends_its_own_request_only(kind):
+    def fails(pixels: torch.Tensor) -> torch.Tensor:
+        raise MemoryError
+
+    spec = make_spec(kind)
+    config = EngineConfig(1000, 1200, 9, block_size=4, max_num_seqs=8, num_snapshot_slots=4)
+    network = FakeNetwork(spec, block_size=4)
+    engine = Engine(network, spec, config, vision=fails)
+    picture = span(840, 7, 1)
+    seeing = replace(request("seeing", [1, 2] * 420 + [5] * 7 + [3], max_tokens=5), images=(picture,))
+    others = [request(f"r{number}", [number, 2, 3], max_tokens=40) for number in range(5)]
+    found = run(engine, seeing, *others)
+    final = found["seeing"].finals[0]
+    assert final.finish_reason is FinishReason.ERROR and "for an image of this request" in str(final.error)
+    for source in others:
+        assert found[source.request_id].tokens == expected_tokens(spec, source.prompt_token_ids, 40)
+    assert engine.stats().num_preemptions == 0
+    again = run(engine, replace(seeing, images=()))["seeing"]
+    assert again.tokens == expected_tokens(spec, seeing.prompt_token_ids, 5), "no wrong rows were kept"
