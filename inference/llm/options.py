@@ -24,8 +24,10 @@ of their rate with 256 (``python -m bench.step_tokens``)."""
 
 
 _LEAST_ONE = (
-    "max_model_len", "max_num_batched_tokens", "cache_bytes", "memory_bytes", "num_threads", "adapter_bytes",
+    "max_model_len", "max_num_seqs", "max_num_batched_tokens", "cache_bytes", "memory_bytes", "block_size",
+    "num_threads", "adapter_bytes",
 )  # fmt: skip
+_LEAST_ZERO = ("snapshot_bytes", "snapshot_host_bytes", "cache_dir_bytes", "max_adapters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class LLMOptions:
         prefix_cache: Keep states for prompts that begin alike.
         snapshot_bytes: Of ``cache_bytes``, what snapshots of recurrent state may take; None: see ``SNAPSHOT_BYTES``.
         snapshot_host_bytes: Host memory for snapshots that had to leave a device.
-        cache_dir: Directory in which the prefix cache outlives the process; None: it doesn't.
+        cache_dir: Directory in which the prefix cache outlives the process, also as a text; None: it doesn't.
         cache_dir_bytes: Most bytes there, all models together.
         quant: What the matrices become as they are loaded: ``auto``, ``none``, ``int8`` or ``int4``.
         speculative: How tokens are drafted; None: not at all.
@@ -88,21 +90,14 @@ class LLMOptions:
             raise InvalidRequest(f"quant is {self.quant!r}; it must be {', '.join(QUANTS)}.", param="quant")
         if self.pooling not in POOLINGS:
             raise InvalidRequest(f"pooling is {self.pooling!r}; it must be {', '.join(POOLINGS)}.", param="pooling")
-        for name in (
-            "max_model_len",
-            "max_num_batched_tokens",
-            "cache_bytes",
-            "memory_bytes",
-            "num_threads",
-            "adapter_bytes",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidRequest(f"{name} is {value}, it must be at least 1.", param=name)
-        for name in ("snapshot_bytes", "snapshot_host_bytes", "cache_dir_bytes", "max_adapters"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise InvalidRequest(f"{name} is {value}, it must be at least 0.", param=name)
+        if self.cache_dir is not None:
+            object.__setattr__(self, "cache_dir", Path(self.cache_dir))
+        for least, names in ((1, _LEAST_ONE), (0, _LEAST_ZERO)):
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and (not isinstance(value, int) or value < least):
+                    problem = f"at least {least}" if isinstance(value, int) else "an integer"
+                    raise InvalidRequest(f"{name} is {value!r}, it must be {problem}.", param=name)
 
     @property
     def device_kind(self) -> str:

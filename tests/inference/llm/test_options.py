@@ -3,21 +3,45 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from blazr_site import settings
 from inference.errors import InvalidRequest
+from inference.llm import LLM, SamplingParams
 from inference.llm.options import LLMOptions
+from tests.inference.llm.harness import Checkpoint
 
 
 @pytest.mark.parametrize(
-    "values", [{"device": "tpu"}, {"device": "cpu:1"}, {"dtype": "int3"}, {"max_model_len": 0}, {"cache_bytes": -1}]
+    "values",
+    [
+        {"device": "tpu"},
+        {"device": "cpu:1"},
+        {"dtype": "int3"},
+        {"max_model_len": 0},
+        {"max_model_len": "64"},
+        {"max_num_seqs": 0},
+        {"max_num_seqs": 2.0},
+        {"block_size": 0},
+        {"cache_bytes": -1},
+        {"cache_bytes": "1GB"},
+        {"max_adapters": -1},
+    ],
 )
 def test_bad_options(values: Any) -> None:
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidRequest) as caught:
         LLMOptions(**values)
+    assert caught.value.param in values
+
+
+def test_a_cache_directory_may_be_a_text(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    assert LLMOptions(cache_dir=str(tmp_path)) == LLMOptions(cache_dir=tmp_path)  # type: ignore[arg-type]
+    with LLM.from_pretrained(checkpoint.directory, device="cpu", max_model_len=64, cache_dir=str(tmp_path)) as llm:
+        llm.generate([[5] * 40], SamplingParams(max_tokens=1))
+    assert list(tmp_path.glob("v1/*/*.block"))
 
 
 def test_the_site_sets_fields_of_the_options() -> None:
