@@ -65,6 +65,7 @@ ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_pro
         {"target_modules": ["q_proj", "v_proj"], "r": 4},
         {"target_modules": ALL, "r": 5, "lora_alpha": 7},
         {"target_modules": ALL, "r": 40, "use_rslora": True},
+        {"target_modules": ["q_proj", "down_proj"], "r": 256, "lora_alpha": 16},
         {"target_modules": ALL, "r": 4, "use_dora": True},
         {"target_modules": ["lm_head", "o_proj"], "r": 4},
         {"target_modules": ["embed_tokens", "q_proj"], "r": 4},
@@ -73,7 +74,19 @@ ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_pro
         {"target_modules": ["q_proj"], "modules_to_save": ["lm_head", "embed_tokens"], "r": 4},
         {"target_modules": ["k_proj"], "lora_bias": True, "r": 4},
     ],
-    ids=["qv", "all", "rslora", "dora", "head", "embedding", "patterns", "expression", "saved", "lora_bias"],
+    ids=[
+        "qv",
+        "all",
+        "rslora",
+        "rank_256",
+        "dora",
+        "head",
+        "embedding",
+        "patterns",
+        "expression",
+        "saved",
+        "lora_bias",
+    ],
 )
 def test_llama_gives_pefts_logits(tmp_path: Path, options: dict[str, Any]) -> None:
     assert_parity(LlamaConfig(**LLAMA, tie_word_embeddings=False), tmp_path, **options)
