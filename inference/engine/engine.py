@@ -46,7 +46,7 @@ from inference.modelling.vision.encoder import ImageEncoder
 logger = logging.getLogger(__name__)
 
 MAX_MEMORY_ERRORS = 3
-"""Consecutive steps that run out of memory before the worst-ranked request fails."""
+"""Failed steps of a request that doesn't get further, after which the longest request of the step ends."""
 
 FETCH_WAIT_S = 0.05
 """Maximum seconds that a step without work waits for the disk, or for the copy of a state."""
@@ -126,7 +126,6 @@ class Engine:
         self._fetching: dict[Request, Future[Fetched]] = {}
         self._pending: list[EngineOutput] = []
         self._arrivals = 0
-        self._num_memory_errors = 0
         self.step_tokens = 0
         self._counts = dict.fromkeys(COUNTS, 0)
         self._dead: EngineDead | None = None
@@ -374,7 +373,6 @@ class Engine:
 
     def _update(self, step: SchedulerOutput, sampled: SamplerOutput) -> None:
         """Append the sampled tokens, record the computed tokens, and report or finish the requests."""
-        self._num_memory_errors = 0
         self._scheduler.token_budget.record_step()
         row = 0
         for item in step.scheduled:
@@ -398,6 +396,7 @@ class Engine:
             # Each token but the last was an accepted draft token, so its state is computed.
             num_verified = max(0, len(new_token_ids) - 1)
             self._speculator.advance(item, item.stop - len(item.draft_token_ids) + num_verified)
+        request.record_progress()
         if request.error is None:
             state, cached, tokens = request.state, request.cached, request.identity_ids
             assert state is not None and cached is not None
@@ -482,19 +481,19 @@ class Engine:
     def _recover_memory(self, step: SchedulerOutput) -> None:
         """Continue after a step that ran out of memory.
 
-        The next step has half the token budget and runs without the worst-ranked request of this step. After
-        ``MAX_MEMORY_ERRORS`` consecutive errors the worst-ranked request fails. Paged state can be written twice.
-        Recurrent state can't, because some layers have advanced it: requests with recurrent state are recomputed.
+        The next step has half the token budget and runs without the worst-ranked request of this step. When one of its
+        requests has failed too often, the longest ends, as it takes most. Paged state can be written twice. Recurrent
+        state can't, because some layers have advanced it: requests with recurrent state are recomputed.
         """
         if self._speculator is not None:
             self._speculator.end()
-        self._num_memory_errors += 1
-        worst = max((item.request for item in step.scheduled), key=lambda request: request.rank)
-        started = [item.request for item in step.scheduled] if self._states.has_slots else [worst]
-        for request in started:
+        failed = sorted((item.request for item in step.scheduled), key=lambda request: request.rank)
+        for request in failed if self._states.has_slots else failed[-1:]:
             self._scheduler.preempt(request, is_state_valid=False)
         self._scheduler.token_budget.lower()
-        if self._num_memory_errors >= MAX_MEMORY_ERRORS:
-            self._num_memory_errors = 0
-            worst.error = GenerationFailed("the server ran out of memory for this request; try a shorter one.")
-            self._finish(worst, FinishReason.ERROR)
+        if max(request.record_memory_error() for request in failed) >= MAX_MEMORY_ERRORS:
+            for request in failed:
+                request.num_memory_errors = 0
+            longest = max(step.scheduled, key=lambda item: (item.stop, item.request.rank)).request
+            longest.error = GenerationFailed("the server ran out of memory for this request; try a shorter one.")
+            self._finish(longest, FinishReason.ERROR)

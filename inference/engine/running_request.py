@@ -33,6 +33,7 @@ class Request:
         has_ended: Whether the request neither runs nor waits any more.
         known_ending: Reason to end after the prompt, without a sampled token. None: tokens are sampled.
         error: Error with which the request ends after this step.
+        num_memory_errors: Its steps that ran out of memory since it last got further (``record_progress``).
         prompt_logprobs: Entries so far, for prompt positions from 1; None if not requested, or already reported.
         namespace: The request's root in the prefix cache.
         cached: The sequence's position in the prefix cache, while the request is running.
@@ -58,6 +59,7 @@ class Request:
     has_ended: bool = False
     known_ending: FinishReason | None = None
     error: BlazrError | None = None
+    num_memory_errors: int = 0
     prompt_logprobs: list[TokenLogprobs] | None = None
     namespace: bytes = b""
     cached: CachedSequence | None = None
@@ -70,6 +72,7 @@ class Request:
     adapter_slot: int = 0
     pooler: Pooler | None = field(init=False, default=None)
     _identity_ids: list[int] | None = field(init=False, default=None)
+    _most_computed_tokens: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         if self.source.params.prompt_logprobs is not None:
@@ -88,6 +91,16 @@ class Request:
             sampling=self.sampling,
             state=state,
         )
+
+    def record_memory_error(self) -> int:
+        """Count a step that ran out of memory; return ``num_memory_errors``."""
+        self.num_memory_errors += 1
+        return self.num_memory_errors
+
+    def record_progress(self) -> None:
+        """Forget the request's memory errors if it has more computed tokens than ever before."""
+        if self.num_computed_tokens > self._most_computed_tokens:
+            self._most_computed_tokens, self.num_memory_errors = self.num_computed_tokens, 0
 
     @property
     def identity_ids(self) -> list[int]:

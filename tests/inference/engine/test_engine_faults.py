@@ -261,6 +261,30 @@ def test_requests_end_although_every_large_step_fails(kind):
         assert f"r{i}" in failed or found[f"r{i}"].tokens == expected_tokens(spec, prompt, 9)
 
 
+class ShortContextNetwork(FakeNetwork):
+    """Has no memory for a context of more than 50 tokens, however short the step."""
+
+    def __call__(self, batch, states):
+        hidden = super().__call__(batch, states)
+        if int(batch.positions.max()) >= 50:
+            raise MemoryError
+        return hidden
+
+
+@pytest.mark.parametrize("kind", ["paged", "slots", "hybrid"])
+@pytest.mark.parametrize("values", [{}, {"prefix_cache": False}, {"num_snapshot_slots": 8}])
+def test_a_request_that_never_gets_further_ends(kind, values):
+    """It began again each time, and steps between two failures were good ones: it never ended, nor did others."""
+    spec = make_spec(kind)
+    engine = make_engine(network=ShortContextNetwork(spec), max_model_len=256, num_blocks=400, **values)
+    long = request("long", range(60), max_tokens=4, prompt_logprobs=0)
+    others = [request(f"r{i}", [i, 2], max_tokens=20) for i in range(3)]
+    found = run(engine, long, *others, max_steps=1000)
+    assert found["long"].finish_reason is FinishReason.ERROR
+    for source in others:
+        assert found[source.request_id].tokens == expected_tokens(spec, source.prompt_token_ids, 20)
+
+
 class PanicException(BaseException):
     """What a Rust library raises through pyo3."""
 

@@ -45,6 +45,20 @@ def test_a_request_decodes_when_only_its_last_token_is_left():
     assert item.is_decoding
 
 
+def test_memory_errors_count_until_the_request_gets_further_than_ever():
+    item = running((5,))
+    item.num_computed_tokens = 2
+    item.record_progress()
+    assert [item.record_memory_error(), item.record_memory_error()] == [1, 2]
+    for computed in (0, 1, 2):  # it begins again
+        item.num_computed_tokens = computed
+        item.record_progress()
+    assert item.num_memory_errors == 2
+    item.num_computed_tokens = 3
+    item.record_progress()
+    assert item.num_memory_errors == 0
+
+
 @pytest.mark.parametrize(
     ("values", "reads_rows", "can_read_cache"),
     [
