@@ -38,6 +38,10 @@ ONCE_REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
         "num_nextn_predict_layers": 0, "n_group": 1, "topk_group": 1, "rope_theta": 50000.0, "rope_scaling": {
             "beta_fast": 1.0, "beta_slow": 1.0, "factor": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0,
             "original_max_position_embeddings": 4096, "type": "yarn"}}),
+    "XiaomiMiMo/MiMo-7B-RL": ("mimo", {
+        **USUAL, "architectures": ["MiMoForCausalLM"], "attention_bias": True, "attention_dropout": 0.0,
+        "hidden_act": "silu", "intermediate_size": 11008, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "num_nextn_predict_layers": 1, "rope_theta": 640000, "use_sliding_window": False}),
     "CohereLabs/c4ai-command-r-plus": _like("CohereLabs/c4ai-command-r-v01", model_max_length=131072, use_qk_norm=True),
     "CohereLabs/c4ai-command-r7b-12-2024, whole": _like(
         "CohereLabs/c4ai-command-r7b-12-2024", layer_switch=4, order_of_interleaved_layers="local_attn_first",
@@ -84,5 +88,21 @@ ONCE_REFUSED_AROUND: dict[str, tuple[str, dict[str, Any]]] = {
         "image_token_id": 248056, "language_model_only": False, "tie_word_embeddings": False,
         "video_token_id": 248057, "vision_end_token_id": 248054, "vision_start_token_id": 248053,
         "text_config": ONCE_REFUSED["Qwen/Qwen3.6-27B, its text_config"][1], "vision_config": {}}),
+    "moonshotai/Kimi-K2.5": ("kimi_k25", {
+        "architectures": ["KimiK25ForConditionalGeneration"], "bos_token_id": 163584, "eos_token_id": 163585,
+        "pad_token_id": 163839, "ignore_index": -100, "media_placeholder_token_id": 163605,
+        "tie_word_embeddings": False, "use_unified_vision_chunk": True,
+        "video_placeholder": "<|kimi_k25_video_placeholder|>", "vision_config": {"vt_hidden_size": 1152},
+        "text_config": ONCE_REFUSED["moonshotai/Kimi-K2-Instruct"][1] | {
+            "model_type": "deepseek_v3", "ep_size": 1, "pretraining_tp": 1, "seq_aux": True, "aux_loss_alpha": 0.001,
+            "chunk_size_feed_forward": 0, "is_encoder_decoder": False, "tf_legacy_loss": False,
+            "quantization_config": {
+                "config_groups": {"group_0": {"input_activations": None, "output_activations": None,
+                    "targets": ["Linear"], "weights": {
+                        "actorder": None, "block_structure": None, "dynamic": False, "group_size": 32, "num_bits": 4,
+                        "observer": "minmax", "observer_kwargs": {}, "strategy": "group", "symmetric": True,
+                        "type": "int"}}},
+                "format": "pack-quantized", "ignore": ["lm_head", "re:.*self_attn.*"], "kv_cache_scheme": None,
+                "quant_method": "compressed-tensors", "quantization_status": "compressed"}}}),
 }  # fmt: skip
 """The same, of models that see pictures."""

@@ -174,12 +174,6 @@ def test_nemotron_refuses_an_unknown_letter():
         inspect("nemotron_h", nemotron_checkpoint(), hybrid_override_pattern="MX", n_groups=2)
 
 
-def test_nemotron_refuses_latent_experts():
-    tensors = {**nemotron_checkpoint(), "backbone.layers.1.mixer.fc1_latent_proj.weight": (8, HIDDEN)}
-    with pytest.raises(UnsupportedArchitecture, match="latent"):
-        inspect("nemotron_h", tensors, hybrid_override_pattern="ME", n_groups=2)
-
-
 def test_unknown_layer_types_are_refused():
     tensors = {name.replace("final_layernorm", "norm"): shape for name, shape in bamba_checkpoint().items()}
     tensors = {name.replace("pre_ff_layernorm", "post_attention_layernorm"): s for name, s in tensors.items()}
