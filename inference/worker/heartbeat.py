@@ -76,7 +76,8 @@ class Heartbeat:
         """End the thread and remove the heartbeat, so that no request waits for this worker."""
         self._stopping = True
         self._changed.set()
-        self._thread.join(5)
+        if self._thread.ident is not None:  # a worker that is stopped while it starts has none yet
+            self._thread.join(5)
         try:
             pipe: Any = self._client.pipeline(transaction=True)
             pipe.delete(redis_keys.worker(self._worker_id))
