@@ -69,6 +69,13 @@ def beats(client: redis.Redis) -> Any:
     client.zrem(redis_keys.WORKERS, WORKER)
 
 
+def test_one_that_never_began_is_stopped(beats, client):
+    """A worker that gets its signal while it starts stops it, too."""
+    client.zadd(redis_keys.WORKERS, {WORKER: 1.0})
+    beats.heartbeat.stop()
+    assert client.zscore(redis_keys.WORKERS, WORKER) is None
+
+
 def test_a_beat_writes_the_state_and_renews_holders_only(beats, client):
     begun = time.time()
     beats.heartbeat._beat()
