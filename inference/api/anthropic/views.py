@@ -53,7 +53,7 @@ class MessagesView(AnthropicView):
             "Parameters that aren't listed are refused."
         ),
         request=MessageRequestSerializer,
-        responses={(200, "application/json"): MessageResponseSerializer, (200, "text/event-stream"): OpenApiTypes.STR},
+        responses={(200, "application/json"): MessageResponseSerializer, (200, "text/event-stream"): OpenApiTypes.ANY},
         errors=_ERRORS,
         tags=["v1"],
     )

@@ -67,7 +67,7 @@ class CompletionsView(GenerationView):
         summary="Complete a prompt",
         description=_STREAM,
         request=CompletionRequestSerializer,
-        responses={(200, "application/json"): CompletionSerializer, (200, "text/event-stream"): OpenApiTypes.STR},
+        responses={(200, "application/json"): CompletionSerializer, (200, "text/event-stream"): OpenApiTypes.ANY},
         errors=GENERATION_ERRORS,
         tags=["v1"],
     )
@@ -86,7 +86,7 @@ class ChatCompletionsView(GenerationView):
         summary="Answer a conversation",
         description=_STREAM,
         request=ChatRequestSerializer,
-        responses={(200, "application/json"): ChatCompletionSerializer, (200, "text/event-stream"): OpenApiTypes.STR},
+        responses={(200, "application/json"): ChatCompletionSerializer, (200, "text/event-stream"): OpenApiTypes.ANY},
         errors=GENERATION_ERRORS,
         tags=["v1"],
     )

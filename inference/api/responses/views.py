@@ -76,7 +76,7 @@ class ResponsesView(ApiView):
             "response.completed (or incomplete, failed) last. Parameters that aren't listed are refused."
         ),
         request=ResponseRequestSerializer,
-        responses={(200, "application/json"): ResponseSerializer, (200, "text/event-stream"): OpenApiTypes.STR},
+        responses={(200, "application/json"): ResponseSerializer, (200, "text/event-stream"): OpenApiTypes.ANY},
         errors=GENERATION_ERRORS,
         tags=["v1"],
     )
@@ -213,7 +213,7 @@ class ResponseView(ApiView):
             OpenApiParameter("starting_after", int, description="Leave out the events up to this sequence_number."),
             OpenApiParameter("include_obfuscation", bool, description="Must be false."),
         ],
-        responses={(200, "application/json"): ResponseSerializer, (200, "text/event-stream"): OpenApiTypes.STR},
+        responses={(200, "application/json"): ResponseSerializer, (200, "text/event-stream"): OpenApiTypes.ANY},
         errors=(400, 401, 404, 429, 503),
         tags=["v1"],
     )
