@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from inference.errors import UnsupportedArchitecture
-from inference.modelling.families.checks import OTHER_PARTS, ROTARY_BUFFERS, IgnoredTensors
+from inference.modelling.families.checks import ROTARY_BUFFERS, IgnoredTensors
 from inference.modelling.families.config import MAX_LAYERS, CheckpointView
 from inference.modelling.families.config_key_tables import COMMON, EXPERTS, MLP_BIAS, ROPE, Table, harmless, used
 from inference.modelling.families.config_keys import Biases, Harmless, Only
@@ -38,7 +38,7 @@ from inference.modelling.families.moe_config import (
     moe_sources,
 )
 from inference.modelling.families.prediction_head import HeadLayer, names_behind_layers, prediction_head
-from inference.modelling.families.text_part import PREFIXES, around, text_part
+from inference.modelling.families.text_part import PREFIXES, around, parts_beside, text_part
 from inference.modelling.spec import ModelSpec, Source
 from inference.modelling.specs.gated_streams import GatedStreamsSpec
 from inference.modelling.specs.latent import MLASpec
@@ -115,7 +115,7 @@ GROUPS: Mapping[str, Any] = {"groups": 8, "top_k_groups": 4, "factor": 2.5}
 
 def build_spec(view: CheckpointView) -> ModelSpec:
     text = text_part(view)
-    variant = PLAIN if text is view else Variant(ignored=(OTHER_PARTS,))
+    variant = Variant(ignored=parts_beside(view, text))
     return latent_decoder(text, text.config.string("model_type", default="deepseek_v3"), lambda *_: variant)
 
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from inference.modelling.families.attention_decoder import AttentionDecoder, ChannelMixer
-from inference.modelling.families.checks import OTHER_PARTS
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import EXPERTS, FULL_ATTENTION, QKVO_BIAS, QWEN, Table, used
 from inference.modelling.families.config_keys import Harmless, Only
 from inference.modelling.families.config_values import activation, integer_with_evidence, rms_norm
 from inference.modelling.families.headers import stack_shape
 from inference.modelling.families.moe_config import check_sparse_steps, routed_experts
-from inference.modelling.families.text_part import PREFIXES, around, text_part
+from inference.modelling.families.text_part import PREFIXES, around, parts_beside, text_part
 from inference.modelling.families.windows import (
     DEFAULT_MAX_WINDOW_LAYERS,
     DEFAULT_WINDOW,
@@ -50,7 +49,7 @@ CONFIG_KEYS: Mapping[str, Table] = {
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
-    view = text_part(view)
+    whole, view = view, text_part(view)
     model_type = view.config.string("model_type", default="qwen3_moe")
     model_type = "qwen3_moe" if model_type == "qwen3_vl_moe_text" else model_type
     decoder = AttentionDecoder.read(view, prefixes=PREFIXES)
@@ -79,7 +78,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         qk_norm="head" if model_type == "qwen3_moe" else None,
         act=act,
         experts=experts,
-        ignored=(OTHER_PARTS,),
+        ignored=parts_beside(whole, view),
     )
 
 

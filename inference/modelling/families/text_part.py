@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from inference.errors import CorruptCheckpoint
-from inference.modelling.families.checks import OTHER_PARTS
+from inference.modelling.families.checks import OTHER_PARTS, IgnoredTensors
 from inference.modelling.families.config import CheckpointConfig, CheckpointView
 from inference.modelling.families.config_key_tables import COMMON, Table, harmless
 from inference.modelling.families.config_keys import Members
@@ -43,6 +43,9 @@ def text_part(view: CheckpointView, *, reads_others: bool = False) -> Checkpoint
     Raises:
         CorruptCheckpoint: ``text_config`` is no object.
     """
+    others = sum(bool(OTHER_PARTS.names.search(name)) for name in view.tensors)
+    if others and not reads_others:
+        view.facts.add("vision", "left out", f"{others} tensors beside the text model; pictures and sound aren't read")
     if "text_config" not in view.config:
         return view
     text = view.config.get("text_config")
@@ -50,8 +53,10 @@ def text_part(view: CheckpointView, *, reads_others: bool = False) -> Checkpoint
         raise CorruptCheckpoint(
             f"config.json: text_config is {str(text)[:60]!r}; it must be an object.", param="text_config"
         )
-    others = sum(bool(OTHER_PARTS.names.search(name)) for name in view.tensors)
-    if others and not reads_others:
-        view.facts.add("vision", "left out", f"{others} tensors beside the text model; pictures and sound aren't read")
     outer = {key: view.config.get(key) for key in OUTER_KEYS if key in view.config}
     return CheckpointView(CheckpointConfig({**text, **outer}), view.tensors, view.facts)
+
+
+def parts_beside(view: CheckpointView, text: CheckpointView) -> tuple[IgnoredTensors, ...]:
+    """Tensors beside the text model ``text`` that are left out; none where ``view`` itself is one: they are refused."""
+    return () if text is view else (OTHER_PARTS,)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
+from inference.errors import UnsupportedArchitecture
 from inference.modelling.families.config_keys import check_config_keys
-from inference.modelling.families.registry import config_keys
+from inference.modelling.families.registry import config_keys, family_builder
 from tests.inference.modelling.harness import assert_matches_oracle, load_directory, read_view
 from tests.inference.modelling.huggingface import make_wrapped_checkpoint, read_config
 from tests.inference.modelling.test_network_attention import BASE
@@ -66,6 +67,19 @@ def test_the_text_model_of_one_that_sees_pictures(model_type, is_of_hub, tmp_pat
     assert_matches_oracle(load_directory(tmp_path), oracle)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "text_type"), [("qwen3_vl_moe", "qwen3_moe"), ("lfm2_vl", "lfm2"), ("lfm3_vl", "lfm3")]
+)
+def test_a_tower_beside_a_model_that_is_text_alone_is_refused(model_type, text_type, tmp_path):
+    """It is of another model then, and would be left aside in silence."""
+    text, tower, further = CASES[model_type]
+    config = AutoConfig.for_model(model_type, text_config=text, vision_config=tower, **further)
+    make_wrapped_checkpoint(config, tmp_path, is_of_hub=False)
+    alone = read_config(tmp_path)["text_config"] | {"model_type": text_type}
+    with pytest.raises(UnsupportedArchitecture, match="tensors have no place"):
+        load_directory(tmp_path, alone)
+
+
 @pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl"])
 def test_keys_of_the_text_model_beside_the_others(model_type, tmp_path):
     """As the published files have them, with three positions by their first name."""
@@ -76,5 +90,8 @@ def test_keys_of_the_text_model_beside_the_others(model_type, tmp_path):
     inner = stated.pop("text_config")
     flat = inner | stated | {"rope_parameters": None, "rope_theta": 1e5, "model_type": model_type}
     flat["rope_scaling"] = {"type": "mrope", "mrope_section": [1, 1, 2]}
-    check_config_keys(read_view(tmp_path, flat), model_type, config_keys(model_type))
+    view = read_view(tmp_path, flat)
+    check_config_keys(view, model_type, config_keys(model_type))
+    family_builder(model_type)(view)
+    assert [fact.value for fact in view.facts.facts if fact.name == "vision"] == ["left out"]
     assert_matches_oracle(load_directory(tmp_path, flat), oracle)
