@@ -193,7 +193,7 @@ def _image(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
 def _mark(block: Mapping[str, Any]) -> dict[str, Any]:
     """A checked block's mark, as chat messages and their parts have it."""
     mark = block.get("cache_control")
-    return {} if mark is None else {"cache_control": mark_of(mark, "cache_control")}
+    return {} if mark is None else {"cache_control": _without_scope(mark)}
 
 
 def mark_of(value: Any, param: str) -> dict[str, Any]:
@@ -203,9 +203,13 @@ def mark_of(value: Any, param: str) -> dict[str, Any]:
         InvalidRequest: It has another form.
     """
     has_scope = isinstance(value, dict) and isinstance(value.get("scope"), str | None)
-    mark = {name: member for name, member in value.items() if name != "scope"} if has_scope else value
+    mark = _without_scope(value) if has_scope else value
     seconds_of(mark, param)
     return dict(mark)
+
+
+def _without_scope(mark: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: member for name, member in mark.items() if name != "scope"}
 
 
 def _kind(where: str, block: Any) -> str:
