@@ -119,8 +119,9 @@ DECODER: Table = {**COMMON, **HEADS, **used("intermediate_size", "hidden_act", "
 WITH_ROPE: Table = {**DECODER, **ROPE, "attention_bias": QKVO_BIAS}
 LLAMA_LIKE: Table = {**WITH_ROPE, "mlp_bias": MLP_BIAS}
 EXPERTS: Table = used("num_experts", "num_local_experts", "num_experts_per_tok")
-THREE_POSITIONS: Table = harmless("three equal positions for text are one", "mrope_section", "mrope_interleaved")
-QWEN_ROPE = Members({**ROPE_MEMBERS, **THREE_POSITIONS})
+QWEN_ROPE = Members(
+    {**ROPE_MEMBERS, **harmless("three equal positions for text are one", "mrope_section", "mrope_interleaved")}
+)
 QWEN: Table = {
     **LLAMA_LIKE,
     "rope_parameters": QWEN_ROPE,

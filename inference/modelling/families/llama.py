@@ -84,11 +84,7 @@ CONFIG_KEYS: Mapping[str, Table] = {
     "qwen3_vl": around(QWEN3),
     "smolvlm": around(LLAMA),
     "idefics3": around(LLAMA),
-    "mimo": {
-        **QWEN,
-        "attention_bias": QKV_BIAS,
-        "num_nextn_predict_layers": Harmless("the layers for drafting are left out"),
-    },
+    "mimo": {**QWEN, "num_nextn_predict_layers": Harmless("the layers for drafting are left out")},
 }  # fmt: skip
 
 
