@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -40,6 +41,23 @@ def test_the_news_of_its_own_deletion_draws_nothing_again(page: Page, doomed: st
     page.click("dialog >> text=Delete it")
     page.wait_for_url("**/models/")
     expect(page.get_by_role("link", name="doomed")).to_have_count(0)
+
+
+def test_what_was_being_drawn_as_the_page_was_deleted_is_broken_off(page: Page, doomed: str) -> None:
+    """Answered later than the deletion, it would be a request that failed."""
+    held: dict[str, list[Route]] = {"GET": [], "DELETE": []}
+    page.goto(f"/models/{doomed}/?tab=settings")
+    page.route(re.compile(doomed), lambda route: held[route.request.method].append(route))
+    for _ in range(2):  # the second is queued behind the first
+        page.evaluate("document.body.dispatchEvent(new CustomEvent('live:models'))")
+    expect(page.locator(".htmx-request")).not_to_have_count(0)
+    page.click("#delete")
+    page.click("dialog >> text=Delete it")
+    expect(page.locator(".htmx-request")).to_have_count(0, timeout=10_000)
+    asked = len(held["GET"])
+    held["DELETE"][0].continue_()
+    page.wait_for_url("**/models/")
+    assert 0 < asked == len(held["GET"])
 
 
 def test_a_deletion_by_somebody_else_is_said_and_the_page_stays(

@@ -200,6 +200,11 @@ document.body.addEventListener("htmx:beforeSwap", ({ detail }) => {
   for (const form of $$("form[hx-preserve]", detail.target)) if (!isChanged(form)) form.removeAttribute("id");
 });
 
+// Also what htmx had queued behind a request that was broken off.
+document.body.addEventListener("htmx:beforeRequest", (event) => {
+  if (isBeingLeft()) event.preventDefault();
+});
+
 // A page whose subject somebody else has deleted keeps what it shows, and says so.
 document.body.addEventListener("htmx:responseError", (event) => {
   if (event.detail.xhr.status === 404) setNotice("gone", "What this page shows has been deleted.");

@@ -242,6 +242,7 @@ export const isBeingLeft = () => isLeft;
 /** Delete what the page shows, then go elsewhere. Meanwhile nothing is drawn again: the server has no such page any more. */
 export async function leaveAfter(task, address) {
   isLeft = true;
+  for (const asking of $$(".htmx-request")) asking.dispatchEvent(new CustomEvent("htmx:abort", { bubbles: true, detail: {} }));
   try {
     await task();
   } catch (error) {
