@@ -1,7 +1,4 @@
-"""Serve the OpenAPI document at /schema and /openapi.json, and as a page at /docs.
-
-The page loads nothing from other hosts.
-"""
+"""Build the OpenAPI document, and a page that shows it and loads nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -12,23 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from asgiref.sync import sync_to_async
-from django.http import HttpRequest, HttpResponse
-from django.http.response import HttpResponseBase
 from django.template.loader import render_to_string
 
 from blazr_site.api_examples import add_examples
 from inference import consumers
-from inference.api.base import ApiView, json_response
 
-_CACHE = {"Cache-Control": "public, max-age=60"}
-_PAGE_HEADERS = {
-    **_CACHE,
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-        "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
-    ),
-}
 _TAGS_FIRST = ("v1", "tokens", "batches", "jobs", "probes")
 _METHODS = ("get", "post", "put", "patch", "delete")
 
@@ -44,8 +29,8 @@ def openapi_document() -> dict[str, Any]:
     return document
 
 
-@functools.cache
-def _page() -> str:
+def docs_page() -> str:
+    """Return the OpenAPI document as an HTML page."""
     document = openapi_document()
     groups: dict[str, list[Operation]] = {tag: [] for tag in _TAGS_FIRST}
     for operation in operations(document):
@@ -54,28 +39,6 @@ def _page() -> str:
         "inference/api_docs.html",
         {"info": document["info"], "groups": groups, "websocket": inspect.cleandoc(consumers.__doc__ or "")},
     )
-
-
-class SchemaView(ApiView):
-    """GET /schema, and /openapi.json, the path of other servers."""
-
-    schema = None
-    public = True
-
-    async def get(self, request: HttpRequest) -> HttpResponseBase:
-        """The OpenAPI document as JSON."""
-        return json_response(await sync_to_async(openapi_document)(), headers=_CACHE)
-
-
-class DocsView(ApiView):
-    """GET /docs."""
-
-    schema = None
-    public = True
-
-    async def get(self, request: HttpRequest) -> HttpResponseBase:
-        """Return the document as a page."""
-        return HttpResponse(await sync_to_async(_page)(), headers=_PAGE_HEADERS)
 
 
 # --- the document as the page shows it ---------------------------------------------------------

@@ -29,7 +29,6 @@ from django.core.asgi import get_asgi_application
 from django.db import DatabaseError
 from django.urls import get_resolver, path, re_path
 
-from blazr_site.api_docs import openapi_document
 from blazr_site.bare_handler import BareHandler
 from blazr_site.body_budget import BodyBudget
 from blazr_site.body_limit import BodyLimit
@@ -135,8 +134,6 @@ application = ProtocolTypeRouter(
     }
 )
 
-# Now, and not in the first request: the import of the views, and the OpenAPI document, which takes 0.4 s of Python.
-# Built in a thread, it held up the event loop for half of that.
+# Now, and not in the first request: the import of the views.
 _ = get_resolver().url_patterns
-openapi_document()
 freeze_objects()

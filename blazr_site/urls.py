@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.contrib import admin
 from django.urls import include, path, re_path
 
-from blazr_site.api_docs import DocsView, SchemaView
+from blazr_site.docs_views import DocsView, SchemaView
 from blazr_site.settings_page import EnergyPriceChoice, PassportsChoice, SettingsPage
 from blazr_site.static_files import favicon, static_file
 
