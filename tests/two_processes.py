@@ -114,13 +114,15 @@ def main() -> int:
     with ThreadPoolExecutor(len(chosen)) as pool:
         list(pool.map(run_lane, chosen))
     parts = [part for lane in chosen for part in lane]
+    complaints = []
     for part in parts:
         again = repeated(part) if "pytest" in part.command else None
         is_unsteady = again is not None and again.status == 0
         if is_unsteady:
             part.status = 0
-        for complaint in part.complaints:
-            sys.stdout.write(f"{part.name:9} | {'UNSTEADY: ' if is_unsteady else ''}{complaint}\n")
+        unsteady = "UNSTEADY: " if is_unsteady else ""
+        complaints += [f"{part.name:9} | {unsteady}{complaint}\n" for complaint in part.complaints]
+    sys.stdout.writelines(complaints)  # of all parts together, behind what the repetitions print
     for part in parts:
         verdict = "passed" if part.is_good else f"FAILED (status {part.status})"
         sys.stdout.write(f"{part.name:9} | {verdict} after {part.seconds:.0f} s\n")
