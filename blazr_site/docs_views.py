@@ -7,7 +7,6 @@ for as long as the server runs.
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from asyncio.subprocess import PIPE
 from dataclasses import dataclass
@@ -64,7 +63,7 @@ def _forget_failure(task: asyncio.Task[Docs]) -> None:
 async def _build() -> Docs:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "blazr_site.docs_child",
-        stdin=asyncio.subprocess.DEVNULL, stdout=PIPE, env={**os.environ, "PYTHONPATH": str(_ROOT)}, cwd=_ROOT,
+        stdin=asyncio.subprocess.DEVNULL, stdout=PIPE, cwd=_ROOT,
     )  # fmt: skip
     output, _ = await process.communicate()
     if process.returncode:

@@ -46,7 +46,7 @@ from inference.modelling.vision.encoder import ImageEncoder
 logger = logging.getLogger(__name__)
 
 MAX_MEMORY_ERRORS = 3
-"""Failed steps of a request that doesn't get further, after which the longest request of the step ends."""
+"""Failed steps of a request that neither gets further nor into smaller ones: the longest of the last step ends."""
 
 FETCH_WAIT_S = 0.05
 """Maximum seconds that a step without work waits for the disk, or for the copy of a state."""
@@ -491,7 +491,8 @@ class Engine:
         for request in failed if self._states.has_slots else failed[-1:]:
             self._scheduler.preempt(request, is_state_valid=False)
         self._scheduler.token_budget.lower()
-        if max(request.record_memory_error() for request in failed) >= MAX_MEMORY_ERRORS:
+        num_tokens = sum(item.num_tokens for item in step.scheduled)
+        if max(request.record_memory_error(num_tokens) for request in failed) >= MAX_MEMORY_ERRORS:
             for request in failed:
                 request.num_memory_errors = 0
             longest = max(step.scheduled, key=lambda item: (item.stop, item.request.rank)).request

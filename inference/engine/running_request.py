@@ -33,7 +33,7 @@ class Request:
         has_ended: Whether the request neither runs nor waits any more.
         known_ending: Reason to end after the prompt, without a sampled token. None: tokens are sampled.
         error: Error with which the request ends after this step.
-        num_memory_errors: Its steps that ran out of memory since it last got further (``record_progress``).
+        num_memory_errors: Its steps that ran out of memory since it got further or into a smaller step.
         prompt_logprobs: Entries so far, for prompt positions from 1; None if not requested, or already reported.
         namespace: The request's root in the prefix cache.
         cached: The sequence's position in the prefix cache, while the request is running.
@@ -73,6 +73,7 @@ class Request:
     pooler: Pooler | None = field(init=False, default=None)
     _identity_ids: list[int] | None = field(init=False, default=None)
     _most_computed_tokens: int = field(init=False, default=0)
+    _least_failed_tokens: float = field(init=False, default=float("inf"))
 
     def __post_init__(self) -> None:
         if self.source.params.prompt_logprobs is not None:
@@ -92,8 +93,14 @@ class Request:
             state=state,
         )
 
-    def record_memory_error(self) -> int:
-        """Count a step that ran out of memory; return ``num_memory_errors``."""
+    def record_memory_error(self, num_tokens: int) -> int:
+        """Count a step of ``num_tokens`` that ran out of memory; return ``num_memory_errors``.
+
+        The count begins anew where the step had at most half the tokens of those that failed before: a small step may
+        have memory where three larger ones had none.
+        """
+        if 2 * num_tokens <= self._least_failed_tokens:
+            self._least_failed_tokens, self.num_memory_errors = num_tokens, 0
         self.num_memory_errors += 1
         return self.num_memory_errors
 

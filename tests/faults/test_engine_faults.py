@@ -67,8 +67,8 @@ def check(figures: Figures, *, schedules: int, least: dict[str, int]) -> None:
     "F25",
     provoked="60 random schedules of which one to five passes or heads fail with an allocator's error "
     "(`python -m tests.faults.engine_schedules --faults memory`: 10,000); an engine under RLIMIT_AS",
-    holds="only a request that three steps in a row had no memory for fails, and its error says so; the tokens of all "
-    "others are those of their runs alone; blocks and slots are free",
+    holds="only a request that three steps of about one size had no memory for fails, and its error says so; the "
+    "tokens of all others are those of their runs alone; blocks and slots are free",
 )
 def test_f25_a_step_without_memory_costs_the_newest_request_at_most(campaign):
     figures = campaign.run("memory", range(60))
@@ -77,7 +77,7 @@ def test_f25_a_step_without_memory_costs_the_newest_request_at_most(campaign):
         [sys.executable, "-c", SHORT_OF_MEMORY], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["100 MiB: 0 failed", "24 MiB: 1 failed"]
+    assert done.stdout.splitlines() == ["100 MiB: 0 failed", "24 MiB: 0 failed"]
 
 
 @pytest.mark.fault(

@@ -49,7 +49,7 @@ def test_memory_errors_count_until_the_request_gets_further_than_ever():
     item = running((5,))
     item.num_computed_tokens = 2
     item.record_progress()
-    assert [item.record_memory_error(), item.record_memory_error()] == [1, 2]
+    assert [item.record_memory_error(8), item.record_memory_error(8)] == [1, 2]
     for computed in (0, 1, 2):  # it begins again
         item.num_computed_tokens = computed
         item.record_progress()
@@ -57,6 +57,12 @@ def test_memory_errors_count_until_the_request_gets_further_than_ever():
     item.num_computed_tokens = 3
     item.record_progress()
     assert item.num_memory_errors == 0
+
+
+def test_memory_errors_count_anew_in_a_step_of_half_the_tokens():
+    item = running((5,))
+    assert [item.record_memory_error(num) for num in (64, 40, 32, 31, 15, 64, 7, 7)] == [1, 2, 1, 2, 1, 2, 1, 2]
+    assert [item.record_memory_error(1) for _ in range(3)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
