@@ -275,19 +275,51 @@ def test_duplicate_names_and_nul_are_the_models_concern():
     asyncio.run(drive())
 
 
-@pytest.mark.parametrize(
-    "prompt", ["x" * (10 * MIB), [1] * 500_000, ["x" * 100_000] * 100], ids=["text", "ids", "texts"]
-)
-def test_large_prompts_are_served_without_a_stop_of_the_loop(prompt, redis_server, transactional_db):
+SCHEMA = {"type": "object", "description": "x" * 250_000}
+TOOLS = [{"type": "function", "function": {"name": f"f{number}", "parameters": SCHEMA}} for number in range(60)]
+"""15 MB; eight of them are as many as one request may have."""
+MANY_TOOLS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": CHAT["messages"], "tools": TOOLS},
+    "/v1/responses": {"input": "Hi", "tools": [{"type": "function", **tool["function"]} for tool in TOOLS]},
+    "/v1/messages": {
+        "messages": CHAT["messages"],
+        "max_tokens": 1,
+        "tools": [{"name": f"f{number}", "input_schema": SCHEMA} for number in range(60)],
+    },
+}
+
+
+@pytest.mark.parametrize("path", MANY_TOOLS)
+def test_tools_of_many_bytes_are_refused_without_a_stop_of_the_loop(path):
+    async def drive() -> None:
+        text = orjson.dumps({"model": "nothing", **MANY_TOOLS[path]})
+        status, body, lag_s = await post_and_probe(path, text)
+        assert (status, lag_s < MAX_LAG_S) == (400, True), (body, lag_s)
+        assert "has more than 2097152 bytes of JSON in its first 9 tools" in message_of(body)
+
+    asyncio.run(drive())
+
+
+LARGE: dict[str, tuple[str, dict[str, Any]]] = {
+    "text": ("/v1/completions", {"prompt": "x" * (10 * MIB)}),
+    "ids": ("/v1/completions", {"prompt": [1] * 500_000}),
+    "texts": ("/v1/completions", {"prompt": ["x" * 100_000] * 100}),
+    "tools": ("/v1/chat/completions", {"messages": CHAT["messages"], "tools": TOOLS[:8]}),
+}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_large_prompts_are_served_without_a_stop_of_the_loop(kind, redis_server, transactional_db):
     row = make_checkpoint("long", max_position_embeddings=1 << 24)
     worker = ScriptedWorker(redis_server.client)
     worker.checkpoint_ids.add(str(row.pk))
     worker.script = say("Hello")
 
     async def drive() -> None:
-        text = orjson.dumps({"model": "long", "prompt": prompt})
+        path, members = LARGE[kind]
+        text = orjson.dumps({"model": "long", **members})
         await post("/v1/completions", orjson.dumps({"model": "long", "prompt": "x"}))  # connects
-        status, body, lag_s = await post_and_probe("/v1/completions", text)
+        status, body, lag_s = await post_and_probe(path, text)
         assert (status, lag_s < MAX_LAG_S) == (200, True), (body, lag_s)
 
     try:

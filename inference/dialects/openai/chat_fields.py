@@ -19,6 +19,8 @@ from inference.errors import InvalidRequest, shown
 from inference.values.chat_options import ChatOptions, ReasoningEffort
 
 MAX_TOOLS = 128
+MAX_TOOLS_BYTES = 1 << 21
+"""Maximum size of all tools together: they are written into the prompt, and for forced calls into a grammar too."""
 MAX_NAME_CHARS = 128
 """OpenAI's limit is 64, that of Anthropic's API 128; clients join a server's name and a tool's to one."""
 MAX_DESCRIPTION_CHARS = 1 << 16
@@ -60,7 +62,16 @@ class ToolsField(RequestField):
             raise serializers.ValidationError(f"must be a list of tools, got {shown(data)}.")
         if len(data) > MAX_TOOLS:
             raise serializers.ValidationError(f"has {len(data)} tools, at most {MAX_TOOLS} are allowed.")
-        tools = [_tool(f"tool {number}", item) for number, item in enumerate(data)]
+        tools = []
+        num_bytes = 0
+        for number, item in enumerate(data):
+            tools.append(_tool(f"tool {number}", item))
+            num_bytes += len(orjson.dumps(item))
+            if num_bytes > MAX_TOOLS_BYTES:
+                raise serializers.ValidationError(
+                    f"has more than {MAX_TOOLS_BYTES} bytes of JSON in its first {number + 1} tools; offer fewer, or "
+                    "describe them in fewer words."
+                )
         names = [tool["function"]["name"] for tool in tools]
         for name in names:
             if names.count(name) > 1:
