@@ -17,7 +17,7 @@ from html import escape
 from pathlib import Path
 
 from bench.environments import Environments
-from blazr_site.commands.arguments import QUANTISE_CORRECTION
+from blazr_site.commands.arguments import QUANTISE_CORRECTION, QUANTISE_TOKENS
 from blazr_site.commands.quality import text_tokens
 from inference.llm.options import LLMOptions
 from inference.llm.quality import Quality, measure_quality
@@ -53,14 +53,14 @@ class Curve:
     """Measures forms of one checkpoint.
 
     Args:
-        num_tokens: Of the text that is measured; plans are made on as many that follow.
+        num_tokens: Of the text that is measured; plans are made on what follows.
     """
 
     def __init__(self, directory: Path, num_tokens: int) -> None:
         self._original = inspect_checkpoint(directory)
-        tokens, self._text = text_tokens(self._original, None, 2 * num_tokens + QUANTISE_CORRECTION)
-        self._tokens, self._planning = tokens[:num_tokens], tokens[num_tokens : 2 * num_tokens]
-        self._correcting = tokens[2 * num_tokens :]
+        tokens, self._text = text_tokens(self._original, None, num_tokens + QUANTISE_TOKENS + QUANTISE_CORRECTION)
+        self._tokens, behind = tokens[:num_tokens], tokens[num_tokens:]
+        self._planning, self._correcting = behind[:QUANTISE_TOKENS], behind[QUANTISE_TOKENS:]
         self._options = LLMOptions(dtype="bfloat16")
 
     def _measure(self, inspection: Inspection, quants: Sequence[Quant]) -> list[Quality]:
@@ -84,6 +84,7 @@ class Curve:
                 quantised = quantise_checkpoint(
                     original.spec, original.weight_paths, side_files(original), Path(target) / "quantised",
                     self._planning, Limit(int(mib * MIB)), text=self._text, window=WINDOW, calibration=self._correcting,
+                    with_curve=False,
                 )  # fmt: skip
                 (quality,) = self._measure(inspect_checkpoint(Path(target) / "quantised"), ["auto"])
             bits = quantised.bits_per_weight

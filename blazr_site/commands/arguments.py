@@ -332,6 +332,8 @@ def _quantise(parser: argparse.ArgumentParser) -> None:
         help="tokens behind those of --tokens, over which errors of rounding make up for each other; 0: none "
         "(%(default)s)",
     )
+    curve = "measure no plans of other sizes, which takes most of the time"
+    parser.add_argument("--no-curve", action="store_true", help=curve)
     parser.add_argument("--cpu", action="store_true", help="use the CPU even if there is a GPU")
     parser.add_argument("--dtype", default="auto", choices=DTYPES, help="to measure in (auto: float32)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")

@@ -61,6 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
             device=choose_device(force_cpu=arguments.cpu),
             dtype="float32" if arguments.dtype == "auto" else arguments.dtype,
             shard_bytes=shard_bytes,
+            with_curve=not arguments.no_curve,
             progress=report,
         )
     if arguments.json:

@@ -130,6 +130,7 @@ def quantise_checkpoint(
     device: str = "cpu",
     dtype: Dtype = "float32",
     shard_bytes: int = SHARD_BYTES,
+    with_curve: bool = True,
     progress: Progress = _no_report,
 ) -> Quantised:
     """Write ``target`` with mixed forms that keep a limit.
@@ -147,6 +148,7 @@ def quantise_checkpoint(
         device: Device that measures.
         dtype: dtype that the network is measured in.
         shard_bytes: Most bytes of the tensors in one file.
+        with_curve: Measure plans of other sizes too, which takes most of the time.
         progress: Called with the share done and a description of the present work.
 
     Raises:
@@ -166,7 +168,7 @@ def quantise_checkpoint(
         measured = _measure_parts(measurement, parts, progress)
         correction = Correction(runner, windows_of(calibration, window)) if calibration else None
         trials = _Trials(Planner(_choices(measured), fixed), measurement, parts, limit, correction, progress)
-        found, codes = trials.result(spec.num_parameters())
+        found, codes = trials.result(spec.num_parameters(), with_curve)
         progress(_PLANNED, "writing")
         check_target(target, found.plan.size_bytes)
         size = write_checkpoint(
@@ -337,8 +339,12 @@ class _Trials:
             self._report(share, f"measuring a plan of {format_bytes(plan.size_bytes)}")
         return self._found[key][1]
 
-    def result(self, num_parameters: int) -> tuple[Quantised, Mapping[str, Codes]]:
+    def result(self, num_parameters: int, with_curve: bool) -> tuple[Quantised, Mapping[str, Codes]]:
         """Return the best plan with its figures, and the codes of its corrected matrices.
+
+        Args:
+            num_parameters: Of the checkpoint.
+            with_curve: Measure plans of other sizes too.
 
         Raises:
             InvalidRequest: As ``choose``.
@@ -346,7 +352,9 @@ class _Trials:
         plan = self.choose()
         codes, plain = self._final_codes(plan)
         found, stored, bits = self.measure(plan), self._measurement.stored(), plan.size_bytes * 8 / num_parameters
-        return Quantised(plan, found, plain, stored, self.curve(), plan.size_bytes, bits), codes
+        if with_curve:
+            self._measure_other_sizes()
+        return Quantised(plan, found, plain, stored, self._curve(), plan.size_bytes, bits), codes
 
     def _final_codes(self, plan: Plan) -> tuple[Mapping[str, Codes], Divergence]:
         """Return the codes of a plan's corrected matrices, and its divergence without correction.
@@ -407,8 +415,8 @@ class _Trials:
                 low = middle + 1
         return best
 
-    def curve(self) -> list[CurvePoint]:
-        """Return measured plans up to the checkpoint's own size, and those with one form for all parts."""
+    def _measure_other_sizes(self) -> None:
+        """Measure plans up to the checkpoint's own size, and those with one form for all parts."""
         stored = self._planner.uniform(STORED).size_bytes
         smallest, largest = self._planner.min_bytes, min(self._planner.uniform(KINDS[-1]).size_bytes, stored)
         for step in range(CURVE_POINTS):
@@ -418,6 +426,9 @@ class _Trials:
         for plan in map(self._planner.uniform, KINDS):
             if plan.size_bytes < stored:
                 self.measure(plan)
+
+    def _curve(self) -> list[CurvePoint]:
+        """Return all measured plans, the smallest first."""
         points = [_curve_point(plan, divergence) for plan, divergence in self._found.values()]
         return sorted(points, key=lambda point: point.size_bytes)
 

@@ -31,12 +31,18 @@ def random_tokens(vocab_size: int, count: int = 48) -> list[int]:
 
 
 def quantise(
-    found: Inspection, target: Path, limit: Limit, count: int = 48, window: int = 24, num_corrected: int = 0
+    found: Inspection,
+    target: Path,
+    limit: Limit,
+    count: int = 48,
+    window: int = 24,
+    num_corrected: int = 0,
+    with_curve: bool = True,
 ) -> Quantised:
     tokens = random_tokens(found.spec.vocab_size, count + num_corrected)
     return quantise_checkpoint(
         found.spec, found.weight_paths, source_of(found), target, tokens[:count], limit,
-        text="random tokens", window=window, calibration=tokens[count:],
+        text="random tokens", window=window, calibration=tokens[count:], with_curve=with_curve,
     )  # fmt: skip
 
 

@@ -41,6 +41,17 @@ def test_a_size_is_kept_and_used(demo: Inspection, tmp_path: Path) -> None:
     assert f"KL {found.divergence.mean_kl:.2e} nats as measured on random tokens" in fact.value
 
 
+def test_without_a_curve_the_plan_is_the_same(demo: Inspection, tmp_path: Path) -> None:
+    limit = Limit(size_bytes=1_300_000)
+    full = quantise(demo, tmp_path / "full", limit)
+    found = quantise(demo, tmp_path / "out", limit, with_curve=False)
+    assert found.plan == full.plan
+    assert [(point.size_bytes, point.mean_kl) for point in found.curve] == [
+        (found.plan.size_bytes, found.divergence.mean_kl)
+    ]
+    assert json.loads((tmp_path / "out" / PLAN_FILE).read_text())["curve"][0]["mean_kl"] == found.divergence.mean_kl
+
+
 @pytest.mark.parametrize("form", ["int3", "int4", "int5"])
 def test_mixed_forms_beat_one_form_of_the_same_bytes(demo: Inspection, tmp_path: Path, form: str) -> None:
     parts = parts_of(demo)
