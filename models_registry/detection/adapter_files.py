@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +67,18 @@ def content_digest(paths: Sequence[Path]) -> str:
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
+@contextmanager
+def advising() -> Iterator[None]:
+    """Let the errors of an adapter's broken files say what to do."""
+    try:
+        yield
+    except CorruptCheckpoint as error:
+        message = error.message.removesuffix(".")
+        raise CorruptCheckpoint(
+            f"{message}; copy the adapter again as a whole, or save it again.", param=error.param
+        ) from None
+
+
 def read_adapter(path: Path) -> AdapterFiles:
     """Read the headers of an adapter.
 
@@ -88,12 +101,19 @@ def read_adapter(path: Path) -> AdapterFiles:
                     "(save_pretrained(…, safe_serialization=True)).",
                     param=PICKLE_FILE,
                 )
-            raise CorruptCheckpoint(f"{shown} has no {WEIGHTS_FILE}; it is no adapter that PEFT saved.", param=shown)
+            raise CorruptCheckpoint(
+                f"{shown} has no {WEIGHTS_FILE}; give the directory of an adapter that PEFT saved.", param=shown
+            )
     else:
         raise CorruptCheckpoint(f"{shown} is neither a directory nor a file; give an adapter's.", param=shown)
     if not (directory / CONFIG_FILE).is_file():
-        raise CorruptCheckpoint(f"{directory.name} has no {CONFIG_FILE} beside {weights.name}.", param=CONFIG_FILE)
-    config = LoraConfig.from_dict(read_object(directory / CONFIG_FILE))
+        raise CorruptCheckpoint(
+            f"{directory.name} has no {CONFIG_FILE} beside {weights.name}; copy the adapter again as a whole.",
+            param=CONFIG_FILE,
+        )
+    with advising():
+        content, tensors = read_object(directory / CONFIG_FILE), read_header(weights)
+    config = LoraConfig.from_dict(content)
     path = directory / TOKENIZER_FILE
     tokenizer = path if path.is_file() else None
-    return AdapterFiles(weights, directory / CONFIG_FILE, config, read_header(weights), tokenizer)
+    return AdapterFiles(weights, directory / CONFIG_FILE, config, tensors, tokenizer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from inference.errors import UnsupportedFormat
-from models_registry.detection.adapter_files import AdapterFiles
+from models_registry.detection.adapter_files import AdapterFiles, advising
 from models_registry.detection.json_file import read_object
 from models_registry.detection.xlora_files import XLoraFiles
 
@@ -23,7 +23,9 @@ def check_tokenizer(files: AdapterFiles | XLoraFiles, base: Path | None) -> None
     """
     if files.tokenizer is None or base is None:
         return
-    theirs, ours = _token_ids(files.tokenizer), _token_ids(base)
+    with advising():
+        theirs = _token_ids(files.tokenizer)
+    ours = _token_ids(base)
     for token, number in theirs.items():
         if token in ours and ours[token] != number:
             raise UnsupportedFormat(

@@ -17,11 +17,12 @@ from inference.modelling.families.config import TensorInfo
 from inference.modelling.lora.config import CONFIG_FILE
 from inference.modelling.lora.modules import BaseModules
 from inference.modelling.lora.xlora_config import MAX_ADAPTERS, Ordering, XLoraConfig
-from inference.modelling.lora.xlora_plan import XLoraPlan, plan_xlora
+from inference.modelling.lora.xlora_plan import XLoraPlan, naming_adapter, plan_xlora
 from models_registry.detection.adapter_files import (
     TOKENIZER_FILE,
     WEIGHTS_FILE,
     AdapterFiles,
+    advising,
     content_digest,
     read_adapter,
 )
@@ -126,17 +127,21 @@ def _read_xlora(directory: Path, config_file: str, classifier_file: str) -> XLor
             f"{directory.name} has {config_file} of an X-LoRA, but no {classifier_file} beside it.",
             param=classifier_file,
         )
-    config = XLoraConfig.from_dict(read_object(config_path), config_file, is_peft=config_file == CONFIG_FILE)
+    with advising():
+        content, tensors = read_object(config_path), read_header(classifier)
+    config = XLoraConfig.from_dict(content, config_file, is_peft=config_file == CONFIG_FILE)
     ordering = _read_ordering(directory)
     if ordering is not None and ordering.names:
         config = replace(config, adapters=_ordered(config, ordering))
     known = adapter_directories(directory)
-    adapters = tuple(
-        read_adapter(_place_of(name, path, known, directory, config_file)) for name, path in config.adapters
-    )
+    adapters = []
+    for name, path in config.adapters:
+        place = _place_of(name, path, known, directory, config_file)
+        with naming_adapter(name):
+            adapters.append(read_adapter(place))
     tokenizer = directory / TOKENIZER_FILE
     return XLoraFiles(
-        classifier, config_path, config, read_header(classifier), adapters, ordering,
+        classifier, config_path, config, tensors, tuple(adapters), ordering,
         tokenizer if tokenizer.is_file() else None,
     )  # fmt: skip
 
@@ -148,7 +153,11 @@ def _read_ordering(directory: Path) -> Ordering | None:
             f"{directory.name} has {len(found)} ordering files ({found[0].name}, {found[1].name}); leave one.",
             param="ordering",
         )
-    return Ordering.from_dict(read_object(found[0]), found[0].name) if found else None
+    if not found:
+        return None
+    with advising():
+        content = read_object(found[0])
+    return Ordering.from_dict(content, found[0].name)
 
 
 def _ordered(config: XLoraConfig, ordering: Ordering) -> tuple[tuple[str, str], ...]:

@@ -88,7 +88,8 @@ class LoraConfig:
         kind = config.get("peft_type", "LORA")
         if kind != "LORA":
             raise UnsupportedFormat(
-                f"{CONFIG_FILE} says peft_type {str(kind)[:40]!r}; only LORA adapters can be served.", param="peft_type"
+                f"{CONFIG_FILE} says peft_type {str(kind)[:40]!r}; only LORA and XLORA can be served: {_REMEDY}.",
+                param="peft_type",
             )
         for key, value in config.items():
             _check_key(key, value)

@@ -140,7 +140,11 @@ def plan_adapter(config: LoraConfig, tensors: Mapping[str, TensorInfo], base: Ba
     for name in found.others:
         (biases if name.endswith(".bias") else wholes).extend(planner.whole(name))
     if not matrices and not biases and not wholes:
-        raise MissingTensor("the adapter has no LoRA tensors (…lora_A.weight, …lora_B.weight).", param="lora_A")
+        raise MissingTensor(
+            "the adapter has no LoRA tensors (…lora_A.weight, …lora_B.weight); save it again, with PEFT's "
+            "save_pretrained.",
+            param="lora_A",
+        )
     planner.check_complete([matrix.module for matrix in matrices])
     total = sum(num_values(info.shape) for info in tensors.values())
     return AdapterPlan(config, tuple(matrices), tuple(biases), tuple(wholes), total)
@@ -161,7 +165,8 @@ def _by_module(tensors: Mapping[str, TensorInfo]) -> _Modules:
     for name, info in tensors.items():
         if info.dtype not in FLOATS:
             raise UnsupportedFormat(
-                f"{name} of the adapter is stored as {info.dtype}; {', '.join(FLOATS)} can be read.", param=name
+                f"{name} of the adapter is stored as {info.dtype}; save it again in one of {', '.join(FLOATS)}.",
+                param=name,
             )
         match = _KEY.fullmatch(name)
         if match is None:
@@ -312,7 +317,9 @@ class _Planner:
         module = module.replace(_NESTED, "").removesuffix(".modules_to_save").removesuffix(".modules_to_save.default")
         if leaf not in ("weight", "bias"):
             raise UnsupportedFormat(
-                f"the adapter has a tensor {name[:200]}, which is no part of a LoRA adapter that is known.", param=name
+                f"the adapter has a tensor {name[:200]}, which is no part of a LoRA adapter that is known; save the "
+                "adapter without it.",
+                param=name,
             )
         places = self._base.find(module, leaf)
         if not places:
@@ -342,7 +349,9 @@ class _Planner:
         if name is None:
             if self._config.is_dora:
                 raise MissingTensor(
-                    f"adapter_config.json says use_dora, but {module} has no lora_magnitude_vector.", param=module
+                    f"adapter_config.json says use_dora, but {module} has no lora_magnitude_vector; save the adapter "
+                    "again as a whole.",
+                    param=module,
                 )
             return None
         if num_values(self._tensors[name].shape) != count:

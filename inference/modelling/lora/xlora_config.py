@@ -140,7 +140,10 @@ class Ordering:
             isinstance(value, int) and not isinstance(value, bool) for value in layers.values()
         )
         if not is_valid or sorted(layers.values()) != list(range(len(layers))):
-            raise CorruptCheckpoint(f"{file} has layers that don't have the numbers from 0 on, each once.")
+            raise CorruptCheckpoint(
+                f"{file} has layers that don't have the numbers from 0 on, each once; number them so.",
+                param="layers",
+            )
         return cls(file, reader.names("order"), layers)
 
 

@@ -6,10 +6,11 @@ Standard library only. Source: X-LoRA, https://arxiv.org/abs/2402.07148.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from inference.errors import MissingTensor, TensorShapeMismatch, UnsupportedFormat
+from inference.errors import CheckpointError, MissingTensor, TensorShapeMismatch, UnsupportedFormat
 from inference.modelling.families.config import TensorInfo
 from inference.modelling.lora.config import LoraConfig
 from inference.modelling.lora.modules import BaseModules
@@ -90,9 +91,11 @@ def plan_xlora(
             f"it was trained on{f', {config.base_model}' if config.base_model else ''}.",
             param="hidden_size",
         )
-    plans = [plan_adapter(own, tensors, base) for own, tensors in adapters]
-    for plan, (name, _) in zip(plans, config.adapters, strict=True):
-        _check_scalable(plan, name)
+    plans = []
+    for (own, tensors), (name, _) in zip(adapters, config.adapters, strict=True):
+        with naming_adapter(name):
+            plans.append(plan_adapter(own, tensors, base))
+        _check_scalable(plans[-1], name)
     numbers = _module_numbers(config, plans, ordering, base)
     count = max(numbers.values(), default=0) + 1
     if config.is_layerwise and ordering is not None and ordering.layers:
@@ -104,6 +107,16 @@ def plan_xlora(
     linears = _classifier(config, classifier, count * len(plans))
     total = sum(plan.num_values for plan in plans) + sum(num_values(info.shape) for info in classifier.values())
     return XLoraPlan(config, scaled, linears, count, total)
+
+
+@contextmanager
+def naming_adapter(name: str) -> Iterator[None]:
+    """Let an error of one of an X-LoRA's adapters say which one it is."""
+    try:
+        yield
+    except CheckpointError as error:
+        message = f"adapter {name[:60]!r} of the X-LoRA: {error.message}"
+        raise type(error)(message, param=error.param) from None
 
 
 def _check_scalable(plan: AdapterPlan, name: str) -> None:
@@ -169,13 +182,16 @@ def _classifier(config: XLoraConfig, tensors: Mapping[str, TensorInfo], num_outp
         match = _LINEAR.fullmatch(name)
         if match is None or info.dtype not in FLOATS:
             raise UnsupportedFormat(
-                f"{name[:200]} ({info.dtype}) is no tensor of an X-LoRA's classifier that is known.", param=name[:200]
+                f"{name[:200]} ({info.dtype}) is no tensor of an X-LoRA's classifier that is known; save the "
+                "classifier again, in floats.",
+                param=name[:200],
             )
         found.setdefault(match["name"], {})[match["leaf"]] = name
     names = sorted(found, key=lambda name: 1 << 20 if name == "last" else int(name.rpartition(".")[2]))
     if len(names) != config.depth:
         raise MissingTensor(
-            f"the classifier has {len(names)} matrices, {config.file} says xlora_depth {config.depth}.",
+            f"the classifier has {len(names)} matrices, {config.file} says xlora_depth {config.depth}; the two files "
+            "belong to different X-LoRAs.",
             param="xlora_depth",
         )
     widths = [config.hidden_size, *[config.width] * (config.depth - 1), num_outputs]
@@ -183,7 +199,9 @@ def _classifier(config: XLoraConfig, tensors: Mapping[str, TensorInfo], num_outp
     for number, name in enumerate(names):
         parts, required = found[name], (widths[number + 1], widths[number])
         if "weight" not in parts:
-            raise MissingTensor(f"the classifier has {parts['bias']}, but no {name}.weight.", param=name)
+            raise MissingTensor(
+                f"the classifier has {parts['bias']}, but no {name}.weight; save it again as a whole.", param=name
+            )
         _check_shape(tensors, parts["weight"], required)
         if "bias" in parts:
             _check_shape(tensors, parts["bias"], required[:1])
@@ -196,6 +214,7 @@ def _check_shape(tensors: Mapping[str, TensorInfo], name: str, required: Shape) 
     if shape != required:
         raise TensorShapeMismatch(
             f"{name} of the classifier has shape {list(shape)}; it must be {list(required)} (hidden_size, xlora_size, "
-            "and an output for each adapter, with layerwise_scalings for each module, too).",
+            "and an output for each adapter, with layerwise_scalings for each module, too). Use the classifier that "
+            "was trained with these adapters.",
             param=name,
         )

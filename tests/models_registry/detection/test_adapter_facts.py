@@ -62,6 +62,9 @@ def test_another_tokenizer_is_refused(base: Inspection, tmp_path: Path) -> None:
     (path / "tokenizer.json").write_text(json.dumps(tokens))
     with pytest.raises(UnsupportedFormat, match="was trained with another tokenizer"):
         inspect_adapter_in_child(path, base)
+    (path / "tokenizer.json").write_text("{")
+    with pytest.raises(CorruptCheckpoint, match=r"tokenizer\.json is not JSON.*; copy the adapter again"):
+        inspect_adapter_in_child(path, base)
 
 
 def test_broken_files_are_refused_in_words(base: Inspection, tmp_path: Path) -> None:

@@ -26,7 +26,9 @@ def test_a_directory_and_its_file_are_the_same(tmp_path: Path) -> None:
     ("broken", "words"),
     [
         (lambda path: (path / "adapter_config.json").unlink(), "no adapter_config.json beside"),
-        (lambda path: (path / "adapter_config.json").write_text("[]"), "must hold a JSON object"),
+        (lambda path: (path / "adapter_config.json").write_text("[]"), "a JSON object; copy the adapter again"),
+        (lambda path: (path / "adapter_config.json").write_text('{"r": '), r"is not JSON: .*; copy the adapter again"),
+        (lambda path: (path / "adapter_model.safetensors").write_bytes(b""), "has 0 bytes.*; copy the adapter again"),
         (lambda path: (path / "adapter_config.json").write_text(json.dumps({"r": -1})), "a rank from 1"),
         (lambda path: (path / "adapter_model.safetensors").unlink(), "has no adapter_model.safetensors"),
         (lambda path: (path / "adapter_model.safetensors").write_bytes(b"PK\x03\x04" + b"0" * 40), "zip archive"),

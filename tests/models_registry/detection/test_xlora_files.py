@@ -110,6 +110,16 @@ def test_what_does_not_fit_is_refused_by_name(
         plan(base, path)
 
 
+def test_a_broken_adapter_is_named(base: Any, tmp_path: Path) -> None:
+    own = write_xlora(tmp_path / "x") / "adapters" / "adapter_1"
+    write_adapter(own, tensors=factors(1, layers=3))
+    with pytest.raises(MissingTensor, match=r"adapter 'adapter_1' of the X-LoRA: the adapter changes model\.layers\.2"):
+        plan(base, tmp_path / "x")
+    (own / "adapter_config.json").write_text("{")
+    with pytest.raises(CorruptCheckpoint, match=r"adapter 'adapter_1' of the X-LoRA: adapter_config\.json is not JSON"):
+        read_files(tmp_path / "x")
+
+
 def test_adapters_that_can_not_be_scaled_are_refused(base: Any, tmp_path: Path) -> None:
     path = write_xlora(tmp_path / "x")
     own = path / "adapters" / "adapter_1"
