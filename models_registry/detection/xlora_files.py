@@ -103,12 +103,12 @@ def read_files(path: Path) -> AdapterFiles | XLoraFiles:
 
 
 def adapter_directories(directory: Path) -> list[Path]:
-    """The directories with an adapter in them, one or two levels below a directory."""
+    """The directories with an adapter in them, one or two levels below a directory; of many one too many at least."""
     found: list[Path] = []
     for child in _directories(directory):
         found += [place for place in (child, *_directories(child)) if (place / CONFIG_FILE).is_file()]
         if len(found) > MAX_ADAPTERS:
-            raise CorruptCheckpoint(f"{directory.name} has more than {MAX_ADAPTERS} adapters in it.", param="adapters")
+            break
     return found
 
 
@@ -134,6 +134,11 @@ def _read_xlora(directory: Path, config_file: str, classifier_file: str) -> XLor
     if ordering is not None and ordering.names:
         config = replace(config, adapters=_ordered(config, ordering))
     known = adapter_directories(directory)
+    if len(known) > MAX_ADAPTERS:
+        raise CorruptCheckpoint(
+            f"{directory.name} has more than {MAX_ADAPTERS} adapters in it; leave those of {config_file} there.",
+            param="adapters",
+        )
     adapters = []
     for name, path in config.adapters:
         place = _place_of(name, path, known, directory, config_file)

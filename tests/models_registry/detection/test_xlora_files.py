@@ -61,6 +61,17 @@ def test_the_child_reads_adapters_below_the_directory(base: Any, tmp_path: Path)
     assert not inspect_adapter_in_child(write_adapter(tmp_path / "a"), base).is_xlora
 
 
+def test_checkpoints_of_a_training_beside_its_adapter_are_left_alone(base: Any, tmp_path: Path) -> None:
+    path = write_adapter(tmp_path / "run")
+    for number in range(70):
+        (path / f"checkpoint-{number}").mkdir()
+        (path / f"checkpoint-{number}" / "adapter_config.json").touch()
+    assert not inspect_adapter_in_child(path, base).is_xlora
+    write_xlora(path)
+    with pytest.raises(CorruptCheckpoint, match="more than 64 adapters in it; leave those"):
+        inspect_adapter_in_child(path, base)
+
+
 def test_an_ordering_file_says_which_output_is_whose(base: Any, tmp_path: Path) -> None:
     path = write_xlora(tmp_path / "x", is_old=True, layerwise_scalings=True)
     layers = {module: number for number, module in enumerate(reversed(MODULES))}
