@@ -6,6 +6,7 @@ An adapter's files are inspected in a child process before anything is stored; t
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,14 +14,13 @@ from django.db import IntegrityError, transaction
 
 from inference.errors import Conflict, InvalidRequest, NotFound
 from inference.host.disk import path_exists
-from inference.modelling.lora.config import CONFIG_FILE
 from inference.models.readable_rows import readable_rows
 from models_registry import live
 from models_registry.adapter_names import MAX_ADAPTER_CHARS, check_adapter_name, full_name
 from models_registry.aliases import check_adapter_not_current
 from models_registry.checkpoint_jobs import check_available
-from models_registry.detection.adapter_files import TOKENIZER_FILE, WEIGHTS_FILE
 from models_registry.detection.child import inspect_adapter_in_child
+from models_registry.detection.xlora_files import adapter_directories
 from models_registry.models import Adapter, Checkpoint, ModelAlias
 from models_registry.names import suggest_name
 from models_registry.runs.allowed import check_allowed
@@ -137,12 +137,18 @@ def _checked_place(path: str | Path) -> Path:
     try:
         place = Path(path).expanduser().absolute()
         directory = place if place.is_dir() else place.parent
-        for file in (place, *(directory / name for name in (WEIGHTS_FILE, CONFIG_FILE, TOKENIZER_FILE))):
-            check_allowed(file, param="path")  # no link leads out
+        for found in (place, directory, *_links(directory)):
+            check_allowed(found, param="path")
     except (OSError, RuntimeError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InvalidRequest(f"path {str(path)[:300]!r} can't be read: {reason}.", param="path") from None
     return place
+
+
+def _links(directory: Path) -> Iterator[Path]:
+    """The links to files in the directories that an inspection reads: an adapter's own, and those of an X-LoRA's."""
+    for place in (directory, *adapter_directories(directory)) if directory.is_dir() else ():
+        yield from (entry for entry in place.iterdir() if entry.is_symlink() and not entry.is_dir())
 
 
 def _check_free(checkpoint: Checkpoint, name: str) -> None:

@@ -6,6 +6,7 @@ directory for this purpose only. Runs are watched there, and models, adapters an
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from django.conf import settings
@@ -39,8 +40,11 @@ def check_allowed(directory: Path, *, param: str = "directory") -> None:
         PermissionRefused: The settings name neither it nor one that it is in.
     """
     if not is_allowed(directory):
+        named = Path(os.path.normpath(directory.absolute()))
+        is_link = any(named.is_relative_to(parent) for parent in allowed_directories())
         raise PermissionRefused(
-            f"{str(directory)[:300]!r} is in no directory of the server's settings; name one in blazr.toml "
-            f"([[models]] with watch = true){_BY_HAND if param == 'directory' else ''}.",
+            f"{str(directory)[:300]!r} {'leads by a link to what ' if is_link else ''}is in no directory of the "
+            "server's settings; name one in blazr.toml ([[models]] with watch = true)"
+            f"{_BY_HAND if param == 'directory' else ''}.",
             param=param,
         )

@@ -21,7 +21,7 @@ from models_registry import services
 from models_registry.adapters import adapter_list, adapter_register, adapter_states_refresh
 from models_registry.aliases import alias_promote
 from models_registry.models import Adapter, Checkpoint
-from tests.inference.llm.adapter_writing import factors, write_adapter
+from tests.inference.llm.adapter_writing import factors, write_adapter, write_xlora
 from tests.inference.llm.harness import Checkpoint as TinyCheckpoint
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("storage_dirs")]
@@ -69,7 +69,12 @@ def test_only_paths_of_the_settings_are_read(base: Checkpoint, places: Path, tmp
     (places / "links").mkdir()
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         (places / "links" / name).symlink_to(outside / name)
+    for name, file in (("mix", "adapters/adapter_1/adapter_model.safetensors"), ("old", "xlora_config.json")):
+        inner = write_xlora(places / name, 1, is_old=name == "old") / file
+        inner.rename(tmp_path / name)
+        inner.symlink_to(tmp_path / name)
     links = (places / "link", places / "links", places / "inside", places / "links" / "adapter_model.safetensors")
+    links += (places / "mix", places / "old")
     for path in (outside, tmp_path / "nothing", *links, places / ".." / "elsewhere"):
         with pytest.raises(PermissionRefused, match="is in no directory of the server's settings") as caught:
             adapter_register(checkpoint=base, path=path, name="a")

@@ -36,6 +36,8 @@ def test_links_lead_nowhere_else(places: Path) -> None:
     (places / "inward").symlink_to(places / "runs" / "nano")
     assert not is_allowed(places / "runs" / "link")
     assert is_allowed(places / "inward")
+    with pytest.raises(PermissionRefused, match="nano' leads by a link to what is in no directory"):
+        check_allowed(places / "runs" / "link" / "nano")
 
 
 def test_a_refusal_does_not_say_what_is_there(places: Path) -> None:
