@@ -17,8 +17,7 @@ from inference.modelling.lora.plan import AdapterPlan
 from inference.modelling.lora.xlora_plan import XLoraPlan
 from inference.modelling.spec import ModelSpec
 from inference.values.tokenizer_spec import TokenizerSpec
-from models_registry.detection.adapter_files import TOKENIZER_FILE
-from models_registry.detection.adapter_tokenizer import check_tokenizer
+from models_registry.detection.adapter_tokenizer import check_tokenizer, comparable_file
 from models_registry.detection.xlora_files import read_files
 
 MAX_NAME_CHARS = 200
@@ -204,13 +203,12 @@ def make_registry(
         if adapters:
             require_adapters(None)
         return None
-    path = None if tokenizer.path is None or not tokenizer.path.endswith(TOKENIZER_FILE) else Path(tokenizer.path)
     registry = AdapterRegistry(
         spec,
         weight_files,
         size_of=resident.size_of,
         state_bytes=engine.stats().state_bytes,
-        tokenizer=path,
+        tokenizer=comparable_file(tokenizer.path),
         users=engine.adapter_users,
         budget_bytes=engine.config.adapter_bytes,
     )

@@ -53,6 +53,7 @@ from inference.text.tokenisation.chat_template import ChatTemplate
 from inference.text.tokenisation.tokenizer import Tokenizer
 from inference.values.messages import GenerateMessage, GenerationEvent
 from inference.values.tokenizer_spec import TokenizerSpec
+from models_registry.detection.adapter_tokenizer import comparable_file
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +181,7 @@ class LLM(OfflineRequests):
         options = options or LLMOptions()
         dtype = prepare_process(spec, options)
         plan = plan_states(spec, options)  # before the weights: too little memory shows at once
-        merged = None if merge is None else prepare_merge(spec, weight_files, merge)
+        merged = None if merge is None else prepare_merge(spec, weight_files, merge, comparable_file(tokenizer.path))
         digest = "" if merged is None else merged.digest
         with on_device(torch.device(options.device)), contextlib.ExitStack() as undo:
             text = TextLoading(tokenizer, plan.max_model_len)

@@ -29,7 +29,8 @@ from inference.modelling.adapters.merging import MergedTensors, MergeInput, Merg
 from inference.modelling.lora.modules import BaseModules
 from inference.modelling.spec import ModelSpec
 from inference.modelling.weights.files import TensorFiles
-from models_registry.detection.adapter_files import read_adapter
+from models_registry.detection.adapter_files import TOKENIZER_FILE, read_adapter
+from models_registry.detection.adapter_tokenizer import check_tokenizer
 
 INDEX_SUFFIX = ".index.json"
 Progress = Callable[[float, str], None]
@@ -61,8 +62,13 @@ class PreparedMerge:
     digest: str
 
 
-def prepare_merge(spec: ModelSpec, weight_files: Sequence[Path], merge: Merge) -> PreparedMerge:
+def prepare_merge(
+    spec: ModelSpec, weight_files: Sequence[Path], merge: Merge, tokenizer: Path | None = None
+) -> PreparedMerge:
     """Check a merge against its base; reads headers only.
+
+    Args:
+        tokenizer: The base's tokenizer.json; None: it has none, so that no adapter's is compared.
 
     Raises:
         CheckpointError: An adapter is broken, doesn't fit, or can't be merged.
@@ -73,6 +79,7 @@ def prepare_merge(spec: ModelSpec, weight_files: Sequence[Path], merge: Merge) -
     inputs, parts = [], [json.dumps(asdict(merge.rule), sort_keys=True)]
     for path, weight in merge.adapters:
         files = read_adapter(path)
+        check_tokenizer(files, tokenizer)
         inputs.append(MergeInput(files.plan(base), files.weights, weight))
         parts += [file_digest(files.weights, None), file_digest(files.config_path, None), repr(weight)]
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -118,7 +125,8 @@ def merge_checkpoint(
             f"{weight_files[0].name} isn't a safetensors file; merge into the checkpoint that it was made from.",
             param="model",
         )
-    prepared = prepare_merge(spec, weight_files, merge)
+    tokenizer = source.directory / TOKENIZER_FILE if TOKENIZER_FILE in source.others else None
+    prepared = prepare_merge(spec, weight_files, merge, tokenizer)
     _check_plain(spec, prepared.tensors)
     check_target(target, sum(info.end - info.begin for info in source.tensors.values()))
     with partial_directory(target) as directory:

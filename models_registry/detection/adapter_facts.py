@@ -11,8 +11,7 @@ from inference.modelling.lora.modules import BaseModules
 from inference.modelling.lora.plan import AdapterPlan
 from inference.modelling.lora.xlora_plan import XLoraPlan
 from inference.modelling.spec import ModelSpec
-from models_registry.detection.adapter_files import TOKENIZER_FILE
-from models_registry.detection.adapter_tokenizer import check_tokenizer
+from models_registry.detection.adapter_tokenizer import check_tokenizer, comparable_file
 from models_registry.detection.inspection import Inspection
 from models_registry.detection.xlora_files import read_files
 
@@ -54,11 +53,11 @@ def base_facts(base: Inspection) -> dict[str, Any]:
     names = {name for source in base.spec.parameters.values() for name in source.tensor_names()}
     shapes = {name: info.shape for name, info in base.tensors.items()}
     shapes |= {item.name: item.shape for item in base.spec.encoded}
-    path = base.tokenizer.path
+    tokenizer = comparable_file(base.tokenizer.path)
     return {
         "spec": base.spec.to_dict(),
         "shapes": {name: list(shape) for name, shape in shapes.items() if name in names},
-        "tokenizer": path if path is not None and path.endswith(TOKENIZER_FILE) else None,
+        "tokenizer": None if tokenizer is None else str(tokenizer),
     }
 
 

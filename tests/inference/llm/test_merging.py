@@ -180,6 +180,17 @@ def test_what_cannot_be_merged_is_refused_and_leaves_nothing(
     assert not (tmp_path / "out").exists()
 
 
+def test_an_adapter_of_another_tokenizer_is_not_merged(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", 1)
+    tokens = (checkpoint.directory / "tokenizer.json").read_text()
+    (adapter / "tokenizer.json").write_text(tokens.replace('"a":', '"zz":').replace('"b":', '"a":'))
+    with pytest.raises(UnsupportedFormat, match="was trained with another tokenizer"):
+        merged(checkpoint.directory, tmp_path / "out", (adapter, 1.0))
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(UnsupportedFormat, match="was trained with another tokenizer"):
+        LLM.load(checkpoint.spec, checkpoint.tokenizer, checkpoint.files, OPTIONS, merge=Merge(((adapter, 1.0),)))
+
+
 def test_a_tied_embedding_is_not_merged(tmp_path: Path) -> None:
     base, _ = make_checkpoint(LlamaConfig(**attention.BASE | {"tie_word_embeddings": True}), tmp_path / "base")
     make_adapter(base, tmp_path / "adapter", r=3, target_modules=["lm_head"])

@@ -62,6 +62,13 @@ def test_another_tokenizer_is_refused(base: Inspection, tmp_path: Path) -> None:
     (path / "tokenizer.json").write_text(json.dumps(tokens))
     with pytest.raises(UnsupportedFormat, match="was trained with another tokenizer"):
         inspect_adapter_in_child(path, base)
+    scores = [[token, -1.0] for token in [*vocabulary][50:]]
+    (path / "tokenizer.json").write_text(json.dumps({"model": {"type": "Unigram", "vocab": scores}}))
+    with pytest.raises(UnsupportedFormat, match="was trained with another tokenizer"):
+        inspect_adapter_in_child(path, base)
+    (path / "tokenizer.json").rename(write_xlora(tmp_path / "x") / "adapters" / "adapter_1" / "tokenizer.json")
+    with pytest.raises(UnsupportedFormat, match="was trained with another tokenizer"):
+        inspect_adapter_in_child(tmp_path / "x", base)
     (path / "tokenizer.json").write_text("{")
     with pytest.raises(CorruptCheckpoint, match=r"tokenizer\.json is not JSON.*; copy the adapter again"):
         inspect_adapter_in_child(path, base)
