@@ -6,12 +6,28 @@ from collections.abc import Iterator
 
 import torch
 
+from inference.errors import CorruptCheckpoint
 from inference.modelling.lora.plan import MatrixPlan
 from inference.modelling.spec import Piece
 from inference.modelling.weights.piece_rows import take_rows
 
 Factors = tuple[torch.Tensor, torch.Tensor]
 """Left (rows, r) and right (r, inputs): their product is a change of a parameter's rows."""
+
+
+def check_finite(name: str, value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of an adapter.
+
+    Raises:
+        CorruptCheckpoint: A value is infinite or no number, as after a training that has diverged.
+    """
+    if not value.isfinite().all():
+        raise CorruptCheckpoint(
+            f"{name} of the adapter has values that are infinite or no numbers, as after a training that has diverged; "
+            "take an earlier checkpoint of it.",
+            param=name,
+        )
+    return value
 
 
 def matrix_factors(plan: MatrixPlan, a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[int | None, Factors]]:

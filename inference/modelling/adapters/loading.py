@@ -13,7 +13,7 @@ from torch import nn
 
 from inference.errors import UnsupportedFormat
 from inference.modelling.adapters.deltas import ModuleDelta, Term
-from inference.modelling.adapters.factors import matrix_factors
+from inference.modelling.adapters.factors import check_finite, matrix_factors
 from inference.modelling.adapters.scaling_classifier import ScalingClassifier
 from inference.modelling.layers.linear import Embedding, Linear
 from inference.modelling.layers.mamba1 import StepProjection
@@ -63,13 +63,13 @@ def load_adapter(plan: AdapterPlan, path: Path, network: nn.Module) -> LoadedAda
         network: The base, loaded.
 
     Raises:
-        CheckpointError: The file is broken.
+        CheckpointError: The file is broken, or has values that are no numbers.
         UnsupportedFormat: The adapter changes a module of a kind that isn't adapted per request.
     """
     names = dict.fromkeys(_names(plan))
     with TensorFiles([path], [list(names)]) as files, torch.inference_mode():
         files.move()
-        deltas = _Builder(network, files.read).build(plan)
+        deltas = _Builder(network, lambda name: check_finite(name, files.read(name))).build(plan)
         if next(network.parameters()).device.type == "cpu":
             _move_together(deltas)
     is_eager = any(_is_eager(name, delta) for name, delta in deltas.items())

@@ -21,7 +21,7 @@ from typing import Literal, get_args
 import torch
 
 from inference.errors import InvalidRequest, UnsupportedFormat
-from inference.modelling.adapters.factors import take_factors
+from inference.modelling.adapters.factors import check_finite, take_factors
 from inference.modelling.lora.plan import AdapterPlan, MatrixPlan
 from inference.modelling.spec import ModelSpec, Piece
 from inference.modelling.weights.files import TensorFiles
@@ -222,7 +222,7 @@ class MergedTensors:
 def _read(path: Path, name: str) -> torch.Tensor:
     with TensorFiles([path], [[name]]) as files:
         files.move()
-        return files.read(name).float().clone()
+        return check_finite(name, files.read(name)).float().clone()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from torch import nn
 
 from inference.errors import UnsupportedFormat
 from inference.modelling.adapters.deltas import ModuleDelta
+from inference.modelling.adapters.factors import check_finite
 from inference.modelling.adapters.loading import LoadedAdapter, load_adapter
 from inference.modelling.adapters.scaling_classifier import ScalingClassifier
 from inference.modelling.lora.xlora_plan import XLoraPlan
@@ -42,6 +43,7 @@ def load_xlora(plan: XLoraPlan, paths: Sequence[Path], network: nn.Module) -> Lo
     names = [name for linear in plan.classifier for name in (linear.weight, linear.bias) if name is not None]
     with TensorFiles([paths[0]], [names]) as files, torch.inference_mode():
         files.move()
-        classifier = ScalingClassifier(plan, files.read, next(network.parameters()).device)
+        device = next(network.parameters()).device
+        classifier = ScalingClassifier(plan, lambda name: check_finite(name, files.read(name)), device)
     num_bytes = sum(delta.nbytes for delta in deltas.values()) + classifier.nbytes
     return LoadedAdapter(dict(deltas), is_eager=True, num_bytes=num_bytes, classifier=classifier)

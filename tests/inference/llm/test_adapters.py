@@ -200,6 +200,17 @@ def test_a_file_that_changed_is_refused(llm: LLM, tmp_path: Path) -> None:
     assert llm.stats()["adapters"]["num_waiting"] == 0
 
 
+def test_values_that_are_no_numbers_fail_their_requests_alone(llm: LLM, tmp_path: Path) -> None:
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    llm.adapters.add(
+        "nan", write_adapter(tmp_path / "nan", tensors=factors(1) | {name: torch.full((4, 32), torch.nan)})
+    )
+    events = list(llm.events("the quick", GREEDY, adapter="nan"))
+    assert events[-1]["type"] == "error" and name in events[-1]["error"]["message"]
+    llm.adapters.remove("nan")
+    assert llm.stats()["adapters"]["num_waiting"] == 0 and ids_of(list(llm.events("the quick", GREEDY)))
+
+
 def test_an_adapter_of_another_tokenizer_is_refused(llm: LLM, tmp_path: Path) -> None:
     path = write_adapter(tmp_path / "same", 1)
     write_tokenizer(path / "tokenizer.json")

@@ -173,6 +173,9 @@ def test_what_cannot_be_merged_is_refused_and_leaves_nothing(
     }
     with pytest.raises(CheckpointError):
         merged(checkpoint.directory, tmp_path / "out", (write_adapter(tmp_path / "bad", tensors=tensors), 1.0))
+    broken = {name: tensor * torch.nan for name, tensor in factors(1).items()}
+    with pytest.raises(CheckpointError, match="no numbers"):
+        merged(checkpoint.directory, tmp_path / "out", (write_adapter(tmp_path / "nan", tensors=broken), 1.0))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     with pytest.raises(InvalidRequest, match="isn't an empty directory"):

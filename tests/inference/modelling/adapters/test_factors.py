@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inference.modelling.adapters.factors import matrix_factors, take_factors
+from inference.errors import CorruptCheckpoint
+from inference.modelling.adapters.factors import check_finite, matrix_factors, take_factors
 from inference.modelling.lora.modules import Place
 from inference.modelling.lora.plan import MatrixPlan
 from inference.modelling.lora.shapes import piece_shape
@@ -39,6 +40,16 @@ def test_factors_of_a_piece(piece: Piece) -> None:
     taken = take_factors(piece, left, right, 1)
     torch.testing.assert_close(taken[0] @ taken[1], expected)
     assert piece_shape(piece, (12, 8)) == tuple(expected.shape)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_values_that_are_no_numbers_are_refused(value: float, dtype: torch.dtype) -> None:
+    tensor = torch.ones(3, 4, dtype=dtype)
+    assert check_finite("a", tensor) is tensor
+    tensor[2, 1] = value
+    with pytest.raises(CorruptCheckpoint, match="a of the adapter has values that are infinite or no numbers"):
+        check_finite("a", tensor)
 
 
 @pytest.mark.parametrize("is_swapped", [False, True])
