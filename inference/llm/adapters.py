@@ -160,7 +160,10 @@ class AdapterRegistry:
         files = read_files(path)
         check_tokenizer(files, self._tokenizer)
         modified_ns = tuple(path.stat().st_mtime_ns for path in files.weight_files)
-        plan, digest = files.plan(self._base_modules()), files.digest()
+        plan = files.plan(self._base_modules())
+        if isinstance(plan, AdapterPlan):  # an X-LoRA's plan has refused what can't be scaled
+            plan.check_per_request()
+        digest = files.digest()
         adapter = Adapter(digest, plan, files.weight_files, self._size_of(plan), modified_ns)
         facts = AdapterFacts(
             name,

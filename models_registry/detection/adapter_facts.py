@@ -76,6 +76,8 @@ def inspect_adapter(path: Path, base: Mapping[str, Any]) -> InspectedAdapter:
     shapes = {name: tuple(shape) for name, shape in base["shapes"].items()}
     plan = files.plan(BaseModules(ModelSpec.from_dict(base["spec"]), shapes.__getitem__))
     is_xlora = isinstance(plan, XLoraPlan)
+    if isinstance(plan, AdapterPlan):  # an X-LoRA's plan has refused what can't be scaled
+        plan.check_per_request()
     return InspectedAdapter(files.digest(), plan.rank, plan.targets, _num_values(plan), files.size_bytes, is_xlora)
 
 

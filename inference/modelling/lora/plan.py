@@ -107,6 +107,20 @@ class AdapterPlan:
         names = [*(matrix.module for matrix in self.matrices), *(whole.place.owner for whole in self.wholes)]
         return tuple(sorted({name.rpartition(".")[2] for name in names}))
 
+    def check_per_request(self) -> None:
+        """Refuse an adapter that can only be merged into its base.
+
+        Raises:
+            UnsupportedFormat: It replaces a norm, or something else that is no matrix.
+        """
+        for whole in self.wholes:
+            if len(whole.place.stored) != 2:
+                raise UnsupportedFormat(
+                    f"the adapter replaces {whole.name[:200]}, which is no matrix, so that it can't be changed per "
+                    "request; merge the adapter into its base (blazr merge) and serve the result.",
+                    param=whole.name[:200],
+                )
+
 
 @dataclass(slots=True)
 class _Modules:

@@ -200,6 +200,13 @@ def test_a_file_that_changed_is_refused(llm: LLM, tmp_path: Path) -> None:
     assert llm.stats()["adapters"]["num_waiting"] == 0
 
 
+def test_a_norm_is_refused_before_a_request_names_it(llm: LLM, tmp_path: Path) -> None:
+    norm = {"base_model.model.model.norm.weight": torch.full((32,), 2.0)}
+    path = write_adapter(tmp_path / "norm", tensors=factors(1) | norm, modules_to_save=["norm"])
+    with pytest.raises(UnsupportedFormat, match=r"replaces base_model\.model\.model\.norm\.weight, which is no matrix"):
+        llm.adapters.add("norm", path)
+
+
 def test_values_that_are_no_numbers_fail_their_requests_alone(llm: LLM, tmp_path: Path) -> None:
     name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
     llm.adapters.add(

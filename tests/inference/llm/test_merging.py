@@ -183,6 +183,13 @@ def test_what_cannot_be_merged_is_refused_and_leaves_nothing(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_norm_is_merged(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    norm = {"base_model.model.model.norm.weight": torch.full((32,), 2.0)}
+    adapter = write_adapter(tmp_path / "norm", tensors=factors(1) | norm, modules_to_save=["norm"])
+    found = merged(checkpoint.directory, tmp_path / "out", (adapter, 1.0))
+    assert found["model.norm.weight"].tolist() == [2.0] * 32
+
+
 def test_an_adapter_of_another_tokenizer_is_not_merged(checkpoint: Checkpoint, tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "adapter", 1)
     tokens = (checkpoint.directory / "tokenizer.json").read_text()

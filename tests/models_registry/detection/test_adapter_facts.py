@@ -74,6 +74,12 @@ def test_another_tokenizer_is_refused(base: Inspection, tmp_path: Path) -> None:
         inspect_adapter_in_child(path, base)
 
 
+def test_a_norm_is_refused(base: Inspection, tmp_path: Path) -> None:
+    norm = {"base_model.model.model.norm.weight": torch.ones(32)}
+    with pytest.raises(UnsupportedFormat, match="which is no matrix"):
+        inspect_adapter_in_child(write_adapter(tmp_path / "norm", tensors=factors(1) | norm), base)
+
+
 def test_broken_files_are_refused_in_words(base: Inspection, tmp_path: Path) -> None:
     path = write_adapter(tmp_path / "sql", 1)
     (path / "adapter_model.safetensors").write_bytes(b"no header")
