@@ -161,6 +161,13 @@ def test_prefixes_are_shared_by_what_is_seen(model, llm):
     assert usage_of(list(llm.events(longer, GREEDY)))["cached_tokens"] > 30
 
 
+def test_python_programs_send_images_in_conversations(llm):
+    messages = asking(picture(60, 90, 2), "what?")
+    expected = ids_of(list(llm.events(messages, GREEDY)))
+    assert llm.chat(messages, GREEDY)[0].outputs[0].token_ids == expected
+    assert [token for delta in llm.stream(messages, GREEDY) for token in delta.token_ids] == expected
+
+
 def test_images_count_in_tokens(model, llm):
     image = picture(300, 200)
     tokens = llm._images.count_tokens(with_parts(asking(image)))
