@@ -20,6 +20,8 @@ from models_registry.detection.printable import printable
 
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
+_PATH_ERRORS = ("Could not determine home directory", "Symlink loop")
+"""Beginnings of the RuntimeErrors that pathlib raises for ~NAME and for links that lead to themselves."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,6 +44,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return _complain(f"{error.filename} can't be used: {(error.strerror or str(error)).lower()}.")
+    except RuntimeError as error:
+        if not str(error).startswith(_PATH_ERRORS):
+            raise
+        return _complain(f"a path can't be used: {error}")
     except Exception as error:
         # For a wrong setting. Imported only now, because most commands never need Django.
         from django.core.exceptions import ImproperlyConfigured

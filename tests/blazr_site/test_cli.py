@@ -59,6 +59,18 @@ def test_generate_refuses_bad_values_in_one_line(
     assert error.strip().splitlines()[-1].startswith("error: ")
 
 
+@pytest.mark.parametrize(
+    ("directory", "words"),
+    [("/dev/null", "/dev/null can't be used: not a directory"), ("~nobody-here/x", "a path can't be used")],
+)
+def test_paths_that_can_not_be_read_are_one_line(
+    directory: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["push", directory, "--server", "http://127.0.0.1:9", "--key", "k"]) == 2
+    error = capsys.readouterr().err
+    assert words in error and len(error.strip().splitlines()) == 1
+
+
 @pytest.mark.parametrize("command", ["info", "generate"])
 @pytest.mark.parametrize(
     ("fault", "words"),
