@@ -226,7 +226,7 @@ def _refusal(status: int, payload: Any) -> RefusedByServer:
     message = found.get("message") if isinstance(found, dict) else found
     if not isinstance(message, str) or not message:
         message = f"the server has refused the request with status {status}."
-    if status in (401, 403):
+    if status == 401 or (status == 403 and "API key" in message):  # others refuse a path, or a hub's model
         message += f" (The key is --key or {KEY_VARIABLE}.)"
     error = RefusedByServer(message, param=found.get("param") if isinstance(found, dict) else None)
     error.status = status

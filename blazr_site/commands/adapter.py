@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from rich.text import Text
@@ -14,7 +15,7 @@ from blazr_site.commands.models import stderr
 from blazr_site.commands.server import server_with_key
 from blazr_site.commands.tables import output_console, table
 from blazr_site.server_client import ServerClient
-from inference.errors import UnknownModel
+from inference.errors import InvalidRequest, UnknownModel
 from inference.host.units import format_bytes
 
 CHECKPOINTS = "/registry/checkpoints"
@@ -31,6 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _add(client: ServerClient, model: str, path: str, name: str | None) -> int:
+    if Path(path).exists():  # the server is on this machine, and its working directory may be another one
+        path = str(Path(path).absolute())
     body = {"path": path} if name is None else {"path": path, "name": name}
     row = client.json("POST", f"{_base(client, model)}/adapters", body)
     stderr.print(f"{client.server.url} has it as {row['model']}", highlight=False, markup=False)
@@ -55,6 +58,8 @@ def _list(client: ServerClient, model: str | None, *, is_json: bool) -> int:
 
 def _remove(client: ServerClient, name: str) -> int:
     model = name.rpartition(":")[0]
+    if not model:
+        raise InvalidRequest(f"{name[:120]!r} is no adapter's name; give BASE:NAME, as blazr adapter list shows it.")
     base = _base(client, model)
     key = next((row["id"] for row in client.json("GET", f"{base}/adapters") if row["model"] == name), None)
     if key is None:

@@ -56,14 +56,24 @@ def test_an_adapter_is_added_listed_and_removed(blazr, tmp_path: Path, capsys: p
     assert [row.name for row in Adapter.objects.all()] == ["again"] and place.is_dir()
 
 
+def test_a_path_is_that_of_the_users_directory(blazr, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = write_adapter(tmp_path / "adapters" / "sql", 1)
+    monkeypatch.chdir(tmp_path)
+    assert blazr("add", "tiny", "adapters/sql") == 0
+    assert Adapter.objects.get().path == str(place)
+
+
 def test_what_is_not_there_is_said(blazr, tmp_path: Path) -> None:
     with pytest.raises(UnknownModel, match=r"no model 'big' \(it has tiny\)"):
         blazr("add", "big", "/x")
+    with pytest.raises(InvalidRequest, match="'tiny' is no adapter's name; give BASE:NAME"):
+        blazr("remove", "tiny")
     with pytest.raises(UnknownModel, match="no adapter 'tiny:sql'"):
         blazr("remove", "tiny:sql")
-    with pytest.raises(RefusedByServer, match="is in no directory of the server's settings"):
+    with pytest.raises(RefusedByServer, match="is in no directory of the server's settings") as caught:
         blazr("add", "tiny", "/etc")
-    with pytest.raises(RefusedByServer):
+    assert "BLAZR_API_KEY" not in caught.value.message
+    with pytest.raises(RefusedByServer, match="BLAZR_API_KEY"):
         blazr("list", key=api_key_create(name="guest")[1])
 
 
