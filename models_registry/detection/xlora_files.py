@@ -168,9 +168,9 @@ def _read_ordering(directory: Path) -> Ordering | None:
 def _ordered(config: XLoraConfig, ordering: Ordering) -> tuple[tuple[str, str], ...]:
     paths = dict(config.adapters)
     if sorted(ordering.names) != sorted(paths):
-        only = sorted({*ordering.names} ^ {*paths})
+        only = ", ".join(map(repr, sorted({*ordering.names} ^ {*paths})))[:200] or "one twice"
         raise CorruptCheckpoint(
-            f"{ordering.file} and {config.file} name different adapters ({', '.join(only)[:200] or 'one twice'}); the "
+            f"{ordering.file} and {config.file} name different adapters ({only}); the "
             "order must have each of them once.",
             param="order",
         )
@@ -188,7 +188,7 @@ def _place_of(name: str, path: str, known: Sequence[Path], directory: Path, file
             return found[0]
     there = ", ".join(str(place.relative_to(directory)) for place in known[:5]) or "none"
     raise CorruptCheckpoint(
-        f"{file} names the adapter {name[:60]!r} ({path[:100]}), which isn't there once; put its directory beside the "
-        f"file, named {name[:60]!r} (there is {there}).",
+        f"{file} names the adapter {name[:60]!r} ({path[:100]!r}), which isn't there once; put its directory beside "
+        f"the file, named {name[:60]!r} (there is {there}).",
         param="adapters",
     )

@@ -86,6 +86,12 @@ class LoraConfig:
             UnsupportedFormat: It is no LoRA adapter, or a member changes the arithmetic in a way that isn't known.
         """
         kind = config.get("peft_type", "LORA")
+        if kind == "XLORA":
+            raise UnsupportedFormat(
+                f"{CONFIG_FILE} is that of an X-LoRA, which weighs its adapters token by token: it can neither be "
+                "merged nor be a part of another one; merge one of the adapters in it.",
+                param="peft_type",
+            )
         if kind != "LORA":
             raise UnsupportedFormat(
                 f"{CONFIG_FILE} says peft_type {str(kind)[:40]!r}; only LORA and XLORA can be served: {_REMEDY}.",
@@ -114,7 +120,7 @@ class LoraConfig:
             target_parameters=reader.names("target_parameters"),
             modules_to_save=reader.names("modules_to_save"),
             excludes_modules=any(config.get(key) for key in ("exclude_modules", "layers_to_transform")),
-            base_model=str(config.get("base_model_name_or_path") or "")[:200],
+            base_model=base_name(config, "base_model_name_or_path"),
         )
 
     def rank_of(self, module: str) -> int:
@@ -143,6 +149,12 @@ def _check_key(key: str, value: Any) -> None:
             raise _refused(key, value)
     elif key not in _READ and key not in _IGNORED and not is_neutral(value):
         raise _refused(key, value)
+
+
+def base_name(config: Mapping[str, Any], *keys: str) -> str:
+    """The base's name under the first of ``keys`` that has one, on one line; empty: none has."""
+    found = next((str(config[key]) for key in keys if config.get(key)), "")
+    return "".join(char for char in found[:200] if char.isprintable())
 
 
 def is_neutral(value: Any) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference.errors import CorruptCheckpoint, UnsupportedFormat
-from inference.modelling.lora.config import ConfigReader, is_neutral
+from inference.modelling.lora.config import ConfigReader, base_name, is_neutral
 
 MAX_ADAPTERS = 64
 MAX_DEPTH = 16
@@ -109,7 +109,7 @@ class XLoraConfig:
             top_k=top_k,
             pass_value=pass_value,
             weight=reader.number(config.get("global_scaling_weight", 1.0), "global_scaling_weight"),
-            base_model=str(config.get("base_model_name_or_path") or config.get("base_model_id") or "")[:200],
+            base_model=base_name(config, "base_model_name_or_path", "base_model_id"),
         )
 
 

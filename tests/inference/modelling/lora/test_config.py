@@ -41,7 +41,8 @@ def test_patterns_match_the_end_of_a_name_and_the_first_one_counts() -> None:
 @pytest.mark.parametrize(
     ("members", "words"),
     [
-        ({"peft_type": "IA3"}, "peft_type 'IA3'; only LORA"),
+        ({"peft_type": "IA3"}, "peft_type 'IA3'; only LORA and XLORA can be served: merge the adapter"),
+        ({"peft_type": "XLORA"}, "that of an X-LoRA.*; merge one of the adapters in it"),
         ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens"),
         ({"trainable_token_indices": [5]}, "trainable_token_indices"),
         ({"use_qalora": True}, "use_qalora"),
@@ -52,6 +53,11 @@ def test_patterns_match_the_end_of_a_name_and_the_first_one_counts() -> None:
 def test_keys_that_change_the_arithmetic_are_refused_by_name(members: dict[str, Any], words: str) -> None:
     with pytest.raises(UnsupportedFormat, match=words):
         LoraConfig.from_dict(members)
+
+
+def test_a_bases_name_is_one_line_without_control_characters() -> None:
+    assert LoraConfig.from_dict({"base_model_name_or_path": "maker/\nba\x1b[31mse"}).base_model == "maker/ba[31mse"
+    assert LoraConfig.from_dict({"base_model_name_or_path": None}).base_model == ""
 
 
 def test_keys_of_training_are_ignored() -> None:
