@@ -12,6 +12,8 @@ from inference.modelling.encodings.quantisation_config import SIDE_FILES
 from inference.modelling.gguf.ggjt import MAGIC
 from inference.text.tokenisation.tiktoken_file import KIMI_FILE
 from models_registry.curves import PLAN_FILE
+from models_registry.detection.adapter_files import WEIGHTS_FILE
+from models_registry.detection.directory import adapter_refusal
 from models_registry.detection.safetensors_header import MAX_HEADER_BYTES
 
 CHUNK_BYTES = 2 << 20
@@ -105,6 +107,8 @@ def check_declaration(files: Sequence[DeclaredFile], *, max_bytes: int) -> int:
         raise UnsupportedFormat(
             "the upload has no .safetensors, .gguf or .ggml file; weights are taken in these formats only."
         )
+    if all(file.name == WEIGHTS_FILE for file in files if file.name.endswith(WEIGHT_SUFFIXES)):
+        raise adapter_refusal()
     total = sum(file.size_bytes for file in files)
     if total > max_bytes:
         raise RequestTooLarge(

@@ -18,6 +18,7 @@ from inference.modelling.encodings.quantisation_config import SIDE_FILES
 from inference.modelling.gguf.ggjt import GGJT_SUFFIXES, has_ggml_suffix, is_ggjt
 from inference.modelling.gguf.vocabulary_file import VOCABULARY_FILE
 from inference.text.tokenisation.tiktoken_file import KIMI_FILE
+from models_registry.detection.adapter_files import WEIGHTS_FILE
 from models_registry.detection.json_file import read_object
 from models_registry.detection.safetensors_header import MAX_TENSORS
 
@@ -176,7 +177,7 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
 
 
 def _choose_weights(directory: Path, names: frozenset[str]) -> _Weights:
-    candidates = sorted(name for name in names if name.endswith(".safetensors"))
+    candidates = sorted(name for name in names - {WEIGHTS_FILE} if name.endswith(".safetensors"))
     # A link into the void still shows in a listing; it is a missing file, to be reported as such.
     if "model.safetensors" in candidates:
         return _Weights(("model.safetensors",), "model.safetensors")
@@ -245,6 +246,8 @@ def _named_weights(path: Path, names: frozenset[str]) -> _Weights:
         return _Weights((name,), "the file that was named")
     if not name.endswith(".safetensors") and not name.lower().endswith(GGUF_SUFFIX):
         raise _refusal(name)
+    if name == WEIGHTS_FILE:
+        raise adapter_refusal()
     shard = _SHARD.fullmatch(name)
     if shard is not None and shard["suffix"] == "gguf":
         return _shard_set(shard, names)
@@ -321,6 +324,15 @@ def _refusal(name: str) -> CheckpointError:
     )
 
 
+def adapter_refusal() -> UnsupportedFormat:
+    """The error for an adapter in the place of a model."""
+    return UnsupportedFormat(
+        f"{WEIGHTS_FILE} is an adapter and no model; name its base, and beside it the adapter's directory on the "
+        "server's machine (blazr adapter add BASE DIR, or without a server --adapter DIR).",
+        param=WEIGHTS_FILE,
+    )
+
+
 def _no_weights(directory: Path, names: frozenset[str]) -> CheckpointError:
     for name in sorted(names):
         if name.lower().endswith(PICKLE_SUFFIXES):
@@ -328,6 +340,8 @@ def _no_weights(directory: Path, names: frozenset[str]) -> CheckpointError:
             return UnsupportedFormat(
                 f"There are no .safetensors files in {directory.name}: {refusal.message}", param=name
             )
+    if WEIGHTS_FILE in names:
+        return adapter_refusal()
     return UnsupportedFormat(
         f"There are no weights in {directory}: looked for model.safetensors, *{INDEX_SUFFIX}, "
         "*-00001-of-*.safetensors, *_final.safetensors, *_step_N.safetensors and *.gguf.",

@@ -62,6 +62,7 @@ def test_other_kinds_are_refused(name: str) -> None:
     [
         ([], InvalidRequest, "no files"),
         ([DeclaredFile("config.json", 10)], UnsupportedFormat, "no .safetensors"),
+        ([DeclaredFile("adapter_model.safetensors", 10)], UnsupportedFormat, "an adapter and no model"),
         ([WEIGHTS, WEIGHTS], InvalidRequest, "twice"),
         ([WEIGHTS, DeclaredFile("MODEL.safetensors", 10)], InvalidRequest, "twice"),
         ([DeclaredFile("model.safetensors", 0)], InvalidRequest, "empty"),

@@ -24,6 +24,15 @@ def index(directory: Path, weight_map: dict, name: str = "model.safetensors.inde
     return directory
 
 
+def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+    place = touch(tmp_path / "sql", "adapter_model.safetensors", "adapter_config.json")
+    for path in (place, place / "adapter_model.safetensors"):
+        with pytest.raises(UnsupportedFormat, match="is an adapter and no model; name its base"):
+            resolve(path)
+    touch(place, "weights.safetensors")
+    assert [file.path for file in resolve(place).files] == ["weights.safetensors"]
+
+
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 
 
