@@ -406,7 +406,8 @@ def _content(prompt: Prompt) -> dict[str, Any]:
         others = prompt.keys() - {"prompt", "prompt_token_ids"}
         if unknown := sorted(str(name) for name in others if prompt[name] is not None):
             raise InvalidRequest(
-                f"{unknown[0]} is not a member of a prompt; it has prompt or prompt_token_ids.", param="prompts"
+                f"{unknown[0]} is not a member of a prompt; it has prompt or prompt_token_ids. Messages go to chat.",
+                param="prompts",
             )
         if "prompt_token_ids" in prompt:
             return {"token_ids": _token_ids(prompt["prompt_token_ids"])}

@@ -46,7 +46,9 @@ class PromptImages:
         check_images(messages)
         for where, part in found:
             if "data" not in part:
-                raise InvalidRequest(f"{where}: the image is named by a file, which only a server has.", param=where)
+                raise InvalidRequest(
+                    f"{where}: the image is named by a file, which only a server has; send a data URL.", param=where
+                )
         return [self._placing.count(part, where) for where, part in found]
 
     def place(self, token_ids: Sequence[int], counts: Sequence[int]) -> PlacedTokens:

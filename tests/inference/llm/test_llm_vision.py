@@ -226,7 +226,7 @@ def test_one_line_for_each_refusal(model, llm):
         list(llm.events(asking(bad), GREEDY))
     with pytest.raises(UnsupportedFeature, match=r"the URL 'http://x/y.png' isn't fetched"):
         list(llm.events(asking({"type": "image_url", "image_url": {"url": "http://x/y.png"}}), GREEDY))
-    with pytest.raises(InvalidRequest, match="named by a file, which only a server has"):
+    with pytest.raises(InvalidRequest, match="named by a file, which only a server has; send a data URL"):
         list(llm.events(asking({"type": "image_file", "image_file": {"file_id": "file-1"}}), GREEDY))
     with pytest.raises(UnsupportedFeature, match="a saved state holds no images"):
         llm.save_state(asking(picture(56, 56), "what?"))
