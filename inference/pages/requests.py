@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from asgiref.sync import async_to_sync
 from django.urls import reverse
 
 from inference.access.accounts import principal_of_staff
-from inference.batches.replays import replay_list, why_not_replayable
+from inference.batches.replays import replay_list, texts_of_log, why_not_replayable
 from inference.errors import BlazrError, UnknownRequest
 from inference.models import UsageRecord
 from inference.models.readable_rows import readable_rows
 from inference.pages.cache_words import cache_sentence
 from inference.pages.callers import caller_of, callers_of
+from inference.pages.jobs import prompt_text
 from inference.pages.replay_targets import REPLAY, VIEW, replay_targets
 from inference.pages.request_phases import slow_words, waterfall
 from inference.records.usage_spans import UNFAILED
@@ -117,6 +119,8 @@ class RequestPage(StaffPage):
             "cache": cache_sentence(row.cache_outcome),
             "rate": _rate(row),
             "cached_percent": round(100 * row.cached_tokens / row.prompt_tokens) if row.prompt_tokens else 0,
+            "prompts": logged_prompts(row),
+            "outputs": [_encodable(text) for text in texts_of_log(row)] if row.output else [],
             "refusal": refusal,
             "targets": replay_targets() if can_replay and not refusal else [],
         }
@@ -193,6 +197,19 @@ def logged_request(request_id: str) -> UsageRecord:
     if not rows:
         raise UnknownRequest(f"There is no request {request_id[:60]!r} in the log.", param="request_id")
     return rows[0]
+
+
+def logged_prompts(row: UsageRecord) -> list[str]:
+    """Return the logged prompts of a request as texts; what was cut is one text, as it was kept."""
+    try:
+        return [_encodable(prompt_text(prompt)) for prompt in json.loads(row.prompt)] if row.prompt else []
+    except (ValueError, TypeError, AttributeError):
+        return [row.prompt]
+
+
+def _encodable(text: str) -> str:
+    """Return the text with a question mark for each lone surrogate, which JSON may have and a page can't."""
+    return text.encode(errors="replace").decode()
 
 
 def mark_of(row: UsageRecord) -> str:

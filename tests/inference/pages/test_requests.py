@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from typing import Any
 
@@ -15,6 +16,7 @@ from django.utils import timezone
 from inference.errors import Unavailable
 from inference.models import UsageRecord
 from inference.pages import requests
+from inference.records.request_log import CUT_MARK
 from inference.serving.running_requests import RunningRequest
 from inference.values.queue_place import QueuePlace
 from tests.accounts import account
@@ -55,6 +57,24 @@ def test_one_request_says_where_its_time_went(operator: Client) -> None:
         assert piece in text, piece
     assert HOSTILE not in text
     assert operator.get("/requests/unknown/").status_code == 404
+
+
+def test_contents_are_shown_as_texts(operator: Client) -> None:
+    prompts = [
+        {"messages": [{"role": "user", "content": "Why?\nAnd how?"}]}, {"text": "Once\ud800"}, {"token_ids": [7, 9]}
+    ]  # fmt: skip
+    record("chatcmpl-1", prompt=json.dumps(prompts), output=json.dumps(["So.\nThus.\udfff", ""]))
+    response = operator.get("/requests/chatcmpl-1/")
+    assert response.context["prompts"] == ["[user]\nWhy?\nAnd how?", "Once?", "7, 9"]
+    text = response.content.decode()
+    for piece in ("Prompt 3", "And how?</pre>", "Output 2", "So.\nThus.?</pre>", "(empty)</pre>"):
+        assert piece in text, piece
+
+
+@pytest.mark.parametrize("text", ["not JSON", '["a text"]', '{"a": 1}', "[1]", f'[{{"text": "Onc{CUT_MARK}'])
+def test_contents_that_were_cut_or_damaged_are_shown_as_they_were_kept(operator: Client, text: str) -> None:
+    record("chatcmpl-1", prompt=text, output=text)
+    assert operator.get("/requests/chatcmpl-1/").context["prompts"] == [text]
 
 
 @pytest.mark.parametrize("duration_s", [0.5, 4.0])
