@@ -90,19 +90,29 @@ def operations(document: Mapping[str, Any]) -> Iterator[Operation]:
             found = methods[method]
             content = found.get("requestBody", {}).get("content", {})
             body: Mapping[str, Any] = next((item.get("schema", {}) for item in content.values()), {})
+            summary, text = _words(found)
             yield Operation(
                 method=method.upper(),
                 path=path,
                 tag=(found.get("tags") or ["other"])[0],
                 anchor=found["operationId"],
-                summary=found.get("summary", ""),
-                text=found.get("description", ""),
+                summary=summary,
+                text=text,
                 needs_key=bool(found.get("security")) and {} not in found["security"],
                 parameters=tuple(_parameter(document, item) for item in found.get("parameters", ())),
                 body=tuple(_fields(document, body)),
                 responses=tuple(_responses(document, found.get("responses", {}))),
                 example=_curl(method.upper(), path, content.get("application/json", {}).get("example")),
             )
+
+
+def _words(found: Mapping[str, Any]) -> tuple[str, str]:
+    """Return an operation's summary and its description, whose first line is the summary where there is none."""
+    summary, text = found.get("summary", ""), found.get("description", "")
+    if summary:
+        return summary, text
+    first, _, rest = text.partition("\n")
+    return first.removesuffix("."), rest.strip()
 
 
 def _curl(method: str, path: str, body: Any) -> str:

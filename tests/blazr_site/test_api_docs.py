@@ -24,7 +24,12 @@ DOCUMENT: dict[str, Any] = {
                     "400": {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Thing"}}}},
                 },
             },
-            "get": {"operationId": "thing_list", "security": [{"key": []}, {}], "responses": {}},
+            "get": {
+                "operationId": "thing_list",
+                "security": [{"key": []}, {}],
+                "responses": {},
+                "description": "List things.\n\nAll of them.",
+            },
             "x-other": {},
         }
     },
@@ -54,6 +59,7 @@ DOCUMENT: dict[str, Any] = {
 def test_operations_come_with_their_members_and_kinds():
     listed, made = operations(DOCUMENT)
     assert (listed.method, listed.tag, listed.needs_key, listed.body) == ("GET", "other", False, ())
+    assert (listed.summary, listed.text) == ("List things", "All of them.")
     assert (made.method, made.path, made.tag, made.anchor) == ("POST", "/v1/things", "v1", "thing_create")
     assert (made.needs_key, made.summary) == (True, "Make a thing.")
     assert made.parameters == (Field("dry", "boolean", True, "Don't."),)
