@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from datetime import timedelta
+from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 import orjson
 import pytest
@@ -19,7 +21,7 @@ from asgiref.testing import ApplicationCommunicator
 from django.conf import settings as django_settings
 from django.db import transaction
 from django.test import Client
-from django.urls import get_resolver
+from django.urls import get_resolver, resolve
 from django.urls.resolvers import URLResolver
 from django.utils import timezone
 
@@ -34,6 +36,7 @@ from inference.transport import questions as worker_questions
 from inference.values.messages import StateOrder
 from inference.values.principal import DEFAULT_SCOPES, LOCAL, principal_set
 from models_registry.aliases import alias_promote
+from models_registry.model_page import TABS
 from models_registry.models import (
     Adapter,
     Passport,
@@ -226,6 +229,59 @@ def test_every_route_lets_in_whom_the_table_says(objects, callers, settings, mon
     wrong = [f"{row} {' '.join(cells)}" for row, cells in found.items() if table.get(row) != cells]
     wrong += [f"{row} (the table has it, nobody gets in)" for row in table if row not in found]
     assert not wrong, "\n".join(["# " + " ".join(CALLERS), *wrong])
+
+
+# --- what pages show -------------------------------------------------------------------------------
+
+
+class Offers(HTMLParser):
+    """Method and address of each link, button and form of a page, without Django's admin and the way out."""
+
+    ATTRIBUTES: ClassVar[dict[str, str]] = {
+        "href": "GET", "hx-get": "GET", "data-post": "POST", "data-delete-url": "DELETE"
+    }  # fmt: skip
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: set[tuple[str, str]] = set()
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        pairs = [(method, values.get(name)) for name, method in self.ATTRIBUTES.items()]
+        if tag == "form":
+            pairs.append((str(values.get("method", "get")).upper(), values.get("action")))
+        for method, text in pairs:
+            path = urlsplit(text or "").path
+            if path.startswith("/") and not path.startswith(("/admin/", "/static/", "/logout/")):
+                self.found.add((method, path))
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("role", [name for name in SESSIONS if name != "norole"])
+def test_pages_offer_only_what_the_table_lets_in(role, objects, callers, monkeypatch) -> None:
+    """Each page that the role may open, each tab of a model: no link, button or form leads to a refusal."""
+    monkeypatch.setattr(worker_questions, "REPLY_TIMEOUT_S", 0.0)
+    table, column = declared(), CALLERS.index(role)
+    pages = [
+        address(row.split()[1], objects)
+        for row, cells in table.items()
+        if row.startswith("GET /") and cells[column] == "+" and not row.startswith(("GET /admin/", "GET /v1/"))
+    ]
+    model = f"/models/{objects['checkpoint_id']}/"
+    pages += [f"{model}?tab={tab}" for tab in TABS] if model in pages else []
+    wrong, num_offers = set(), 0
+    for page in pages:
+        response = Client().get(page, **callers[role])
+        if response.status_code != 200 or not response["Content-Type"].startswith("text/html"):
+            continue
+        for method, path in Offers(response.content.decode()).found:
+            row = f"{method} /{resolve(path).route.removeprefix('^').removesuffix('$')}"
+            num_offers += 1
+            if table.get(row, ["403"] * len(CALLERS))[column] not in ("+", "404"):
+                wrong.add(f"{page} offers {row}")
+    assert not wrong, "\n".join(sorted(wrong))
+    assert num_offers
 
 
 WEBSOCKET = "/v1/stream"
