@@ -73,6 +73,8 @@ SCRIPTS = {
     "passport": ("registry/passport.js",),
     "settings": ("registry/model_settings.js",),
 }
+CHANGES = ("models_registry.change_checkpoint", "models_registry.delete_checkpoint")
+"""Permissions for what the settings tab offers; without any of them it isn't there."""
 SPAN_LIMITS = {
     "text": DEFAULT_TEXT,
     "max_text_bytes": MAX_TEXT_BYTES,
@@ -155,7 +157,12 @@ class ModelPage(StaffPage):
     def current_tab(self) -> str:
         """Return the name of the tab that is shown."""
         tab = self.request.GET.get("tab", "overview")
-        return tab if tab in TABS else "overview"
+        return tab if tab in self.own_tabs() else "overview"
+
+    def own_tabs(self) -> list[str]:
+        """Return the names of the tabs of this page that the account may use."""
+        may_change = any(map(self.request.user.has_perm, CHANGES))
+        return [name for name in TABS if name != "settings" or may_change]
 
     def base(self, checkpoint: Checkpoint) -> str:
         """Return what stands before ``?tab=`` in links to the other tabs."""
@@ -164,7 +171,7 @@ class ModelPage(StaffPage):
     def _tabs(self, checkpoint: Checkpoint) -> list[tuple[str, str, str]]:
         """Return name, label and address of each tab."""
         base = self.base(checkpoint)
-        found = [(name, label, f"{base}?tab={name}") for name, label in TABS.items()]
+        found = [(name, TABS[name], f"{base}?tab={name}") for name in self.own_tabs()]
         for name, (label, page, before) in TABS_ELSEWHERE.items():
             try:
                 address = reverse(page, args=[checkpoint.pk])

@@ -10,8 +10,18 @@ from django.test import Client
 from models_registry import services
 from models_registry.model_page import TABS
 from models_registry.models import Checkpoint
+from tests.accounts import account
 
 pytestmark = pytest.mark.django_db
+
+
+@pytest.mark.parametrize("role", ["viewer", "member"])
+def test_settings_are_there_for_who_may_change_them(client: Client, hybrid: Path, role: str) -> None:
+    row = services.checkpoint_register(path=hybrid)
+    client.force_login(account("nina", role))
+    text = client.get(f"/models/{row.pk}/?tab=settings").content.decode()
+    assert 'href="?tab=settings"' not in text and 'href="?tab=overview" aria-current="page"' in text
+    assert "tab=settings" not in client.get(f"/models/{row.pk}/usage/").content.decode()
 
 
 @pytest.mark.parametrize("tab", TABS)
@@ -20,6 +30,11 @@ def test_each_tab_marks_itself_and_reads_what_it_shows(browser: Client, hybrid: 
     text = browser.get(f"/models/{row.pk}/?tab={tab}").content.decode()
     assert f'href="?tab={tab}" aria-current="page"' in text
     assert " style=" not in text
+
+
+def test_the_state_of_a_token_names_the_type_that_it_is_counted_in(browser: Client, hybrid: Path) -> None:
+    row = services.checkpoint_register(path=hybrid)
+    assert f'<span class="small muted">in {row.dtype}</span>' in browser.get(f"/models/{row.pk}/").content.decode()
 
 
 def test_an_unknown_tab_is_the_first_one(browser: Client, hybrid: Path) -> None:
