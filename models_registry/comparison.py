@@ -74,7 +74,7 @@ def size_lines(first: Inspection, second: Inspection) -> list[Line]:
         _number("Layers", one, other, "num_layers", str),
         _number("Hidden size", one, other, "hidden_size", str),
         _number("Vocabulary", one, other, "vocab_size", lambda value: f"{value:,}"),
-        _number("Context", one, other, "max_position_embeddings", lambda value: f"{value:,}"),
+        _number("Context", one, other, "max_position_embeddings", lambda value: f"{value:,} tokens"),
         _number("State per token", one, other, "state_bytes_per_token", format_bytes),
         _number("State per sequence", one, other, "state_bytes_per_sequence", format_bytes),
         Line("Family", one["model_type"], other["model_type"]),

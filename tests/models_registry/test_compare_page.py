@@ -18,6 +18,9 @@ def test_the_page(browser: Client, two_dtypes: tuple[Checkpoint, Checkpoint]) ->
     text = browser.get(f"/models/compare/?a={one.pk}&b={other.pk}").content.decode()
     assert "differ" in text and "F16 " in text and HOSTILE not in text and "&lt;script&gt;" in text
     assert " style=" not in text
+    assert f'/models/{other.pk}/?tab=revisions&amp;from={one.pk}"' in text
+    assert all(f'/models/{row.pk}/?tab=passport"' in text for row in two_dtypes)
+    assert "tab=revisions" not in browser.get(f"/models/compare/?a={one.pk}&b={one.pk}").content.decode()
     assert browser.get(f"/models/compare/?pick={one.pk}&pick={other.pk}").content.decode().count("F16 ") > 1
     half = browser.get(f"/models/compare/?pick={one.pk}").content.decode()
     assert "Choose two models" in half and f'value="{one.pk}" selected' in half

@@ -37,6 +37,7 @@ def test_sizes_and_layers(two_dtypes: tuple[Checkpoint, Checkpoint]) -> None:
     one, other = map(checkpoint_inspection, two_dtypes)
     lines = {line.name: line for line in comparison.size_lines(one, other)}
     assert lines["On disk"].differs and lines["On disk"].remark.startswith("-") and not lines["Parameters"].differs
+    assert lines["Context"].first.endswith(" tokens")
     layers = comparison.layer_lines(one, other)
     assert not any(line.differs for line in layers)
     assert sum(2 if " to " in line.name else 1 for line in layers) <= len(one.spec.layers) <= 9
