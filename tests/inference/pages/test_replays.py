@@ -92,6 +92,7 @@ def test_a_request_is_replayed_as_a_job_and_compared(operator: Client) -> None:
     GenerationJob.objects.update(state="succeeded", result=json.dumps(result), finished_at=timezone.now())
     text = operator.get(answer["Location"]).content.decode()
     assert "<mark>&lt;script&gt;" in text and HOSTILE not in text and "<mark>two</mark>" in text
+    assert "as it was answered</span></h3>" in text and "replayed</span></h3>" in text
     assert operator.post("/requests/chatcmpl-1/replay/", {"model": "none"}).status_code == 404
 
 
