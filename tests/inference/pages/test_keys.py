@@ -105,7 +105,7 @@ def test_usage_is_summed_and_exported(owner: Client) -> None:
     today = timezone.now().date()
     UsageDay.objects.create(day=today, tenant=f"key:{row.pk}", model="m", requests=3, prompt_tokens=70)
     text = owner.get("/keys/").content.decode()
-    assert "busy" in text and "70 tokens" in text
+    assert "busy" in text and "70 tokens" in text and 'data-label="Prompt tokens">70</td>' in text
     assert "busy" in owner.get("/keys/?group_by=day,key,model").content.decode()
     exported = b"".join(owner.get("/keys/?format=csv").streaming_content).decode()
     assert exported.splitlines()[0].startswith("key,key_name,model") and "busy,m,3,70" in exported

@@ -53,7 +53,16 @@ def use(row: Checkpoint) -> None:
 def test_the_last_hour_and_day_of_this_model(client: Client, checkpoint: Checkpoint) -> None:
     text = page(client, checkpoint, "operator", "?span=day")
     assert 'aria-current="page">Usage</a>' in text
-    for words in ("1,234", "100 ms", "250 ms", "50 %", "up to 30", f"/requests/?q={checkpoint.served_model_name}"):
+    for words in (
+        "1,234",
+        "Prompt tokens",
+        "Output tokens",
+        "100 ms",
+        "250 ms",
+        "50 %",
+        "up to 30",
+        f"/requests/?q={checkpoint.served_model_name}",
+    ):
         assert words in text, words
     assert "98,765" not in text and " style=" not in text
 

@@ -43,7 +43,7 @@ def test_the_list_is_searched_filtered_and_paged(operator: Client) -> None:
     for number in range(55):
         record(f"chatcmpl-{number}", outcome="prompt_too_long" if number == 3 else "completed")
     text = operator.get("/requests/").content.decode()
-    assert "chatcmpl-54" in text and "chatcmpl-3<" not in text and "?before=" in text
+    assert "chatcmpl-54" in text and "chatcmpl-3<" not in text and "?before=" in text and "Prompt tokens</th>" in text
     assert "chatcmpl-3<" in operator.get("/requests/?outcome=failed").content.decode()
     assert operator.get("/requests/?q=chatcmpl-7").content.decode().count("chatcmpl-") >= 1
     assert "No request matches" in operator.get("/requests/?q=nothing%00").content.decode()

@@ -5,7 +5,7 @@ import { $, h } from "../kit.js";
 const SPECS = [
   { name: "temperature", label: "Temperature", fallback: 1, low: 0, high: 2, step: 0.05, slider: true },
   { name: "top_p", label: "Top p", fallback: 1, low: 0.01, high: 1, step: 0.01, slider: true },
-  { name: "max_tokens", label: "Longest answer", fallback: 512, low: 1, high: 1048576, step: 1, always: true },
+  { name: "max_tokens", label: "Longest answer, tokens", fallback: 512, low: 1, high: 1048576, step: 1, always: true },
   { name: "seed", label: "Seed", fallback: null, low: 0, high: Number.MAX_SAFE_INTEGER, step: 1, empty: "random" },
   { name: "top_k", label: "Top k", fallback: 0, low: 0, high: 1000000, step: 1, more: true, empty: "0: off" },
   { name: "min_p", label: "Min p", fallback: 0, low: 0, high: 1, step: 0.01, more: true },
