@@ -103,6 +103,7 @@ def test_batches_are_paged_and_searched(operator: Client, data_dir: Path) -> Non
         make_batch([line(f"b{number}")], metadata={"number": str(number)})
     page = operator.get("/jobs/?state=queued")
     assert len(page.context["batches"]) == NUM_BATCHES and page.context["newest_batches"] == ""
+    assert page.content.decode().count('data-label="Created"') == NUM_BATCHES
     assert "state=queued" in page.context["older_batches"]
     older = operator.get(f"/jobs/{page.context['older_batches']}")
     assert [batch["id"] for batch in older.context["batches"]][-1] == first.batch_id
