@@ -79,6 +79,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Let the interpreter's last round find them again, or Triton's library says that they leak."""
+    gc.unfreeze()
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Show which modules took longest, with what their fixtures took."""
     seconds: Counter[str] = Counter()
@@ -110,6 +115,17 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield new
     for name, value in changed.items():
         setattr(django_settings, name, value)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def usage_without_thread() -> None:
+    """Records of requests that the application serves in this process wait until a test flushes them.
+
+    The writer's thread would look for the database between tests, where it is forbidden, and behind the last one.
+    """
+    from inference.records.usage import usage_writer
+
+    usage_writer().close()
 
 
 @pytest.fixture(scope="session", autouse=True)

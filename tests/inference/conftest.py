@@ -89,14 +89,11 @@ def live_url(redis_server: RedisUrls, django_db_setup: None, data_dir: Path) -> 
     from blazr_site.http_protocol import HttpProtocol
     from blazr_site.socket_protocol import WebSocketProtocol
     from inference.consumers import StreamConsumer
-    from inference.records import usage
     from inference.transport import hub as streams
 
     old_url = django_settings.BLAZR_REDIS_URL
     django_settings.BLAZR_REDIS_URL = redis_server.client
     streams.set_hub(None)
-    # The writer's thread would look for the database between tests, where it is forbidden; tests flush themselves.
-    usage.FLUSH_INTERVAL_S = 24 * 3600.0
     budget = BodyBudget(total_bytes=32 << 20, caller_bytes=16 << 20)
     running = BodyBudget(total_bytes=32 << 20, caller_bytes=16 << 20)
     stream = StreamConsumer.as_asgi(arriving=budget, running=running)
@@ -133,7 +130,6 @@ def live_url(redis_server: RedisUrls, django_db_setup: None, data_dir: Path) -> 
     yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     server.should_exit = True
     thread.join(60)
-    usage.usage_writer().close()
     django_settings.BLAZR_REDIS_URL = old_url
 
 
