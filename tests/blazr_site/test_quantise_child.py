@@ -55,7 +55,7 @@ def child(content: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_the_lines_end_with_the_figures_of_a_checkpoint(tmp_path: Path) -> None:
-    with child(request(tmp_path / "out")) as process:
+    with child(request(tmp_path / "out", text="A module is a file of definitions and statements. " * 10)) as process:
         *lines, last = [json.loads(line) for line in process.stdout]
         assert process.wait() == 0
     shares = [line["progress"] for line in lines]
