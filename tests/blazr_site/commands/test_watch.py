@@ -55,19 +55,27 @@ def test_a_killed_watcher_goes_on_where_it_was(tmp_path: Path) -> None:
     assert f"watching {directory} as nano" in errors
 
 
+def test_a_wrong_option_is_one_line(tmp_path: Path) -> None:
+    process = command(oxidizr_run(tmp_path / "nano"), "--once", "--temperature", "9")
+    _, errors = process.communicate(timeout=120)
+    message = "error: temperature is 9.0; it must be 0 to 2.0."
+    assert process.returncode == 2
+    assert (errors.count("\n"), errors[: len(message)]) == (1, message)
+
+
+@pytest.mark.django_db
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--temperature", "9"], "error: temperature is 9.0; it must be 0 to 2.0."),
-        (["--text", "/nothing"], "error: --text '/nothing' can't be read as UTF-8 text"),
-        (["--name", "a/b"], "error: served_model_name is 'a/b'"),
+        ({"text": "/nothing"}, "--text '/nothing' can't be read as UTF-8 text"),
+        ({"name": "a/b"}, "served_model_name is 'a/b'"),
     ],
 )
-def test_a_wrong_option_is_one_line(tmp_path: Path, options: list[str], message: str) -> None:
-    process = command(oxidizr_run(tmp_path / "nano"), "--once", *options)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 2
-    assert (errors.count("\n"), errors[: len(message)]) == (1, message)
+def test_other_wrong_options(tmp_path: Path, options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        watch.run(arguments(oxidizr_run(tmp_path / "nano"), **options))
+    assert caught.value.message.startswith(message)
+    assert not TrainingRun.objects.exists()
 
 
 def arguments(directory: Path, **values: object) -> argparse.Namespace:
