@@ -28,7 +28,9 @@ pytestmark = pytest.mark.browser
 def test_upload_load_try_unload_delete(page: Page, site: LiveServer, tmp_path: Path) -> None:
     upload(page, "sent-demo", demo_files(tmp_path))
     expect(page.locator("#outcome h2")).to_have_text("sent-demo is registered")
-    page.click("text=Look at it")
+    page.click("text=Quantise it")
+    expect(page.locator("#quantise-name")).to_have_value("sent-demo-quantised")
+    page.click("#quantise-close")
     expect(page.locator("h1")).to_have_text("sent-demo")
     page.click("#load")
     expect(page.locator("#live")).to_have_text("ready")

@@ -32,7 +32,10 @@ $("#quantise")?.addEventListener("click", (event) => {
   event.preventDefault();
   open();
 });
-if (location.hash === "#quantise") open();
+if (location.hash === "#quantise") {
+  if (dialog) open();
+  else toast("This model can't be quantised here.", "bad");
+}
 $("#quantise-close")?.addEventListener("click", () => dialog.close());
 if (dialog) $("#quantise-unit").value = detail.size_bytes < 2e9 ? "1000000" : "1000000000";
 

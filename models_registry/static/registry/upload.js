@@ -274,7 +274,11 @@ function succeed(upload) {
     "good",
     `${upload.name} is registered`,
     "It was verified and inspected, and loads on its first request.",
-    h("p.hstack.gap-2", {}, h("a.btn.btn-primary", { href: `/models/${upload.checkpoint}/` }, "Look at it"), h("a.btn.btn-outline-secondary", { href: `/playground/?model=${encodeURIComponent(upload.name)}` }, "Try it")),
+    h("p.hstack.gap-2.flex-wrap", {},
+      h("a.btn.btn-primary", { href: `/models/${upload.checkpoint}/` }, "Look at it"),
+      h("a.btn.btn-outline-secondary", { href: `/playground/?model=${encodeURIComponent(upload.name)}` }, "Try it"),
+      h("a.btn.btn-outline-secondary", { href: `/models/${upload.checkpoint}/#quantise` }, "Quantise it"),
+    ),
   );
 }
 
