@@ -145,8 +145,7 @@ def quantise_checkpoint(
         text: Description of the text, for the figures.
         window: Tokens that are predicted from one empty state.
         calibration: Another text, over which errors of rounding make up for each other; empty: they don't.
-        device: Device that measures.
-        dtype: dtype that the network is measured in.
+        device: Device that measures, in ``dtype``.
         shard_bytes: Most bytes of the tensors in one file.
         with_curve: Measure plans of other sizes too, which takes most of the time.
         progress: Called with the share done and a description of the present work.
@@ -156,8 +155,7 @@ def quantise_checkpoint(
         CheckpointError: The checkpoint can't be quantised.
     """
     tensors = SourceTensors(spec, weight_files, source)
-    fixed = fixed_bytes(parts := find_parts(spec, tensors.tensors), tensors.tensors)
-    _check_smallest(parts, fixed, limit, target)
+    parts, fixed = _checked_parts(spec, tensors, limit, target)
     windows = windows_of(token_ids, window)
     _check_memory(spec, len(token_ids), len(calibration), dtype, device)
     progress(0.0, "loading")
@@ -206,8 +204,13 @@ def windows_of(token_ids: Sequence[int], window: int) -> list[Sequence[int]]:
     return windows
 
 
-def _check_smallest(parts: Sequence[Part], fixed: int, limit: Limit, target: Path) -> None:
-    """Refuse a limit that no plan keeps, and a target that the smallest plan can't be written to."""
+def _checked_parts(spec: ModelSpec, tensors: SourceTensors, limit: Limit, target: Path) -> tuple[Sequence[Part], int]:
+    """Return the parts, and the bytes of what isn't rounded.
+
+    Raises:
+        InvalidRequest: No plan keeps the limit, or the smallest one can't be written to the target.
+    """
+    fixed = fixed_bytes(parts := find_parts(spec, tensors.tensors), tensors.tensors)
     smallest = fixed + sum(min(part.sizes[KINDS[0]], part.stored_bytes) for part in parts)
     if limit.size_bytes is not None and limit.size_bytes < smallest:
         raise InvalidRequest(
@@ -216,6 +219,7 @@ def _check_smallest(parts: Sequence[Part], fixed: int, limit: Limit, target: Pat
             param="bytes",
         )
     check_target(target, smallest)
+    return parts, fixed
 
 
 def _check_memory(spec: ModelSpec, num_tokens: int, num_corrected: int, dtype: Dtype, device: str) -> None:
