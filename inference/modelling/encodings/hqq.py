@@ -16,6 +16,8 @@ from inference.modelling.families.config import MAX_SIZE
 CODES_PER_WORD = {8: 1, 4: 2, 3: 10, 2: 4, 1: 8}
 """Bits to codes in a word: bytes, but int32 for 3 bits."""
 _INTEGERS = {"U8": 1, "I8": 1, "BOOL": 1, "I16": 2, "I32": 4, "I64": 8}
+_WIDTHS = {"F64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "U8": 1}
+"""Bytes of the dtypes that codes are stored in, words of them as they are or seen as floats."""
 _SETTINGS = (
     "nbits", "group_size", "shape", "axis", "packing", "unpack_view_dtype", "view_as_float", "quant_scale",
     "quant_zero", "compute_dtype", "channel_wise", "optimize", "round_zero", "stores_quant_config", "offload_meta",
@@ -40,11 +42,11 @@ def _take(parts: Parts, name: str, config: QuantisationConfig | None) -> None:
             f"{config.file} says {config.method}, but {name} belongs to hqq.", param="quantization_config"
         )
     stem = name.removesuffix("W_q")
-    for flag in ("view_as_float", "quant_scale", "quant_zero"):
-        if stem + flag in parts.tensors and _integers(parts, stem + flag, name)[0]:
+    for flag in ("quant_scale", "quant_zero"):
+        if _is_set(parts, stem + flag, name):
             raise UnsupportedFormat(
-                f"{stem}{flag} is set: codes that are stored as floats and scales in codes of their own are not read; "
-                f"quantise again without {flag}.",
+                f"{stem}{flag} is set: scales in codes of their own are not read. HQQ writes no such safetensors, and "
+                f"its later versions make no such scales; quantise again without {flag}.",
                 param=stem + flag,
             )
     (bits,) = _integers(parts, stem + "nbits", name)[:1]
@@ -57,7 +59,10 @@ def _take(parts: Parts, name: str, config: QuantisationConfig | None) -> None:
     if len(shape) != 2 or not all(1 <= size <= MAX_SIZE for size in shape):
         raise CorruptCheckpoint(f"{stem}shape says {list(shape)[:4]}; two sizes are needed.", param=stem + "shape")
     _check_config(config, bits, name)
-    codes = parts.need(name, name, ("I32",) if bits == 3 else ("U8",))
+    word = 4 if bits == 3 else 1
+    is_view = _is_set(parts, stem + "view_as_float", name)
+    codes = parts.need(name, name, FLOATS if is_view else ("I32",) if bits == 3 else ("U8",))
+    columns = codes.shape[-1] * _WIDTHS[codes.dtype] // word if codes.shape else 0
     scale = parts.need(stem + "scale", name, FLOATS)
     zero = parts.need(stem + "zero", name, FLOATS)
     count, num_scales = math.prod(shape), num_values(scale)
@@ -70,7 +75,7 @@ def _take(parts: Parts, name: str, config: QuantisationConfig | None) -> None:
     group = count // num_scales
     # The packed axis is the first one of the grouped values; 3 bits pad it to full words.
     first = num_scales if axis == 1 else group
-    if codes.shape != (-(-first // CODES_PER_WORD[bits]), count // first) or (
+    if (*codes.shape[:-1], columns) != (-(-first // CODES_PER_WORD[bits]), count // first) or (
         bits != 3 and first % CODES_PER_WORD[bits]
     ):
         raise TensorShapeMismatch(
@@ -92,6 +97,11 @@ def _check_config(config: QuantisationConfig | None, bits: int, name: str) -> No
         raise TensorShapeMismatch(
             f"{config and config.file} says nbits {str(stated)[:20]}, but {name} has {bits} bits.", param="nbits"
         )
+
+
+def _is_set(parts: Parts, flag: str, owner: str) -> bool:
+    """Whether a setting that may be left out says yes."""
+    return flag in parts.tensors and bool(_integers(parts, flag, owner)[0])
 
 
 def _integers(parts: Parts, name: str, owner: str) -> tuple[int, ...]:

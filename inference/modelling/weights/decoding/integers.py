@@ -94,7 +94,7 @@ def unpack_hqq_rows(item: EncodedTensor, parts: PartTensors, begin: int, stop: i
     columns = item.shape[1]
     per_row = columns // item.group_size
     numbers = torch.arange(begin * per_row, stop * per_row)
-    codes = unpack_plane_rows(parts["packed"], item.bits, numbers).view(-1, columns)
+    codes = unpack_plane_rows(_hqq_words(item, parts), item.bits, numbers).view(-1, columns)
     scale, zero = parts["scale"].float().flatten(), parts["zero"].float().flatten()
     zeros = zero[numbers] if zero.numel() > 1 else zero.expand(len(numbers))
     groups = torch.arange(columns) // item.group_size
@@ -108,13 +108,18 @@ def decode_hqq(item: EncodedTensor, parts: PartTensors, begin: int, stop: int) -
     """
     columns = item.shape[1]
     count = item.shape[0] * columns
-    codes = unpack_planes(parts["packed"], item.bits).flatten()[:count]
+    codes = unpack_planes(_hqq_words(item, parts), item.bits).flatten()[:count]
     places = torch.arange(begin * columns, stop * columns)
     scale, zero = parts["scale"].float().flatten(), parts["zero"].float().flatten()
     groups = places // item.group_size if item.axis == 1 else places % scale.numel()
     values = codes[begin * columns : stop * columns].float()
     values -= zero[groups] if zero.numel() > 1 else zero
     return (values * scale[groups]).view(stop - begin, columns)
+
+
+def _hqq_words(item: EncodedTensor, parts: PartTensors) -> torch.Tensor:
+    """The words of codes, which ``view_as_float`` stores as floats of the same bytes."""
+    return parts["packed"].contiguous().view(torch.int32 if item.bits == 3 else torch.uint8)
 
 
 def _packed_columns(

@@ -268,8 +268,14 @@ def bnb4(
     return tensors, values.astype(np.float32).reshape(outputs, inputs)
 
 
-def hqq(rng: np.random.Generator, outputs: int, inputs: int, *, bits: int = 4, group: int = 64, axis: int = 1) -> Made:
-    """HQQ: rows (axis 1) or columns (axis 0) of the regrouped weights; the first part of the rows in the high bits."""
+def hqq(
+    rng: np.random.Generator, outputs: int, inputs: int, *, bits: int = 4, group: int = 64, axis: int = 1,
+    view: torch.dtype | None = None,
+) -> Made:  # fmt: skip
+    """HQQ: rows (axis 1) or columns (axis 0) of the regrouped weights; the first part of the rows in the high bits.
+
+    view: the dtype as which the words of codes are stored.
+    """
     shape = (outputs * inputs // group, group) if axis == 1 else (group, outputs * inputs // group)
     codes = rng.integers(0, 1 << bits, shape)
     scale_shape = (shape[0], 1) if axis == 1 else (1, shape[1])
@@ -285,9 +291,12 @@ def hqq(rng: np.random.Generator, outputs: int, inputs: int, *, bits: int = 4, g
         "scale": torch.from_numpy(scale), "zero": torch.from_numpy(zero),
         "nbits": torch.tensor(bits, dtype=torch.int32), "axis": torch.tensor(axis, dtype=torch.int32),
         "shape": torch.tensor([outputs, inputs]), "group_size": torch.tensor(group, dtype=torch.int32),
-        "view_as_float": torch.tensor(0, dtype=torch.uint8), "packing": torch.tensor([52, 98], dtype=torch.uint8),
+        "view_as_float": torch.tensor(int(view is not None), dtype=torch.uint8),
+        "packing": torch.tensor([52, 98], dtype=torch.uint8),
         "encoded_state_dict": torch.tensor(1, dtype=torch.uint8),
     }  # fmt: skip
+    if view is not None:
+        tensors["W_q"] = tensors["W_q"].view(view)
     return tensors, values.astype(np.float32).reshape(outputs, inputs)
 
 
@@ -384,5 +393,7 @@ FORMATS: dict[str, Format] = {
     "bnb-int8": Format(bnb8, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
     **{f"hqq-{bits}": Format(partial(hqq, bits=bits), _HQQ) for bits in (2, 3, 4, 8)},
     "hqq-columns": Format(partial(hqq, axis=0), _HQQ),
+    "hqq-seen-as-float16": Format(partial(hqq, view=torch.float16), _HQQ),
+    "hqq-3-seen-as-bfloat16": Format(partial(hqq, bits=3, view=torch.bfloat16), _HQQ),
 }
 """The formats by name; each stores matrices of which both sides are multiples of 32."""

@@ -49,6 +49,8 @@ FORMS: dict[str, Form | None] = {
     "bnb-int8": Form(8, 192, zero=128),
     **{f"hqq-{bits}": Form(bits, 64, zero=1 << bits - 1, has_offset=True) for bits in (2, 3, 4, 8)},
     "hqq-columns": None,
+    "hqq-seen-as-float16": Form(4, 64, zero=8, has_offset=True),
+    "hqq-3-seen-as-bfloat16": Form(3, 64, zero=4, has_offset=True),
     **dict.fromkeys(("fp8-blocks", "compressed-fp8-blocks"), Form(8, 48, is_float=True)),
     "fp8-blocks-ue8m0": Form(8, 48, scales="bfloat16", is_float=True),
     "compressed-mxfp8": Form(8, 32, scales="bfloat16", is_float=True),
