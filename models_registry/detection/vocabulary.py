@@ -297,7 +297,7 @@ def _with_file_tokens(
     """Add what config.json, generation_config.json and the tokenizer's files say."""
     named = dict(found.special_tokens) | dict(files.special_tokens)
     ends = list(found.eos_token_ids)
-    ends += token_ids(files.generation_config.get("eos_token_id")) + token_ids(config.get("eos_token_id"))
+    ends += token_ids(files.generation_config.get("eos_token_id")) + token_ids(config.get(*_places("eos_token_id")))
     if found.kind != "builtin":
         # In a built-in vocabulary the texts below have known ids, which are in already.
         ends += [files.added_tokens[text] for text in TURN_END_TOKENS if text in files.added_tokens]
@@ -329,6 +329,11 @@ def _with_file_tokens(
     )
 
 
+def _places(key: str) -> tuple[str, ...]:
+    """Where config.json may state a token: a text model within another one has its own."""
+    return (key, f"text_config.{key}", f"llm_config.{key}", f"thinker_config.text_config.{key}")
+
+
 def _bos(found: TokenizerSpec, files: TokenizerFiles, named: Mapping[str, str], config: CheckpointConfig) -> int | None:
     """The id put before text prompts; None: none, or the files say not to."""
     explicit = files.tokenizer_config.get("add_bos_token")
@@ -338,7 +343,7 @@ def _bos(found: TokenizerSpec, files: TokenizerFiles, named: Mapping[str, str], 
         return found.bos_token_id
     by_name = files.added_tokens.get(named.get("bos_token", ""))
     if explicit is True:
-        stated = token_ids(config.get("bos_token_id"))
+        stated = token_ids(config.get(*_places("bos_token_id")))
         return by_name if by_name is not None else next(iter(stated), None)
     if found.kind == "tiktoken":
         return None if Path(str(found.path)).name in PUBLISHED_FILES else by_name

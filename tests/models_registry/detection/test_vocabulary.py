@@ -115,6 +115,15 @@ def test_a_tiktoken_file(tmp_path: Path) -> None:
     assert choose(tmp_path, 300)[0].name == "cl100k_base"
 
 
+@pytest.mark.parametrize("place", ["text_config", "llm_config", "thinker_config"])
+def test_end_tokens_of_a_text_model_within_another(tmp_path: Path, place: str) -> None:
+    write_json(tmp_path / "tokenizer.json", {"added_tokens": []})
+    own = {"eos_token_id": [7, 9]}
+    config = {place: {"text_config": own} if place == "thinker_config" else own}
+    assert choose(tmp_path, 64, config=config)[0].eos_token_ids == (7, 9)
+    assert choose(tmp_path, 64, config=config | {"eos_token_id": 5})[0].eos_token_ids == (5,)
+
+
 def test_the_vocabulary_of_kimi(tmp_path: Path) -> None:
     ranks = b"".join(base64.b64encode(bytes([byte])) + b" %d\n" % byte for byte in range(256))
     (tmp_path / "tiktoken.model").write_bytes(ranks)
