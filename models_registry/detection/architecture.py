@@ -14,7 +14,7 @@ from typing import Literal
 
 from inference.errors import UnsupportedArchitecture
 from inference.modelling.families.config import CheckpointConfig, Confidence, Facts
-from inference.modelling.families.registry import FAMILIES
+from inference.modelling.families.registry import FAMILIES, REFUSED
 
 Format = Literal["oxidizr", "huggingface"]
 
@@ -115,6 +115,8 @@ def detect_model_type(
         return str(facts.add("model_type", None, "")), False
     names = list(names)
     stated = config.get("model_type")
+    if isinstance(stated, str) and stated in REFUSED:
+        raise UnsupportedArchitecture(f"model_type {stated!r} is not supported: {REFUSED[stated]}.", param="model_type")
     if stated is not None and (not isinstance(stated, str) or stated not in FAMILIES):
         raise _unsupported(f"model_type {str(stated)[:60]!r} is not supported", str(stated), names, "model_type")
     if format_ == "oxidizr":

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 
-from inference.modelling.families.registry import FAMILIES
+from inference.modelling.families.registry import FAMILIES, REFUSED
 from inference.modelling.gguf.architectures import ARCHITECTURES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "families.md"
@@ -52,6 +52,32 @@ Text decoders that transformers 5.23 has and blazr doesn't, and what they need.
 | `model_type` | Needs |
 |---|---|
 """
+SEEING = """
+Of the models that transformers 5.23 reads pictures and text with, these aren't read for text either:
+
+| `model_type` | Why |
+|---|---|
+"""
+SEEING_NOT_READ: Mapping[str, str] = {
+    **REFUSED,
+    "pi0": "actions of a robot, not text",
+    "blip, blip-2, instructblip, instructblipvideo, git, evolla": "a prompt begins with a picture (or a protein)",
+    "florence2, kosmos-2, kosmos-2.5, pix2struct, pp_formulanet, t5gemma2, udop, vision-encoder-decoder":
+        "encoders with a decoder that attends to them, or decoders trained for one task on pictures",
+    "idefics, mllama": "layers between that attend to pictures, for which text alone isn't defined",
+    "shieldgemma2": "a classifier; its layers are Gemma 3's",
+    "diffusion_gemma": "another loop: it writes blocks of tokens at once, in several passes",
+    "chameleon, emu3": "pictures are tokens of the vocabulary, whose logits are masked",
+    "cosmos3_edge, cosmos3_omni": "names of their own for Nemotron's and Qwen3-VL's layers, beside a generator",
+    "molmo2": "names of its own for Qwen3's and OLMo 2's layers, and an embedding in two parts",
+    "aria, ernie4_5_vl_moe": "experts in a layout of their own, beside Llama's and ERNIE 4.5's attention",
+    "deepseek_ocr2, unlimited_ocr": "the first DeepSeek's experts beside Llama's attention",
+    "mistral4": "latent attention whose queries grow with the position",
+    "mistral_large4": "chosen keys beside layers that share them, and scores with learned factors",
+    "cohere_compass, dots3_note, glm5_next, inkling2, inkling_mm_model, muse_glimmer, muse_spark, step3p7":
+        "text models of layers that blazr doesn't have",
+}  # fmt: skip
+"""Types of transformers' models of pictures and text, separated by commas, to why they aren't read for text."""
 NOT_READ: Mapping[str, str] = {
     "blt, ctrl, cpmant, doge, emu3, hrm_text, reformer, xlnet": "a layer of its own each; rarely served",
     "gpt_neox_japanese": "an early layout whose tokeniser is code of its own; rarely served",
@@ -64,7 +90,7 @@ NOT_READ: Mapping[str, str] = {
 """Types, separated by commas, to what is missing."""
 _NO_DECODERS = """
 aria_text bart beam bert bert-generation big_bird bigbird_pegasus blenderbot blenderbot-small camembert data2vec-text
-electra ernie fuyu git got_ocr2 marian mbart megatron-bert mllama modernbert-decoder moshi moss_transcribe_diarize
+electra ernie git marian mbart megatron-bert mllama modernbert-decoder moshi moss_transcribe_diarize
 musicgen musicgen_melody mvp pegasus phi4_multimodal plbart prophetnet rembert roberta roberta-prelayernorm roc_bert
 roformer trocr whisper xlm xlm-roberta xlm-roberta-xl xmod
 """
@@ -114,6 +140,12 @@ def not_read() -> Iterator[str]:
         yield from names.split(", ")
 
 
+def seeing_not_read() -> Iterator[str]:
+    """The types of ``SEEING_NOT_READ``, one by one."""
+    for names in SEEING_NOT_READ:
+        yield from names.split(", ")
+
+
 def gguf_not_read() -> Iterator[str]:
     """The architectures of ``GGUF_NOT_READ``, one by one."""
     for names in GGUF_NOT_READ:
@@ -129,7 +161,7 @@ def page() -> str:
     for module, types in sorted(by_module.items(), key=lambda item: item[1]):
         summary = (import_module(f"inference.modelling.families.{module}").__doc__ or "").splitlines()[0]
         rows.append(f"| `{'`, `'.join(types)}` | {summary.rstrip('.').replace('``', '`')} |\n")
-    return HEAD + "".join(rows) + HEADS + IMAGES + _gguf() + LEFT + _needs(NOT_READ)
+    return HEAD + "".join(rows) + HEADS + IMAGES + _gguf() + LEFT + _needs(NOT_READ) + SEEING + _needs(SEEING_NOT_READ)
 
 
 def _gguf() -> str:

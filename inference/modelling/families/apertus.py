@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from inference.modelling.families.attention_decoder import AttentionDecoder, LayerNames
 from inference.modelling.families.checks import IgnoredTensors
-from inference.modelling.families.config import CheckpointConfig, CheckpointView
+from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import LLAMA_LIKE, Table
 from inference.modelling.families.config_keys import Only
 from inference.modelling.families.config_values import rms_norm
@@ -34,8 +34,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     decoder = AttentionDecoder.read(view, NAMES)
     config, rope_view = view.config, view
     if config.get("rope_parameters", "rope_scaling") is None:
-        values = CheckpointConfig({**config.values, "rope_parameters": STRETCHED})
-        rope_view = CheckpointView(values, view.tensors, view.facts)
+        rope_view = view.changed(rope_parameters=STRETCHED)
     return decoder.spec(
         "apertus",
         norm=rms_norm(view, default=1e-5),

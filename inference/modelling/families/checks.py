@@ -13,7 +13,7 @@ from inference.modelling.families.headers import STORED_DTYPES, sample_of
 from inference.modelling.spec import ModelSpec, Piece, Source
 from inference.modelling.specs.parts import Shape
 
-TIED_HEAD = re.compile(r"((model|backbone)\.)?lm_head\.weight")
+TIED_HEAD = re.compile(r"((model|backbone|(model\.)?language_model)\.)?lm_head\.weight")
 """Names of a stored head; beside a tied embedding it is a copy, which the inspection compares."""
 
 
@@ -41,7 +41,10 @@ DRAFTS = IgnoredTensors(
 )
 OTHER_PARTS = IgnoredTensors(
     re.compile(
-        r"^(model\.)?(visual|vision_tower|vision_model|multi_modal_projector|audio_tower|embed_vision|embed_audio|vision_embedder|patch_merge_mlp|mm_projector|connector)\."
+        r"^(model\.|thinker\.)?(visual|visual_embeddings_table|vision_(tower|model|embedder|embed_tokens|encoder|projection"
+        r"|projector)|image_(tower|newline)|video_tower|high_res_vision_\w+|vqmodel|generation_(embeddings|aligner|head)"
+        r"|audio_tower|encoder|embed_vision|embed_audio|multi_modal_projector|mm_projector|patch_merge_mlp|mlp1|mlp_AR|vit"
+        r"|connector|aligner|merger|projector|talker|token2wav|code2wav)(\.|$)"
     ),
     "the encoders of pictures and sound, which aren't read",
 )
@@ -51,7 +54,8 @@ def finish(view: CheckpointView, spec: ModelSpec, *, ignored: Sequence[IgnoredTe
     """Check the finished spec against the headers: every tensor is used, or ignored for a reason.
 
     Args:
-        ignored: Tensors that the family leaves out on purpose.
+        ignored: Tensors that the family leaves out on purpose. Of a text model within another one, the other parts are
+            left out too.
 
     Raises:
         MissingTensor: A tensor that a parameter is made of isn't there.
@@ -80,11 +84,12 @@ def finish(view: CheckpointView, spec: ModelSpec, *, ignored: Sequence[IgnoredTe
                     param=item,
                 )
         read.update(names)
+    groups = (*ignored, OTHER_PARTS) if view.is_part else ignored
     left = [
         name
         for name in view.tensors
         if name not in read
-        and not any(group.names.search(name) for group in ignored)
+        and not any(group.names.search(name) for group in groups)
         and not (spec.tie_word_embeddings and TIED_HEAD.fullmatch(name))
     ]
     if left:

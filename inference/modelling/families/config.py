@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -226,12 +226,21 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointView:
-    """Argument of a family's ``build_spec``."""
+    """Argument of a family's ``build_spec``.
+
+    Attributes:
+        is_part: The config is a text model's within that of a model that sees or hears too, whose tensors are beside.
+    """
 
     config: CheckpointConfig
     tensors: TensorTable
     facts: Facts
+    is_part: bool = False
 
     def changed(self, **values: Any) -> CheckpointView:
         """The same checkpoint with other values in config.json."""
-        return CheckpointView(CheckpointConfig({**self.config.values, **values}), self.tensors, self.facts)
+        return self.with_config({**self.config.values, **values})
+
+    def with_config(self, values: Mapping[str, Any]) -> CheckpointView:
+        """The same checkpoint with these values alone in config.json."""
+        return replace(self, config=CheckpointConfig(values))

@@ -122,10 +122,10 @@ EXPERTS: Table = used("num_experts", "num_local_experts", "num_experts_per_tok")
 QWEN_ROPE = Members(
     {**ROPE_MEMBERS, **harmless("three equal positions for text are one", "mrope_section", "mrope_interleaved")}
 )
+MROPE: Table = {"rope_parameters": QWEN_ROPE, "rope_scaling": QWEN_ROPE}
 QWEN: Table = {
     **LLAMA_LIKE,
-    "rope_parameters": QWEN_ROPE,
-    "rope_scaling": QWEN_ROPE,
+    **MROPE,
     **used("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
     "use_mrope": Only((False,), "positions are numbers, not triples"),
     "attention_bias": QKV_BIAS,

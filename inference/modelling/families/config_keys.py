@@ -7,7 +7,7 @@ table of its ``model_type`` (``CONFIG_KEYS`` of the family), and an operator can
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ from inference.modelling.families.config import CheckpointView
 IGNORED_KEYS = "config.ignored_keys"
 """The fact by which an operator leaves keys out: their names, separated by commas."""
 _MAX_SHOWN = 8
+_CONFIGS = ("", "text_config.", "llm_config.", "thinker_config.", "thinker_config.text_config.")
+"""Where a class may have left names of its own, which start with an underscore."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +61,19 @@ class Biases:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """An object, each member of which has a rule of its own."""
+    """An object, each member of which has a rule of its own.
+
+    Attributes:
+        of_type: Gives the rules by the ``model_type`` that the object states; None: they are ``rules`` for all.
+    """
 
     rules: Mapping[str, Rule]
+    of_type: Callable[[str], Mapping[str, Rule]] | None = None
+
+    def rules_of(self, value: Mapping[str, Any]) -> Mapping[str, Rule]:
+        """The rules of the members of ``value``."""
+        stated = value.get("model_type")
+        return self.rules if self.of_type is None or not isinstance(stated, str) else self.of_type(stated)
 
 
 Rule = Used | Harmless | Only | Biases | Members
@@ -108,14 +120,14 @@ def _entries(
     """Name, value and rule of each key that says something; members of objects under dotted names."""
     for key, value in values.items():
         # Names with an underscore are the writing class's own; null means "not given".
-        if value is None or (key.startswith("_") and prefix in ("", "text_config.")):
+        if value is None or (key.startswith("_") and prefix in _CONFIGS):
             continue
         rule = rules.get(key)
         if isinstance(rule, Members) and isinstance(value, Mapping):
             # transformers 5 may write one object of rope keys for each layer type.
             groups = value.values() if value and all(isinstance(part, Mapping) for part in value.values()) else (value,)
             for group in groups:
-                yield from _entries(group, rule.rules, f"{prefix}{key}.")
+                yield from _entries(group, rule.rules_of(group), f"{prefix}{key}.")
         else:
             yield prefix + key, value, rule
 

@@ -16,9 +16,11 @@ from inference.errors import (
 from inference.modelling.families.config import MAX_LAYERS, CheckpointView, Confidence, TensorTable
 from inference.modelling.families.config_values import check_size, integer_with_evidence
 from inference.modelling.families.headers import STORED_DTYPES, matrix_shape, sample_of
-from inference.modelling.specs.parts import Dtype
+from inference.modelling.specs.parts import Dtype, Shape
 
 CONTEXT_KEYS = ("max_position_embeddings", "max_seq_len", "n_positions", "model_max_length")
+OUTER_PREFIXES = ("model.language_model.", "language_model.", "model.text_model.", "thinker.", "")
+"""What stands before the names of a text model within another model; alone: nothing."""
 _LAYER_COUNT_KEYS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 
 
@@ -68,7 +70,7 @@ def read_layout(
     """Find the prefix, count the layers, read the sizes of embedding and head.
 
     Args:
-        prefixes: Candidates, in order of preference.
+        prefixes: Candidates, in order of preference; within another model, what stands there comes before them.
         embeddings: Candidates for the embedding's name after the prefix.
         layers: What stands between the prefix and a layer's number.
         head: Name of the head's tensor.
@@ -83,19 +85,21 @@ def read_layout(
         TensorShapeMismatch: The embedding isn't a matrix, the head has another shape, or config.json contradicts them.
     """
     tensors = view.tensors
-    found = [(p, p + e) for p in prefixes for e in embeddings if p + e in tensors]
+    found = [
+        (o, o + p, o + p + e) for o in OUTER_PREFIXES for p in prefixes for e in embeddings if o + p + e in tensors
+    ]
     if not found:
         expected = " or ".join(p + e for p in prefixes for e in embeddings)
         raise UnsupportedArchitecture(
             f"no embedding: {expected} is not among the {len(tensors)} tensors ({sample_of(tensors)}).", param=expected
         )
-    prefix, embedding = found[0]
+    outer, prefix, embedding = found[0]
     vocab_size, hidden_size = matrix_shape(tensors, embedding)
     evidence = f"{embedding} has shape {[vocab_size, hidden_size]}"
     check_size(view, hidden_size, evidence, "hidden_size")
     check_size(view, vocab_size, evidence, "vocab_size")
     num_layers, present = _count_layers(view, prefix + layers, prediction_layers)
-    found_head = _find_head(view, head, prefix, embedding, tied_by_default)
+    found_head = _find_head(view, head, (prefix, outer), (vocab_size, hidden_size), tied_by_default)
     dtype = _stored_dtype(view, embedding)
     max_positions = integer_with_evidence(
         view,
@@ -159,10 +163,16 @@ def _beside(prediction_layers: int) -> str:
     return f" and {prediction_layers} for prediction" if prediction_layers else ""
 
 
-def _find_head(view: CheckpointView, name: str, prefix: str, embedding: str, tied_by_default: bool) -> str | None:
-    """Name of the head's tensor; None: the embedding is the head."""
+def _find_head(
+    view: CheckpointView, name: str, places: Sequence[str], needed: Shape, tied_by_default: bool
+) -> str | None:
+    """Name of the head's tensor, which may have one of ``places`` before it; None: the embedding is the head.
+
+    Args:
+        needed: Its shape.
+    """
     config, facts, tensors = view.config, view.facts, view.tensors
-    for place in (prefix, prefix.removesuffix("model.")):
+    for place in places:
         if name not in tensors and place + name in tensors:
             name = place + name
     written = "tie_word_embeddings" in config
@@ -180,9 +190,9 @@ def _find_head(view: CheckpointView, name: str, prefix: str, embedding: str, tie
     evidence = "config.json" if written else f"{name} is there, and config.json says nothing else"
     if facts.add("tie_word_embeddings", tied, evidence, Confidence.CERTAIN if written else Confidence.MEDIUM):
         return None
-    if tensors.shape(name) != tensors.shape(embedding):
+    if tensors.shape(name) != needed:
         raise TensorShapeMismatch(
-            f"{name} has shape {list(tensors.shape(name))}, but {embedding} has {list(tensors.shape(embedding))}.",
+            f"{name} has shape {list(tensors.shape(name))}, but the embedding needs {list(needed)}.",
             param=name,
         )
     return name

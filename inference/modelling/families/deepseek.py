@@ -38,7 +38,7 @@ from inference.modelling.families.moe_config import (
     moe_sources,
 )
 from inference.modelling.families.prediction_head import HeadLayer, names_behind_layers, prediction_head
-from inference.modelling.families.text_part import PREFIXES, around, parts_beside, text_part
+from inference.modelling.families.text_part import around, text_part
 from inference.modelling.spec import ModelSpec, Source
 from inference.modelling.specs.gated_streams import GatedStreamsSpec
 from inference.modelling.specs.latent import MLASpec
@@ -114,9 +114,8 @@ GROUPS: Mapping[str, Any] = {"groups": 8, "top_k_groups": 4, "factor": 2.5}
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
-    text = text_part(view)
-    variant = Variant(ignored=parts_beside(view, text))
-    return latent_decoder(text, text.config.string("model_type", default="deepseek_v3"), lambda *_: variant)
+    view = text_part(view)
+    return latent_decoder(view, view.config.string("model_type", default="deepseek_v3"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +152,7 @@ def latent_decoder(
         low=0,
         high=MAX_LAYERS,
     )
-    layout = read_layout(
-        view, prefixes=PREFIXES, prediction_layers=prediction, tied_by_default=model_type in ("youtu", "minicpm3")
-    )
+    layout = read_layout(view, prediction_layers=prediction, tied_by_default=model_type in ("youtu", "minicpm3"))
     norm = rms_norm(view, default=1e-5 if model_type in LARGE_EPS else 1e-6)
     variant = make_variant(layout, norm)
     multipliers = _multipliers(view, model_type, layout)

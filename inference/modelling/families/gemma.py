@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 
 from inference.modelling.families.attention_decoder import PRE_NORMS
-from inference.modelling.families.config import CheckpointConfig, CheckpointView
+from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import LLAMA_LIKE, Table, used
 from inference.modelling.families.config_keys import Harmless
 from inference.modelling.families.config_values import activation, rms_norm
@@ -35,8 +35,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         return build_gemma2(view, "vaultgemma", VAULT_NORMS)
     refuse_encoder(view)
     if view.config.get("hidden_act") == "gelu":  # the first files say so, but mean the tanh approximation
-        values = {**view.config.values, "hidden_act": "gelu_pytorch_tanh"}
-        view = CheckpointView(CheckpointConfig(values), view.tensors, view.facts)
+        view = view.changed(hidden_act="gelu_pytorch_tanh")
     decoder = read_gemma(view, context=CONTEXT, norms=PRE_NORMS)
     return decoder.spec(
         "gemma",

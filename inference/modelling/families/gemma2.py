@@ -14,7 +14,6 @@ from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import LLAMA_LIKE, Table, used
 from inference.modelling.families.config_keys import Harmless
 from inference.modelling.families.config_values import activation, number_with_evidence, rms_norm
-from inference.modelling.families.text_part import PREFIXES
 from inference.modelling.families.windows import TYPES, full_every, layer_types, sliding_window, window_of_each_layer
 from inference.modelling.spec import ModelSpec
 
@@ -63,7 +62,6 @@ def read_gemma(view: CheckpointView, *, context: int, norms: Mapping[str, str] =
         view,
         LayerNames(norms=norms),
         default_head_dim=HEAD_DIM,
-        prefixes=PREFIXES,
         tied_by_default=True,
         default_max_position_embeddings=context,
     )

@@ -32,7 +32,7 @@ from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
 from inference.modelling.families.moe_config import check_routing, count_experts
 from inference.modelling.families.rope_by_type import rope_of_type
 from inference.modelling.families.shared_cache import kv_sources, unused_projections
-from inference.modelling.families.text_part import PREFIXES, around, text_part
+from inference.modelling.families.text_part import around, text_part
 from inference.modelling.families.windows import TYPES, full_every, layer_types, sliding_window, window_of_each_layer
 from inference.modelling.spec import LayerSpec, ModelSpec, Source, concatenated, tensor
 from inference.modelling.specs.layer_inputs import LayerInputSpec
@@ -217,7 +217,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     is_unified = view.config.string("model_type", default="gemma4_text").startswith("gemma4_unified")
     view = text_part(view)
     context, window = (UNIFIED_CONTEXT, UNIFIED_WINDOW) if is_unified else (CONTEXT, WINDOW)
-    layout = read_layout(view, prefixes=PREFIXES, tied_by_default=True, default_max_position_embeddings=context)
+    layout = read_layout(view, tied_by_default=True, default_max_position_embeddings=context)
     norm = rms_norm(view)
     inputs = layer_inputs_spec(view, layout, norm)
     reader = _Reader(view, norm, gemma_activation(view), 0 if inputs is None else inputs.width)

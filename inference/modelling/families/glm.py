@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from inference.modelling.families.attention_decoder import AttentionDecoder, LayerNames
-from inference.modelling.families.config import CheckpointView
-from inference.modelling.families.config_key_tables import QKV_BIAS, WITH_ROPE, Table
+from inference.modelling.families.config import MAX_LAYERS, CheckpointView
+from inference.modelling.families.config_key_tables import MROPE, QKV_BIAS, WITH_ROPE, Table, used
 from inference.modelling.families.config_values import rms_norm
+from inference.modelling.families.decoder import drafting_layers
 from inference.modelling.spec import ModelSpec
 
 ROTATED_SHARE = 0.5
@@ -23,12 +24,20 @@ GLM4_NORMS = {
     "channel_post_norm": "post_mlp_layernorm",
 }
 KEYS: Table = {**WITH_ROPE, "attention_bias": QKV_BIAS}
-CONFIG_KEYS: Mapping[str, Table] = {"glm": KEYS, "glm4": KEYS}
+CONFIG_KEYS: Mapping[str, Table] = {
+    "glm": KEYS,
+    "glm4": {**KEYS, **MROPE, **used("num_nextn_predict_layers")},
+}
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
     model_type = view.config.string("model_type", default="glm4")
     names = LayerNames(norms=GLM4_NORMS) if model_type == "glm4" else LayerNames()
-    decoder = AttentionDecoder.read(view, names, default_head_dim=128, default_max_position_embeddings=CONTEXT)
+    prediction = view.config.integer("num_nextn_predict_layers", default=0, low=0, high=MAX_LAYERS)
+    decoder = AttentionDecoder.read(
+        view, names, default_head_dim=128, prediction_layers=prediction, default_max_position_embeddings=CONTEXT
+    )
     rope = decoder.rope(interleaved=True, default_partial=ROTATED_SHARE)
-    return decoder.spec(model_type, norm=rms_norm(view, default=EPS), ropes=rope)
+    return decoder.spec(
+        model_type, norm=rms_norm(view, default=EPS), ropes=rope, ignored=drafting_layers(decoder.layout)
+    )

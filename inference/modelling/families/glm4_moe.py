@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from inference.modelling.families.attention_decoder import AttentionDecoder, ChannelMixer
 from inference.modelling.families.config import MAX_LAYERS, CheckpointView
-from inference.modelling.families.config_key_tables import LLAMA_LIKE, QKV_BIAS, WITH_ROPE, Table, harmless, used
+from inference.modelling.families.config_key_tables import LLAMA_LIKE, MROPE, QKV_BIAS, WITH_ROPE, Table, harmless, used
 from inference.modelling.families.config_keys import Harmless, Only
 from inference.modelling.families.config_values import activation, check_size, number_with_evidence, rms_norm
 from inference.modelling.families.decoder import drafting_layers
@@ -26,7 +26,7 @@ SHARES = {"glm4_moe": 0.5, "solar_open": 1.0}
 THETAS = {"solar_open": 1_000_000.0, "hy_v3": 11_158_840.0}
 KEYS: Table = {**WITH_ROPE, **GROUPED_MOE}
 CONFIG_KEYS: Mapping[str, Table] = {
-    "glm4_moe": {**KEYS, **used("use_qk_norm", "num_nextn_predict_layers"), "attention_bias": QKV_BIAS},
+    "glm4_moe": {**KEYS, **MROPE, **used("use_qk_norm", "num_nextn_predict_layers"), "attention_bias": QKV_BIAS},
     "dots1": {
         **KEYS,
         **used("sliding_window", "layer_types", "max_window_layers"),

@@ -27,12 +27,14 @@ from inference.modelling.specs.layers import MoESpec
 from inference.modelling.specs.parts import RopeSpec
 
 NAMES = LayerNames(qk_norms=("query_layernorm", "key_layernorm"))
-ROPE_WITH_ALPHA = Members({**ROPE_MEMBERS, **used("alpha")})
+ROPE_WITH_ALPHA = Members(
+    {**ROPE_MEMBERS, **used("alpha"), **harmless("equal positions for text are one", "mrope_section", "xdrope_section")}
+)
 KEYS: Table = {
     **WITH_ROPE,
     **harmless(
         "other token ids, which the text side takes from the tokeniser's files",
-        "eod_token_id", "im_start_id", "im_end_id", "text_start_id", "text_end_id", "org_vocab_size",
+        "eod_token_id", "im_start_id", "im_end_id", "text_start_id", "text_end_id", "org_vocab_size", "pad_id",
     ),
     **harmless("for other tasks", "add_classification_head", "class_num", "pool_type"),
     **harmless("layers that share keys and values, which use_cla would switch on", "cla_share_factor"),
@@ -89,7 +91,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
 
 def _rope(decoder: AttentionDecoder) -> RopeSpec:
     """A rotation that is called dynamic but has an ``alpha`` has a base that doesn't depend on the length."""
-    rope, config = decoder.rope(), decoder.view.config
+    rope, config = decoder.rope(renamed_types={"xdrope": "dynamic"}), decoder.view.config
     keys = ("rope_parameters.alpha", "rope_scaling.alpha")
     if rope.scaling is None or rope.scaling.kind != "dynamic" or config.get(*keys) is None:
         return rope

@@ -11,7 +11,7 @@ from functools import partial
 
 from inference.errors import CorruptCheckpoint
 from inference.modelling.families.attention_decoder import AttentionDecoder, ChannelMixer, LayerNames
-from inference.modelling.families.config import CheckpointConfig, CheckpointView
+from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import EXPERTS, WITH_ROPE, Table, used
 from inference.modelling.families.config_keys import Only
 from inference.modelling.families.config_values import activation, number_with_evidence, rms_norm
@@ -84,8 +84,7 @@ def _with_heads(view: CheckpointView, number: int) -> CheckpointView:
     counts = view.config.integers(COUNTS)
     if number >= len(counts):
         return view
-    values = CheckpointConfig({**view.config.values, "num_attention_heads": counts[number]})
-    return CheckpointView(values, view.tensors, view.facts)
+    return view.changed(num_attention_heads=counts[number])
 
 
 def _heads(view: CheckpointView, decoder: AttentionDecoder) -> list[HeadSizes]:

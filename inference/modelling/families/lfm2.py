@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from inference.modelling.families.checks import ROTARY_BUFFERS
-from inference.modelling.families.config import CheckpointConfig, CheckpointView
+from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import COMMON, HEADS, ROPE, Table, harmless, used
 from inference.modelling.families.config_keys import Biases, Harmless, Only
 from inference.modelling.families.config_values import check_size, integer_with_evidence, number_with_evidence, rms_norm
@@ -25,7 +25,7 @@ from inference.modelling.families.moe_config import (
 )
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.state_space import check_layer_kinds, conv_shape, stated_layer_types, unknown_layer
-from inference.modelling.families.text_part import PREFIXES, around, parts_beside, text_part
+from inference.modelling.families.text_part import around, text_part
 from inference.modelling.spec import LayerSpec, ModelSpec, Source, concatenated, tensor
 from inference.modelling.specs.layers import AttentionSpec, MLPSpec, MoESpec
 from inference.modelling.specs.linear import ShortConvSpec
@@ -72,11 +72,10 @@ EXPERT_NAMES = ExpertNames("w1", "w3", "w2")
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
-    whole, view = view, text_part(view)
+    view = text_part(view)
     if "tie_embedding" in view.config:  # the older name
-        values = {**view.config.values, "tie_word_embeddings": view.config.get("tie_embedding")}
-        view = CheckpointView(CheckpointConfig(values), view.tensors, view.facts)
-    layout = read_layout(view, prefixes=PREFIXES, tied_by_default=True, default_max_position_embeddings=CONTEXT)
+        view = view.changed(tie_word_embeddings=view.config.get("tie_embedding"))
+    layout = read_layout(view, tied_by_default=True, default_max_position_embeddings=CONTEXT)
     norm = rms_norm(view, "norm_eps", default=1e-5)
     layers: list[LayerSpec] = []
     sources: dict[str, Source] = {}
@@ -104,7 +103,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         layers,
         sources,
         norm,
-        ignored=(ROTARY_BUFFERS, *parts_beside(whole, view)),
+        ignored=(ROTARY_BUFFERS,),
         final_norm_name="embedding_norm",
     )
 

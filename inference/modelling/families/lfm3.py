@@ -21,7 +21,7 @@ from inference.modelling.families.head_sizes import read_heads
 from inference.modelling.families.lfm2 import CONTEXT, short_conv
 from inference.modelling.families.mlp_config import MLPNames, mlp_sources, mlp_spec
 from inference.modelling.families.rope_by_type import rope_of_type
-from inference.modelling.families.text_part import PREFIXES, around, parts_beside, text_part
+from inference.modelling.families.text_part import around, text_part
 from inference.modelling.families.windows import TYPES, layer_types, sliding_window
 from inference.modelling.spec import LayerSpec, ModelSpec, Source
 from inference.modelling.specs.layers import AttentionSpec, TokenMixerSpec
@@ -58,8 +58,8 @@ GATES = ("gate_proj", "g_proj")
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
-    whole, view = view, text_part(view)
-    layout = read_layout(view, prefixes=PREFIXES, tied_by_default=True, default_max_position_embeddings=CONTEXT)
+    view = text_part(view)
+    layout = read_layout(view, tied_by_default=True, default_max_position_embeddings=CONTEXT)
     norm = rms_norm(view, "norm_eps", default=1e-5)
     types = layer_types(view, layout.num_layers, KINDS) or tuple(map(_usual_kind, range(layout.num_layers)))
     names = NORMS | POST_NORMS if view.config.boolean("use_sandwich_norm", default=True) else NORMS
@@ -83,7 +83,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         layers,
         sources,
         norm,
-        ignored=(ROTARY_BUFFERS, *parts_beside(whole, view)),
+        ignored=(ROTARY_BUFFERS,),
         final_norm_name="embedding_norm",
     )
 

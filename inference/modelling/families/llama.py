@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from inference.modelling.families.attention_decoder import AttentionDecoder
-from inference.modelling.families.checks import OTHER_PARTS
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import (
     FULL_ATTENTION,
     LLAMA_LIKE,
     MLP_BIAS,
+    MROPE,
     NO_WINDOW,
     QKV_BIAS,
     QKVO_BIAS,
@@ -29,7 +29,7 @@ from inference.modelling.families.config_key_tables import (
 )
 from inference.modelling.families.config_keys import USED, Biases, Harmless, Members, Only
 from inference.modelling.families.config_values import integer_with_evidence, rms_norm
-from inference.modelling.families.text_part import PREFIXES, around, text_part
+from inference.modelling.families.text_part import around, text_part
 from inference.modelling.families.windows import (
     DEFAULT_MAX_WINDOW_LAYERS,
     DEFAULT_WINDOW,
@@ -51,6 +51,8 @@ MINISTRAL3_ROPE = Members(
 MINISTRAL3: Table = {**MISTRAL, "rope_parameters": MINISTRAL3_ROPE, "rope_scaling": MINISTRAL3_ROPE}
 LLAMA: Table = {
     **LLAMA_LIKE,
+    **MROPE,
+    "use_bias": Biases(r"(?:self_attn\.[qkvo]_proj|mlp\.(?:gate|up|down)_proj)"),
     "bias": QKVO_BIAS,
     "is_llama_config": Harmless("says what model_type says"),
     "sliding_window": NO_WINDOW,
@@ -102,7 +104,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     view = text_part(view)
     model_type = view.config.string("model_type", default="llama")
     model_type = TEXT_TYPES.get(model_type, model_type)
-    decoder = AttentionDecoder.read(view, prefixes=PREFIXES)
+    decoder = AttentionDecoder.read(view)
     return decoder.spec(
         model_type,
         norm=rms_norm(view, default=EPS.get(model_type, 1e-6)),
@@ -114,7 +116,6 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         windows=_windows(view, model_type, decoder.layout.num_layers),
         qk_norm="head" if model_type == "qwen3" else None,
         attention_options=_growth(decoder) if model_type == "ministral3" else None,
-        ignored=(OTHER_PARTS,),
     )
 
 

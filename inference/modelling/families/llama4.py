@@ -35,7 +35,7 @@ from inference.modelling.families.moe_config import (
     shared_width,
 )
 from inference.modelling.families.rope_config import read_rope
-from inference.modelling.families.text_part import PREFIXES, around, text_part
+from inference.modelling.families.text_part import around, text_part
 from inference.modelling.families.windows import layer_types
 from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source
 from inference.modelling.specs.layers import ChannelMixerSpec, MoESpec
@@ -60,7 +60,7 @@ ROUTER = "feed_forward.router"
 
 def build_spec(view: CheckpointView) -> ModelSpec:
     view = text_part(view)
-    layout = read_layout(view, prefixes=PREFIXES, default_max_position_embeddings=CONTEXT)
+    layout = read_layout(view, default_max_position_embeddings=CONTEXT)
     norm = rms_norm(view, default=1e-5)
     heads = read_heads(view, layout.layer(0), default_head_dim=128)
     rope = read_rope(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from inference.errors import CorruptCheckpoint
-from inference.modelling.families.config import MAX_SIZE, CheckpointConfig, CheckpointView
+from inference.modelling.families.config import MAX_SIZE, CheckpointView
 from inference.modelling.families.config_key_tables import Table, harmless, used
 from inference.modelling.families.config_keys import Only
 
@@ -70,4 +70,4 @@ def renamed_config(view: CheckpointView) -> CheckpointView:
             changes["vocab_size"] = -(-config.integer("vocab_size") // multiple) * multiple
     if not changes:
         return view
-    return CheckpointView(CheckpointConfig({**config.values, **changes}), view.tensors, view.facts)
+    return view.changed(**changes)

@@ -32,7 +32,7 @@ from inference.modelling.families.moe_config import (
     shared_width,
 )
 from inference.modelling.families.rope_config import read_rope
-from inference.modelling.families.text_part import PREFIXES, around, text_part
+from inference.modelling.families.text_part import around, text_part
 from inference.modelling.families.windows import layer_types
 from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
 from inference.modelling.specs.indexer import BlockIndexerSpec
@@ -69,7 +69,7 @@ TYPES = ("minimax_m3_sparse", "full_attention")
 
 def build_spec(view: CheckpointView) -> ModelSpec:
     view = text_part(view)
-    layout = read_layout(view, prefixes=PREFIXES, default_max_position_embeddings=CONTEXT)
+    layout = read_layout(view, default_max_position_embeddings=CONTEXT)
     norm = rms_norm(view, offset=1.0)
     heads = read_heads(view, layout.layer(0), default_head_dim=128)
     rope = read_rope(

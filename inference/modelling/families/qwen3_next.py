@@ -35,7 +35,7 @@ from inference.modelling.families.moe_config import (
 from inference.modelling.families.prediction_head import HeadLayer, HeadNames, prediction_head
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.state_space import check_layer_kinds, conv_shape, stated_layer_types, unknown_layer
-from inference.modelling.families.text_part import PREFIXES, around, text_part
+from inference.modelling.families.text_part import around, text_part
 from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, concatenated, tensor
 from inference.modelling.specs.layers import AttentionSpec, ChannelMixerSpec, MoESpec, TokenMixerSpec
 from inference.modelling.specs.linear import GatedDeltaSpec
@@ -88,7 +88,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     """The text model; of a model that sees pictures too, the part of it that reads and writes text."""
     view = text_part(view)
     model_type = view.config.string("model_type", default="qwen3_next")
-    layout = read_layout(view, prefixes=PREFIXES, default_max_position_embeddings=CONTEXT)
+    layout = read_layout(view, default_max_position_embeddings=CONTEXT)
     norm, act = rms_norm(view, offset=1.0), activation(view)
     if model_type == "qwen3_next":
         check_sparse_steps(view, layout)

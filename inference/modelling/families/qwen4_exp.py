@@ -34,7 +34,7 @@ from inference.modelling.families.qwen3_next import (
 )
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.state_space import conv_shape
-from inference.modelling.families.text_part import PREFIXES, around, text_part
+from inference.modelling.families.text_part import around, text_part
 from inference.modelling.families.windows import layer_types
 from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, concatenated, tensor
 from inference.modelling.specs.hyper import HyperConnectionSpec, HyperStreamsSpec
@@ -254,7 +254,7 @@ def reading_sources(spec: HyperConnectionSpec, hidden_size: int, name: str) -> d
 def build_spec(view: CheckpointView) -> ModelSpec:
     """The text model; of a model that sees pictures too, the part of it that reads and writes text."""
     view = text_part(view)
-    layout = read_layout(view, prefixes=PREFIXES, default_max_position_embeddings=CONTEXT)
+    layout = read_layout(view, default_max_position_embeddings=CONTEXT)
     norm, act = rms_norm(view, offset=1.0), activation(view)
     hyper = _hyper(view, layout, norm)
     reader = _Reader(view, layout, norm, act, hyper)

@@ -16,7 +16,7 @@ from inference.modelling.families.config_keys import Harmless, Only
 from inference.modelling.families.config_values import activation, integer_with_evidence, rms_norm
 from inference.modelling.families.headers import stack_shape
 from inference.modelling.families.moe_config import check_sparse_steps, routed_experts
-from inference.modelling.families.text_part import PREFIXES, around, parts_beside, text_part
+from inference.modelling.families.text_part import around, text_part
 from inference.modelling.families.windows import (
     DEFAULT_MAX_WINDOW_LAYERS,
     DEFAULT_WINDOW,
@@ -49,10 +49,10 @@ CONFIG_KEYS: Mapping[str, Table] = {
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
-    whole, view = view, text_part(view)
+    view = text_part(view)
     model_type = view.config.string("model_type", default="qwen3_moe")
     model_type = "qwen3_moe" if model_type == "qwen3_vl_moe_text" else model_type
-    decoder = AttentionDecoder.read(view, prefixes=PREFIXES)
+    decoder = AttentionDecoder.read(view)
     act = activation(view)
     check_sparse_steps(view, decoder.layout)
 
@@ -78,7 +78,6 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         qk_norm="head" if model_type == "qwen3_moe" else None,
         act=act,
         experts=experts,
-        ignored=parts_beside(whole, view),
     )
 
 

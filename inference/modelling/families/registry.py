@@ -129,6 +129,54 @@ FAMILIES: dict[str, Family] = {
     "qwen2_5_vl": Family("llama", "Qwen2_5_VLForConditionalGeneration"),
     "qwen3_vl": Family("llama", "Qwen3VLForConditionalGeneration"),
     "qwen3_vl_moe": Family("qwen_moe", "Qwen3VLMoeForConditionalGeneration"),
+    "aya_vision": Family("wrapped", "AyaVisionForConditionalGeneration"),
+    "cohere2_vision": Family("wrapped", "Cohere2VisionForConditionalGeneration"),
+    "deepseek_vl": Family("wrapped", "DeepseekVLForConditionalGeneration"),
+    "deepseek_vl_hybrid": Family("wrapped", "DeepseekVLHybridForConditionalGeneration"),
+    "exaone4_5": Family("wrapped", "Exaone4_5_ForConditionalGeneration"),
+    "fast_vlm": Family("wrapped", "FastVlmForConditionalGeneration"),
+    "fuyu": Family("wrapped", "FuyuForCausalLM"),
+    "glm4v": Family("wrapped", "Glm4vForConditionalGeneration"),
+    "glm4v_moe": Family("wrapped", "Glm4vMoeForConditionalGeneration"),
+    "glm_ocr": Family("wrapped", "GlmOcrForConditionalGeneration"),
+    "glmga": Family("wrapped", "Glm46VForConditionalGeneration"),
+    "granite4_vision": Family("wrapped", "Granite4VisionForConditionalGeneration"),
+    "granite_docling": Family("wrapped", "GraniteDoclingForConditionalGeneration"),
+    "granite_speech": Family("wrapped", "GraniteSpeechForConditionalGeneration"),
+    "hunyuan_vl": Family("wrapped", "HunYuanVLForConditionalGeneration"),
+    "hyperclovax_vision_v2": Family("wrapped", "HyperCLOVAXVisionV2ForConditionalGeneration"),
+    "idefics2": Family("wrapped", "Idefics2ForConditionalGeneration"),
+    "internvl": Family("wrapped", "InternVLForConditionalGeneration"),
+    "internvl_chat": Family("wrapped", "InternVLChatModel"),
+    "janus": Family("wrapped", "JanusForConditionalGeneration"),
+    "lighton_ocr": Family("wrapped", "LightOnOcrForConditionalGeneration"),
+    "llava": Family("wrapped", "LlavaForConditionalGeneration"),
+    "llava_next": Family("wrapped", "LlavaNextForConditionalGeneration"),
+    "llava_next_video": Family("wrapped", "LlavaNextVideoForConditionalGeneration"),
+    "llava_onevision": Family("wrapped", "LlavaOnevisionForConditionalGeneration"),
+    "minicpm_ocr": Family("wrapped", "MiniCPMOcrForConditionalGeneration"),
+    "minicpmv4_6": Family("wrapped", "MiniCPMV4_6ForConditionalGeneration"),
+    "minicpmv4_7": Family("wrapped", "MiniCPMV4_7ForConditionalGeneration"),
+    "nemotron_h_omni": Family("wrapped", "NemotronH_Omni_Reasoning_V3"),
+    "ovis2": Family("wrapped", "Ovis2ForConditionalGeneration"),
+    "paddleocr_vl": Family("wrapped", "PaddleOCRVLForConditionalGeneration"),
+    "perception_lm": Family("wrapped", "PerceptionLMForConditionalGeneration"),
+    "pp_chart2table": Family("wrapped", "GotOcr2ForConditionalGeneration"),
+    "qianfan_ocr": Family("wrapped", "QianfanOCRForConditionalGeneration"),
+    "qwen2_5_omni_thinker": Family("wrapped", "Qwen2_5OmniThinkerForConditionalGeneration"),
+    "qwen2_audio": Family("wrapped", "Qwen2AudioForConditionalGeneration"),
+    "qwen3_omni_moe_thinker": Family("wrapped", "Qwen3OmniMoeThinkerForConditionalGeneration"),
+    "video_llama_3": Family("wrapped", "VideoLlama3ForConditionalGeneration"),
+    "video_llava": Family("wrapped", "VideoLlavaForConditionalGeneration"),
+    "vipllava": Family("wrapped", "VipLlavaForConditionalGeneration"),
+    "voxtral": Family("wrapped", "VoxtralForConditionalGeneration"),
+    "glm46v": Family("wrapped", "Glm46VForConditionalGeneration"),
+    "got_ocr2": Family("wrapped", "GotOcr2ForConditionalGeneration"),
+    "llava_llama": Family("wrapped", "LlavaLlamaForCausalLM"),
+    "llava_mistral": Family("wrapped", "LlavaMistralForCausalLM"),
+    "llava_qwen": Family("wrapped", "LlavaQwenForCausalLM"),
+    "qwen2_5_omni": Family("wrapped", "Qwen2_5OmniModel"),
+    "qwen3_omni_moe": Family("wrapped", "Qwen3OmniMoeForConditionalGeneration"),
     "smolvlm": Family("llama", "SmolVLMForConditionalGeneration"),
     "idefics3": Family("llama", "Idefics3ForConditionalGeneration"),
     "lfm2_vl": Family("lfm2", "Lfm2VlForConditionalGeneration"),
@@ -188,6 +236,10 @@ FAMILIES: dict[str, Family] = {
     "qwen4_exp_text": Family("qwen4_exp", "Qwen4ExpForCausalLM"),
 }
 """By ``model_type``."""
+REFUSED: dict[str, str] = {
+    "paligemma": "every token of a prompt sees all of it, which a prefill in pieces or from a prefix cache can't do",
+}
+"""Types whose layers are those of a family, but not what they compute, to the reason."""
 
 
 def _module(model_type: str) -> ModuleType:
@@ -197,6 +249,11 @@ def _module(model_type: str) -> ModuleType:
 def config_keys(model_type: str) -> Table:
     """The rules of the keys of config.json; a key that isn't among them is refused."""
     return cast("Table", _module(model_type).CONFIG_KEYS[model_type])
+
+
+def plain_builder(model_type: str) -> BuildSpec:
+    """The function that turns a checkpoint into a ``ModelSpec``, for one whose keys are checked already."""
+    return cast("BuildSpec", _module(model_type).build_spec)
 
 
 def family_builder(model_type: str) -> BuildSpec:
@@ -210,7 +267,7 @@ def family_builder(model_type: str) -> BuildSpec:
             f"model_type {model_type[:60]!r} is not supported; {len(FAMILIES)} types are (docs/families.md).",
             param="model_type",
         )
-    builder: BuildSpec = _module(model_type).build_spec
+    builder = plain_builder(model_type)
 
     def build_spec(view: CheckpointView) -> ModelSpec:
         check_config_keys(view, model_type, config_keys(model_type))

@@ -45,7 +45,7 @@ def ropes_by_type(
     plain = view
     if isinstance(full, Mapping):
         rest = {key: value for key, value in config.values.items() if key not in ROPE_KEYS}
-        plain = CheckpointView(CheckpointConfig({**rest, "rope_parameters": dict(full)}), view.tensors, view.facts)
+        plain = view.with_config({**rest, "rope_parameters": dict(full)})
     found = read(plain, default_theta=theta)
     if not isinstance(local, Mapping):
         local = {} if local_theta is None else {"rope_theta": config.get("rope_local_base_freq", default=local_theta)}
@@ -91,5 +91,5 @@ def rope_of_type(
             param="rope_parameters",
         )
     rest = {key: value for key, value in config.values.items() if key not in ROPE_KEYS}
-    plain = CheckpointView(CheckpointConfig({**rest, "rope_parameters": dict(own)}), view.tensors, view.facts)
+    plain = view.with_config({**rest, "rope_parameters": dict(own)})
     return read_rope(plain, head_dim, default_theta=defaults[kind]["rope_theta"], **options)

@@ -26,7 +26,7 @@ TABLES = (EMBEDDING, "embed_positions", "layer_inputs.table")
 """Our modules that are read row by row."""
 _ROOTS = frozenset({
     "backbone", "base_model", "decoder", "gpt_neox", "language_model", "llm", "model", "rwkv", "text_model",
-    "transformer",
+    "thinker", "transformer",
 })  # fmt: skip
 _SAME = {"block_sparse_moe": "mlp", "shared_mlp": "shared_expert", "shared_experts": "shared_expert"}
 """Parts of names that transformers 5 calls otherwise than the files do."""

@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
+from transformers import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
+    PretrainedConfig,
+)
 
 PLAIN_GEMMAS = ("gemma3n", "gemma4")
 """Gemmas whose norms multiply by the weight itself."""
@@ -95,7 +101,7 @@ def old_naming(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_wrapped_checkpoint(config: PretrainedConfig, directory: Path, *, is_of_hub: bool) -> Oracle:
-    """Save a randomly initialised model that sees pictures.
+    """Save a randomly initialised model that sees pictures or hears.
 
     Args:
         is_of_hub: Name the tensors as the files of the hub do, not as transformers 5 does.
@@ -104,7 +110,12 @@ def make_wrapped_checkpoint(config: PretrainedConfig, directory: Path, *, is_of_
         A function from token ids (n,) to logits (n, V).
     """
     torch.manual_seed(0)
-    model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
+    auto = (
+        AutoModelForImageTextToText
+        if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        else AutoModelForMultimodalLM
+    )
+    model = auto.from_config(config, attn_implementation="eager").float().eval()
     model.save_pretrained(directory, save_original_format=is_of_hub)
 
     def oracle(tokens: torch.Tensor) -> torch.Tensor:

@@ -70,6 +70,12 @@ def test_the_nearest_type_goes_by_spelling_first(llama: Path, stated: str, neare
         inspect_checkpoint(llama)
 
 
+def test_a_type_that_computes_otherwise_is_refused_with_the_reason(llama: Path) -> None:
+    write_json(llama / "config.json", LLAMA_CONFIG | {"model_type": "paligemma"})
+    with pytest.raises(UnsupportedArchitecture, match="'paligemma' is not supported: every token of a prompt sees all"):
+        inspect_checkpoint(llama)
+
+
 def test_a_missing_type_is_inferred_loudly(llama: Path) -> None:
     write_json(llama / "config.json", NO_TYPE)
     found = inspect_checkpoint(llama)

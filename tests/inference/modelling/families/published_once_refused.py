@@ -104,5 +104,60 @@ ONCE_REFUSED_AROUND: dict[str, tuple[str, dict[str, Any]]] = {
                         "type": "int"}}},
                 "format": "pack-quantized", "ignore": ["lm_head", "re:.*self_attn.*"], "kv_cache_scheme": None,
                 "quant_method": "compressed-tensors", "quantization_status": "compressed"}}}),
+    "llava-hf/llava-1.5-7b-hf": ("llava", {
+        "architectures": ["LlavaForConditionalGeneration"], "ignore_index": -100, "image_token_index": 32000,
+        "pad_token_id": 32001, "projector_hidden_act": "gelu", "tie_word_embeddings": False, "torch_dtype": "float16",
+        "vision_feature_layer": -2, "vision_feature_select_strategy": "default", "vision_config": {}, "text_config": {
+            "_name_or_path": "lmsys/vicuna-7b-v1.5", "architectures": ["LlamaForCausalLM"],
+            "max_position_embeddings": 4096, "model_type": "llama", "rms_norm_eps": 1e-05, "torch_dtype": "float16",
+            "vocab_size": 32064}}),
+    "llava-hf/llava-v1.6-mistral-7b-hf": ("llava_next", {
+        "ignore_index": -100, "image_grid_pinpoints": [[336, 672], [672, 336]], "image_token_index": 32000,
+        "projector_hidden_act": "gelu", "use_image_newline_parameter": True, "vision_feature_layer": -2,
+        "vision_feature_select_strategy": "default", "vision_config": {}, "text_config": {
+            "architectures": ["MistralForCausalLM"], "intermediate_size": 14336, "max_position_embeddings": 32768,
+            "model_type": "mistral", "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0,
+            "sliding_window": None, "torch_dtype": "bfloat16", "vocab_size": 32064}}),
+    "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": ("llava_onevision", {
+        "ignore_index": -100, "image_grid_pinpoints": [[384, 384]], "image_token_index": 151646,
+        "projector_hidden_act": "gelu", "tie_word_embeddings": False, "use_image_newline_parameter": True,
+        "video_token_index": 151647, "vision_aspect_ratio": "anyres_max_9", "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "full", "vision_config": {}, "text_config": USUAL | {
+            "max_window_layers": 24, "model_type": "qwen2", "rope_theta": 1000000.0, "sliding_window": 32768,
+            "tie_word_embeddings": True, "use_sliding_window": False}}),
+    "ibm-granite/granite-vision-3.2-2b": ("llava_next", {
+        "image_token_index": 49155, "vision_feature_layer": [-24, -20, -12, -1], "vision_config": {},
+        "vision_feature_select_strategy": "full", "text_config": USUAL | {
+            "attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "logits_scaling": 8.0, "mlp_bias": False,
+            "attention_bias": False, "model_type": "granite", "residual_multiplier": 0.22, "rope_theta": 300000}}),
+    "OpenGVLab/InternVL3-1B": ("internvl_chat", {
+        "architectures": ["InternVLChatModel"], "auto_map": {"AutoConfig": "configuration_internvl_chat.x"},
+        "downsample_ratio": 0.5, "dynamic_image_size": True, "force_image_size": 448, "hidden_size": 896,
+        "image_fold": None, "max_dynamic_patch": 12, "min_dynamic_patch": 1, "output_attentions": False,
+        "pad2square": False, "ps_version": "v2", "select_layer": -1, "system_message": None, "template": "internvl2_5",
+        "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": None, "use_backbone_lora": 0,
+        "use_llm_lora": 0, "use_thumbnail": True, "vision_config": {}, "llm_config": USUAL | {
+            "_name_or_path": "./pretrained/x", "attention_dropout": 0.0, "layer_types": ["full_attention"],
+            "max_window_layers": 70, "model_type": "qwen2", "moe_config": None, "rope_scaling": {
+                "factor": 2.0, "rope_type": "dynamic", "type": "dynamic"}, "rope_theta": 1000000.0,
+            "sliding_window": None, "use_bfloat16": True, "use_sliding_window": False}}),
+    "zai-org/GLM-4.5V": ("glm4v_moe", {
+        "architectures": ["Glm4vMoeForConditionalGeneration"], "image_start_token_id": 151339,
+        "image_end_token_id": 151340, "video_start_token_id": 151341, "video_end_token_id": 151342,
+        "image_token_id": 151363, "video_token_id": 151364, "tie_word_embeddings": False, "vision_config": {},
+        "text_config": USUAL | {
+            "attention_bias": True, "attention_dropout": 0.0, "eos_token_id": [151329, 151336, 151338],
+            "first_k_dense_replace": 1, "head_dim": 128, "model_type": "glm4v_moe_text",
+            "moe_intermediate_size": 1408, "n_group": 1, "n_routed_experts": 128, "n_shared_experts": 1,
+            "norm_topk_prob": True, "num_experts_per_tok": 8, "pad_token_id": 151329, "partial_rotary_factor": 0.5,
+            "rope_scaling": {"rope_type": "default", "mrope_section": [8, 12, 12]}, "rope_theta": 10000.0,
+            "routed_scaling_factor": 1.0, "topk_group": 1, "use_qk_norm": False}}),
+    "zai-org/GLM-4.1V-9B-Thinking": ("glm4v", {
+        "image_start_token_id": 151339, "image_end_token_id": 151340, "video_start_token_id": 151341,
+        "video_end_token_id": 151342, "image_token_id": 151343, "video_token_id": 151344, "tie_word_embeddings": False,
+        "vision_config": {}, "text_config": USUAL | {
+            "attention_bias": True, "attention_dropout": 0.0, "eos_token_id": [151329, 151336], "head_dim": 128,
+            "model_type": "glm4v_text", "partial_rotary_factor": 0.5, "rope_theta": 10000.0,
+            "rope_scaling": {"rope_type": "default", "mrope_section": [8, 12, 12]}}}),
 }  # fmt: skip
 """The same, of models that see pictures."""

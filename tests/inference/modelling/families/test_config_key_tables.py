@@ -26,6 +26,7 @@ from inference.modelling.families.config_keys import (
     check_config_keys,
 )
 from inference.modelling.families.registry import FAMILIES, config_keys, family_builder
+from inference.modelling.families.wrapped import ALIKE, OMNI, TEXT_TYPES
 from inference.modelling.spec import ModelSpec
 from tests.inference.modelling.families.headers import llama, view_of
 from tests.inference.modelling.families.published_configs import PUBLISHED as PUBLISHED_EARLIER
@@ -64,12 +65,17 @@ TYPES = {
     **{model_type: model_type for model_type, _ in LARGE_CASES.values()},
 }  # fmt: skip
 """``model_type`` to a case of the tests of logits."""
+REMOTE = {"oxidizr", "phi3_v", "kimi_vl", "internvl_chat", "llava_llama", "llava_mistral", "llava_qwen"}
+"""Types that transformers reads by remote code, if at all."""
+ELSEWHERE = {*OMNI}
+"""Types whose keys test_wrapped.py looks at."""
 AROUND = {
     "qwen4_exp": "qwen4_exp_text", "kimi_k25": "deepseek_v3", "qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2",
     "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe", "smolvlm": "llama", "idefics3": "llama",
     "lfm2_vl": "lfm2", "lfm3_vl": "lfm3",
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "gemma3": "gemma3_text", "mistral3": "ministral3",
     **{outer: text for outer, (text, _) in LARGE_AROUND.items()}, "gemma3n": "gemma3n_text",
+    **{outer: ALIKE.get(text, text) for outer, text in TEXT_TYPES.items() if outer not in REMOTE | ELSEWHERE},
 }  # fmt: skip
 """Types of models that see pictures, to that of their text model."""
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -199,7 +205,7 @@ def others(value: Any) -> Iterator[Any]:
 
 def test_every_family_has_a_table() -> None:
     assert all(config_keys(model_type) for model_type in FAMILIES)
-    assert set(TYPES) | set(AROUND) == set(FAMILIES) - {"oxidizr", "phi3_v", "kimi_vl"}  # transformers has none of them
+    assert set(TYPES) | set(AROUND) == set(FAMILIES) - ELSEWHERE - REMOTE
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inference.errors import CorruptCheckpoint
-from inference.modelling.families.checks import OTHER_PARTS
-from inference.modelling.families.text_part import parts_beside, text_part
+from inference.modelling.families.text_part import text_part
 from tests.inference.modelling.families.headers import view_of
 
 TENSORS = {"model.embed_tokens.weight": (8, 4), "visual.patch_embed.proj.weight": (4, 4)}
@@ -18,13 +17,13 @@ def test_a_text_model_within_another_has_its_keys_and_the_outer_ones_that_hold_f
     )
     text = text_part(view)
     assert text.config.values == {"model_type": "inner", "tie_word_embeddings": True}
-    assert parts_beside(view, text) == (OTHER_PARTS,)
+    assert text.is_part and text.changed(hidden_size=4).is_part
 
 
 def test_a_model_that_is_text_alone_stays_as_it_is_and_leaves_nothing_out() -> None:
     view = view_of({"model.embed_tokens.weight": (8, 4)}, {"model_type": "inner"})
     assert text_part(view) is view and not view.facts.facts
-    assert parts_beside(view, view) == ()
+    assert not view.is_part
 
 
 @pytest.mark.parametrize("config", [{"model_type": "flat"}, {"text_config": {}}])
