@@ -64,7 +64,7 @@ SEEING_NOT_READ: Mapping[str, str] = {
     "blip, blip-2, instructblip, instructblipvideo, git, evolla": "a prompt begins with a picture (or a protein)",
     "florence2, kosmos-2, kosmos-2.5, pix2struct, pp_formulanet, t5gemma2, udop, vision-encoder-decoder":
         "encoders with a decoder that attends to them, or decoders trained for one task on pictures",
-    "idefics, mllama": "layers between that attend to pictures, for which text alone isn't defined",
+    "idefics": "layers between that attend to pictures, for which text alone isn't defined",
     "shieldgemma2": "a classifier; its layers are Gemma 3's",
     "diffusion_gemma": "another loop: it writes blocks of tokens at once, in several passes",
     "chameleon, emu3": "pictures are tokens of the vocabulary, whose logits are masked",
@@ -90,7 +90,7 @@ NOT_READ: Mapping[str, str] = {
 """Types, separated by commas, to what is missing."""
 _NO_DECODERS = """
 aria_text bart beam bert bert-generation big_bird bigbird_pegasus blenderbot blenderbot-small camembert data2vec-text
-electra ernie git marian mbart megatron-bert mllama modernbert-decoder moshi moss_transcribe_diarize
+electra ernie git marian mbart megatron-bert modernbert-decoder moshi moss_transcribe_diarize
 musicgen musicgen_melody mvp pegasus phi4_multimodal plbart prophetnet rembert roberta roberta-prelayernorm roc_bert
 roformer trocr whisper xlm xlm-roberta xlm-roberta-xl xmod
 """

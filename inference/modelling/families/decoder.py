@@ -82,7 +82,8 @@ def _outer_sources(
     layout: DecoderLayout, norm: NormSpec | None, final_norm: str, head_bias: str | None, positions: Source | None
 ) -> dict[str, Source]:
     """Embedding, positions, final norm and head."""
-    sources = {"embed_tokens.weight": tensor(layout.embedding)}
+    rows = (0, layout.vocab_size) if layout.spare_rows else None
+    sources = {"embed_tokens.weight": Source((Piece(layout.embedding, rows=rows),))}
     if positions is not None:
         sources["embed_positions.weight"] = positions
     if norm is not None:

@@ -38,6 +38,8 @@ class DecoderLayout:
         vocab_size: Rows of the embedding.
         dtype: Dtype of the embedding, taken for the whole checkpoint.
         max_position_embeddings: Context of the model in tokens.
+        spare_rows: Rows of the embedding behind those of the vocabulary, which are left out.
+        numbers: Those of the layers in the files, where some are left out; None: all are read.
     """
 
     prefix: str
@@ -50,10 +52,12 @@ class DecoderLayout:
     vocab_size: int
     dtype: Dtype
     max_position_embeddings: int
+    spare_rows: int = 0
+    numbers: tuple[int, ...] | None = None
 
     def layer(self, number: int) -> str:
         """Start of the tensor names of one layer, with the dot."""
-        return f"{self.prefix}{self.layers}{number}."
+        return f"{self.prefix}{self.layers}{number if self.numbers is None else self.numbers[number]}."
 
 
 def read_layout(
@@ -66,6 +70,7 @@ def read_layout(
     tied_by_default: bool = False,
     prediction_layers: int = 0,
     default_max_position_embeddings: int = 4096,
+    spare_rows: int = 0,
 ) -> DecoderLayout:
     """Find the prefix, count the layers, read the sizes of embedding and head.
 
@@ -78,6 +83,7 @@ def read_layout(
         prediction_layers: How many layers after config.json's number may be there for multi-token prediction
             (DeepSeek); they are left out.
         default_max_position_embeddings: When config.json has none.
+        spare_rows: Rows of the embedding behind those of the vocabulary.
 
     Raises:
         UnsupportedArchitecture: No embedding under any of the names.
@@ -94,8 +100,9 @@ def read_layout(
             f"no embedding: {expected} is not among the {len(tensors)} tensors ({sample_of(tensors)}).", param=expected
         )
     outer, prefix, embedding = found[0]
-    vocab_size, hidden_size = matrix_shape(tensors, embedding)
-    evidence = f"{embedding} has shape {[vocab_size, hidden_size]}"
+    num_rows, hidden_size = matrix_shape(tensors, embedding)
+    vocab_size = num_rows - spare_rows
+    evidence = f"{embedding} has shape {[num_rows, hidden_size]}"
     check_size(view, hidden_size, evidence, "hidden_size")
     check_size(view, vocab_size, evidence, "vocab_size")
     num_layers, present = _count_layers(view, prefix + layers, prediction_layers)
@@ -109,7 +116,9 @@ def read_layout(
         high=1 << 30,
     )
     beyond, sizes = present - num_layers, (hidden_size, vocab_size)
-    return DecoderLayout(prefix, embedding, found_head, num_layers, beyond, layers, *sizes, dtype, max_positions)
+    return DecoderLayout(
+        prefix, embedding, found_head, num_layers, beyond, layers, *sizes, dtype, max_positions, spare_rows
+    )
 
 
 def layer_numbers(tensors: TensorTable, prefix: str) -> list[int]:

@@ -177,6 +177,7 @@ FAMILIES: dict[str, Family] = {
     "llava_qwen": Family("wrapped", "LlavaQwenForCausalLM"),
     "qwen2_5_omni": Family("wrapped", "Qwen2_5OmniModel"),
     "qwen3_omni_moe": Family("wrapped", "Qwen3OmniMoeForConditionalGeneration"),
+    "mllama": Family("mllama", "MllamaForConditionalGeneration"),
     "smolvlm": Family("llama", "SmolVLMForConditionalGeneration"),
     "idefics3": Family("llama", "Idefics3ForConditionalGeneration"),
     "lfm2_vl": Family("lfm2", "Lfm2VlForConditionalGeneration"),

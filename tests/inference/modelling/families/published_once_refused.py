@@ -159,5 +159,11 @@ ONCE_REFUSED_AROUND: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_bias": True, "attention_dropout": 0.0, "eos_token_id": [151329, 151336], "head_dim": 128,
             "model_type": "glm4v_text", "partial_rotary_factor": 0.5, "rope_theta": 10000.0,
             "rope_scaling": {"rope_type": "default", "mrope_section": [8, 12, 12]}}}),
+    "meta-llama/Llama-3.2-11B-Vision-Instruct": ("mllama", {
+        "image_token_index": 128256, "vision_config": {}, "text_config": USUAL | {
+            "cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38], "dropout": 0, "model_type": "mllama_text_model",
+            "cross_attention_hidden_size": None, "no_repeat_ngram_size": 0, "rope_theta": 500000.0, "rope_scaling": {
+                "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                "original_max_position_embeddings": 8192, "rope_type": "llama3"}}}),
 }  # fmt: skip
 """The same, of models that see pictures."""
