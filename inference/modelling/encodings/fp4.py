@@ -15,6 +15,7 @@ from inference.modelling.encodings.parts import (
     choose_scale_dtype,
     expect_matrix,
     expect_shape,
+    fused_rows,
     num_values,
 )
 from inference.modelling.encodings.quantisation_config import QuantisationConfig
@@ -55,21 +56,26 @@ def _take_matrix(parts: Parts, name: str, logical: str, global_name: str, *, div
     outputs, pairs = expect_matrix(name, parts.tensors[name])
     scale_name = logical + "_scale"
     scale = parts.need(scale_name, name, ("F8_E4M3", *EXPONENTS))
-    names = {"blocks": name, "scale": scale_name}
+    names, fused = {"blocks": name, "scale": scale_name}, ()
     group = MXFP4_GROUP if scale.dtype in EXPONENTS else NVFP4_GROUP
     expect_shape(scale_name, scale, (outputs, -(-pairs * 2 // group)), f"{name} in groups of {group}")
     if group == NVFP4_GROUP:
         whole = parts.need(global_name, name, FLOATS)
-        if num_values(whole) != 1:
+        fused = fused_rows(parts, name, whole.shape)
+        if num_values(whole) != 1 and not fused:
             raise TensorShapeMismatch(
-                f"{global_name} has shape {list(whole.shape)}; one number is needed, scales of fused parts are not "
-                "read.",
+                f"{global_name} has shape {list(whole.shape)}; one number is needed, or one for each of gate and up, "
+                "or of q, k and v.",
                 param=global_name,
             )
         names["global_scale"] = global_name
     shape = (outputs, pairs * 2)
     kept = choose_scale_dtype(scale, has_zeros=False)
-    parts.add(EncodedTensor(logical, shape, "fp4", names, bits=4, group_size=group, divides=divides, scales=kept))
+    parts.add(
+        EncodedTensor(
+            logical, shape, "fp4", names, bits=4, group_size=group, divides=divides, scales=kept, fused_rows=fused
+        )
+    )
 
 
 def _take_experts(parts: Parts, name: str) -> None:

@@ -21,6 +21,9 @@ EXPONENTS = ("U8", "F8_E8M0")
 """dtypes of scales that are powers of two: 2^(byte - 127)."""
 _MAX_SMALL_BYTES = 1 << 18
 """Most that is read at once. A larger ``g_idx`` isn't read, and its weight is expanded."""
+_FUSED = {"gate_up_proj": 2, "qkv_proj": 3}
+"""Projections that hold several matrices, and how many."""
+_WEIGHTS = ("weight", "weight_packed")
 _LEAST_GROUP = 16
 """Products take no smaller groups, so their order doesn't matter."""
 
@@ -105,6 +108,34 @@ def expect_matrix(name: str, info: TensorInfo) -> tuple[int, int]:
     if len(info.shape) != 2 or min(info.shape) < 1 or max(info.shape) > MAX_SIZE * 8:
         raise TensorShapeMismatch(f"{name} has shape {list(info.shape)}; a matrix is needed.", param=name)
     return info.shape[0], info.shape[1]
+
+
+def fused_rows(parts: Parts, name: str, scale: Sequence[int]) -> tuple[int, ...]:
+    """Rows of each of the matrices that lie one below the other in a weight, if each has a scale for the whole.
+
+    These are gate and up, or q, k and v: as many rows as the projection behind the attention has inputs are q's.
+
+    Args:
+        name: Of the codes.
+        scale: Shape of the scales.
+
+    Returns:
+        Empty: the weight is no such, or there is no such projection beside q, k and v.
+    """
+    base, _, leaf = name.rpartition(".")[0].rpartition(".")
+    shape = parts.tensors[name].shape
+    if len(shape) != 2 or tuple(scale) != (_FUSED.get(leaf),) or shape[0] <= scale[0]:
+        return ()
+    behind = next(
+        (parts.tensors[other] for end in _WEIGHTS if (other := f"{base}.o_proj.{end}") in parts.tensors), None
+    )
+    sizes: tuple[int, ...] = (0,)
+    if leaf == "gate_up_proj":
+        sizes = (shape[0] // 2,) * 2
+    elif behind is not None:
+        queries = behind.shape[-1] * (2 if behind.dtype == "U8" else 1)  # bytes of two codes
+        sizes = (queries, *((shape[0] - queries) // 2,) * 2)
+    return sizes if min(sizes) > 0 and sum(sizes) == shape[0] else ()
 
 
 def num_values(info: TensorInfo) -> int:

@@ -14,8 +14,8 @@ from typing import Any
 from inference.errors import CorruptCheckpoint, UnsupportedFormat
 
 METHODS = (
-    "gptq", "awq", "fp8", "fbgemm_fp8", "mxfp4", "compressed-tensors", "bitsandbytes", "hqq", "modelopt", "bitnet",
-    "blazr",
+    "gptq", "awq", "fp8", "fbgemm_fp8", "mxfp4", "mxfp8", "compressed-tensors", "bitsandbytes", "hqq", "modelopt",
+    "bitnet", "blazr",
 )  # fmt: skip
 """Values of ``quant_method`` that are read."""
 
@@ -83,8 +83,9 @@ def read_quantisation_config(value: Any, file: str = "config.json") -> Quantisat
             f"{file}: the quantisation is {str(value)[:60]!r}; it must be an object with quant_method: {_REMEDY}",
             param="quantization_config",
         )
-    inner = value.get("quantization")
-    values: Mapping[str, Any] = inner if file == "hf_quant_config.json" and isinstance(inner, Mapping) else value
+    values, inner = value, value.get("quantization")
+    if isinstance(inner, Mapping):  # ModelOpt's hf_quant_config.json, which some copy into config.json
+        values = inner if file == "hf_quant_config.json" else {**inner, **value}
     method = _method(values, file)
     if method not in METHODS:
         raise UnsupportedFormat(
@@ -153,8 +154,8 @@ def _refuse_variants(config: QuantisationConfig) -> None:
         )
 
 
-MODELOPT_ALGORITHMS = ("FP8", "NVFP4", "W4A16_NVFP4")
-"""Values of ModelOpt's ``quant_algo`` that are read; the last one has the second's form."""
+MODELOPT_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "MXFP8", "NVFP4", "W4A16_NVFP4")
+"""Values of ModelOpt's ``quant_algo`` that are read; the last two have one form."""
 
 
 def _modelopt_variant(values: Mapping[str, Any]) -> str | None:

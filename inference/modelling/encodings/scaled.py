@@ -1,7 +1,8 @@
 """Recognise weights in int8 or float8 codes with scales per tensor, row, group or block.
 
 Sources: DeepSeek-V3's checkpoints (``weight_scale_inv``, which multiplies), FBGEMM and compressed-tensors
-(``weight_scale``), ModelOpt, and bitsandbytes' int8 (``SCB``, the largest magnitude of each row, over 127).
+(``weight_scale``), ModelOpt (its blocks' scales have axes of one between the others), MXFP8 (a power of two per 32),
+and bitsandbytes' int8 (``SCB``, the largest magnitude of each row, over 127).
 """
 
 from __future__ import annotations
@@ -11,14 +12,23 @@ from collections.abc import Sequence
 from inference.errors import MissingTensor, TensorShapeMismatch, UnsupportedFormat
 from inference.modelling.encoded_tensor import EncodedTensor
 from inference.modelling.encodings.compressed import WeightScheme, schemes_of
-from inference.modelling.encodings.parts import EXPONENTS, FLOATS, Parts, choose_scale_dtype, expect_shape, num_values
+from inference.modelling.encodings.parts import (
+    EXPONENTS,
+    FLOATS,
+    Parts,
+    choose_scale_dtype,
+    expect_shape,
+    fused_rows,
+    num_values,
+)
 from inference.modelling.encodings.quantisation_config import QuantisationConfig
 from inference.modelling.families.config import TensorInfo
 
 _CODES = ("F8_E4M3", "F8_E5M2", "I8")
 _SCALES = ("_scale_inv", "_scale")
-_ALLOWED = ("fp8", "fbgemm_fp8", "compressed-tensors", "modelopt", "bitsandbytes")
+_ALLOWED = ("fp8", "mxfp8", "fbgemm_fp8", "compressed-tensors", "modelopt", "bitsandbytes")
 _USUAL_BLOCK = (128, 128)
+_MX_BLOCK = (1, 32)
 
 
 def find_scaled(parts: Parts, config: QuantisationConfig | None) -> None:
@@ -73,7 +83,8 @@ def _take(parts: Parts, name: str, info: TensorInfo, config: QuantisationConfig 
         )
     scale = parts.need(scale_name, name, (*FLOATS, *EXPONENTS))
     names = {"codes": name, "scale": scale_name}
-    block = _block(name, info.shape, scale_name, scale.shape, config)
+    fused = fused_rows(parts, name, scale.shape)
+    block = (1, info.shape[1]) if fused else _block(name, info.shape, scale_name, scale.shape, config)
     zero_name = name + "_zero_point"
     if zero_name in parts.tensors:
         zero = parts.need(zero_name, name, ("I8", *_CODES, *FLOATS))
@@ -82,7 +93,11 @@ def _take(parts: Parts, name: str, info: TensorInfo, config: QuantisationConfig 
     has_zeros, is_float = zero_name in parts.tensors, info.dtype == "F8_E4M3"
     is_kept = info.dtype == "I8" or (is_float and not has_zeros)
     kept = choose_scale_dtype(scale, has_zeros=has_zeros) if is_kept else ""
-    parts.add(EncodedTensor(name, info.shape, "scaled", names, bits=8, block=block, scales=kept, is_float=is_float))
+    parts.add(
+        EncodedTensor(
+            name, info.shape, "scaled", names, bits=8, block=block, scales=kept, is_float=is_float, fused_rows=fused
+        )
+    )
 
 
 def _block(
@@ -101,6 +116,8 @@ def _block(
         return rows, columns
     if len(shape) == 2 and tuple(scale) in ((rows,), (rows, 1)):
         return 1, columns
+    if len(scale) == len(shape) + 2 and (scale[-1], scale[-3]) == (1, 1):
+        scale = (*scale[:-3], scale[-2])
     if len(scale) == len(shape) and tuple(scale[:-2]) == tuple(shape[:-2]):
         for block in _stated_blocks(config, rows, columns):
             if tuple(scale[-2:]) == (-(-rows // block[0]), -(-columns // block[1])):
@@ -110,7 +127,7 @@ def _block(
     stated = "" if config is None else f" by {config.file} ({config.method}{_described(config)})"
     raise TensorShapeMismatch(
         f"{scale_name} has shape {list(scale)}, which scales neither the whole of {name} ({list(shape)}) nor its rows, "
-        f"groups or blocks{stated}; scales of fused parts are not read.",
+        f"groups or blocks{stated}.",
         param=scale_name,
     )
 
@@ -118,12 +135,14 @@ def _block(
 def _stated_blocks(config: QuantisationConfig | None, rows: int, columns: int) -> list[tuple[int, int]]:
     """Sizes of blocks that the config allows for a matrix."""
     if config is None:
-        return [_USUAL_BLOCK, (1, 32)]
+        return [_USUAL_BLOCK, _MX_BLOCK]
     if config.method == "compressed-tensors":
         return [block for scheme in schemes_of(config) if (block := _scheme_block(scheme, rows, columns))]
     stated = config.values.get("weight_block_size")
     if stated is None:
-        return [_USUAL_BLOCK] if config.method == "fp8" else []
+        return {"fp8": [_USUAL_BLOCK], "mxfp8": [_MX_BLOCK], "modelopt": [_MX_BLOCK, _USUAL_BLOCK]}.get(
+            config.method, []
+        )
     if not _is_block(stated):
         raise UnsupportedFormat(
             f"{config.file}: weight_block_size is {str(stated)[:60]!r}; it must be two positive whole numbers.",

@@ -185,7 +185,9 @@ def _described(item: EncodedTensor) -> str:
     rows, columns = item.shape[-2:]
     size = item.group_size
     if item.coding == "scaled":
-        if item.block == (rows, columns):
+        if item.fused_rows:
+            scales = f"a scale for each of {len(item.fused_rows)} matrices"
+        elif item.block == (rows, columns):
             scales = "a scale per tensor"
         elif item.block == (1, columns):
             scales = "a scale per row"

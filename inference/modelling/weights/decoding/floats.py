@@ -30,7 +30,7 @@ def decode_fp4(item: EncodedTensor, parts: PartTensors, begin: int, stop: int) -
     codes = fp4_codes(parts, begin, stop)
     values = torch.tensor(FP4_VALUES)[codes.to(torch.int32)]
     values *= scales_of(parts["scale"][begin:stop]).repeat_interleave(item.group_size, -1)[..., : values.shape[-1]]
-    return _apply_global_scale(item, parts, values)
+    return _apply_global_scale(item, parts, values, begin, stop)
 
 
 def fp4_codes(parts: PartTensors, begin: int, stop: int) -> torch.Tensor:
@@ -41,14 +41,17 @@ def fp4_codes(parts: PartTensors, begin: int, stop: int) -> torch.Tensor:
 
 def fp4_scales(item: EncodedTensor, parts: PartTensors, begin: int, stop: int) -> torch.Tensor:
     """(n, …, g) float32 scales, the global one included."""
-    return _apply_global_scale(item, parts, scales_of(parts["scale"][begin:stop]))
+    return _apply_global_scale(item, parts, scales_of(parts["scale"][begin:stop]), begin, stop)
 
 
-def _apply_global_scale(item: EncodedTensor, parts: PartTensors, values: torch.Tensor) -> torch.Tensor:
-    """Multiply or divide by ``global_scale``, if the weight has one."""
+def _apply_global_scale(
+    item: EncodedTensor, parts: PartTensors, values: torch.Tensor, begin: int, stop: int
+) -> torch.Tensor:
+    """Multiply or divide rows by ``global_scale``, if the weight has one."""
     if "global_scale" not in parts:
         return values
-    whole = parts["global_scale"].float().reshape(())
+    whole = parts["global_scale"].float()
+    whole = _of_each_row(item, whole)[begin:stop] if item.fused_rows else whole.reshape(())
     return values / whole if item.divides else values * whole
 
 
@@ -86,6 +89,11 @@ def scales_of(stored: torch.Tensor) -> torch.Tensor:
     return (stored.view(torch.float8_e8m0fnu) if stored.dtype == torch.uint8 else stored).float()
 
 
+def _of_each_row(item: EncodedTensor, scale: torch.Tensor) -> torch.Tensor:
+    """(o, 1) scales of the rows of matrices that lie one below the other, from a scale of each matrix."""
+    return scale.flatten().repeat_interleave(torch.tensor(item.fused_rows)).unsqueeze(1)
+
+
 def _expand_scale(item: EncodedTensor, scale: torch.Tensor, begin: int, stop: int) -> torch.Tensor:
     """One scale for each value, broadcast where all values of an axis share it."""
     rows, columns = item.shape[-2:]
@@ -104,5 +112,6 @@ def row_scales(item: EncodedTensor, scale: torch.Tensor, begin: int, stop: int) 
     """(n, g) scales of a matrix' rows, or (1, g) where all rows share them."""
     high, wide = item.block
     num_high = -(-item.shape[0] // high)
+    scale = _of_each_row(item, scale) if item.fused_rows else scale
     scale = scale.reshape(num_high, -(-item.shape[1] // wide))
     return scale[torch.arange(begin, stop) // high] if num_high > 1 else scale

@@ -150,9 +150,12 @@ def packed(
 
 def fp8(
     rng: np.random.Generator, outputs: int, inputs: int, *, block: tuple[int, int] | None = None, rows: bool = False,
-    scale_name: str = "weight_scale", exponents: str = "",
+    scale_name: str = "weight_scale", exponents: str = "", apart: bool = False,
 ) -> Made:  # fmt: skip
-    """Float8 with a scale per block, row or tensor; exponents: u8 or e8m0 for scales that are powers of two."""
+    """Float8 with a scale per block, row or tensor.
+
+    exponents: u8 or e8m0 for scales that are powers of two; apart: axes of one between those of the blocks' scales.
+    """
     codes = _float8(rng, (outputs, inputs))
     high, wide = block or ((1, inputs) if rows else (outputs, inputs))
     shape = (-(-outputs // high), -(-inputs // wide))
@@ -165,6 +168,8 @@ def fp8(
         stored = stored.view(torch.float8_e8m0fnu) if exponents == "e8m0" else stored
     elif block is None and not rows:
         stored = stored.reshape(1)
+    if apart:
+        stored = stored.reshape(shape[0], 1, shape[1], 1)
     spread = np.repeat(np.repeat(scale, high, 0)[:outputs], wide, 1)[:, :inputs]
     return {"weight": _as_float8(codes), scale_name: stored}, e4m3(codes) * spread
 
@@ -384,6 +389,20 @@ FORMATS: dict[str, Format] = {
     ),
     "modelopt-nvfp4": Format(partial(nvfp4, modelopt=True), {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
     "modelopt-fp8": Format(fp8, {"quant_method": "modelopt", "quant_algo": "FP8"}),
+    "modelopt-fp8-rows": Format(
+        partial(fp8, rows=True), {"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}
+    ),
+    "modelopt-fp8-blocks": Format(
+        partial(fp8, block=(128, 128), apart=True), {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}
+    ),
+    "modelopt-mxfp8": Format(
+        partial(fp8, block=(1, 32), exponents="u8"),
+        {"quant_method": "modelopt", "quantization": {"quant_algo": "MXFP8", "kv_cache_quant_algo": "FP8"}},
+    ),
+    "mxfp8": Format(
+        partial(fp8, block=(1, 32), exponents="u8", scale_name="weight_scale_inv"),
+        {"quant_method": "mxfp8", "weight_block_size": [1, 32], "scale_fmt": "ue8m0", "ignored_layers": ["lm_head"]},
+    ),
     "nf4": Format(bnb4, _BNB | {"bnb_4bit_quant_type": "nf4"}),
     "nf4-nested": Format(
         partial(bnb4, nested=True), _BNB | {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}

@@ -31,7 +31,7 @@ def test_the_scales_tell_the_forms_apart() -> None:
     [
         ("weight_scale", None, MissingTensor, "x.weight_packed holds codes, but x.weight_scale"),
         ("weight_global_scale", None, MissingTensor, "x.weight_packed holds codes, but x.weight_global_scale"),
-        ("weight_global_scale", torch.ones(3), TensorShapeMismatch, "fused parts"),
+        ("weight_global_scale", torch.ones(3), TensorShapeMismatch, "one number is needed, or one for each"),
         ("weight_scale", torch.ones(32, 4), UnsupportedFormat, "x.weight_scale is stored as F32"),
         ("weight_scale", torch.zeros(32, 4, dtype=torch.uint8), TensorShapeMismatch, "in groups of 32"),
     ],

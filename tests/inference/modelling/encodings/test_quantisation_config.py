@@ -43,11 +43,15 @@ MIXED: dict[str, Any] = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECIS
     [
         MIXED | {"quantized_layers": {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "NVFP4", "group_size": 16}}},
         MIXED | {"quantized_layers": {"a": {"quant_algo": "W4A16_NVFP4", "group_size": 16}}},
+        MIXED | {"quantized_layers": {"a": {"quant_algo": "MXFP8", "group_size": 32}, "b": {"quant_algo": "NVFP4"}}},
+        {"quant_method": "modelopt", "quant_algo": "fp8_pb_wo", "ignore": ["lm_head"]},
+        {"quant_method": "modelopt", "quantization": {"quant_algo": "MXFP8", "exclude_modules": ["lm_head"]}},
+        {"quant_method": "mxfp8", "weight_block_size": [1, 32], "scale_fmt": "ue8m0", "ignored_layers": ["lm_head"]},
         {"quant_method": "fp8", "fmt": "float8_e4m3fn", "weight_block_size": [128, 128]},
     ],
 )
 def test_forms_of_published_files_are_read(value: dict[str, Any]) -> None:
-    """Those of nvidia's Qwen3.6 and of MiniMax-M2.5, which were refused."""
+    """Those of nvidia's Qwen3.6, MiniMax-M2.5 and M3, HY 4 and others, which were refused."""
     assert read_quantisation_config(value).method == value["quant_method"]
 
 
@@ -69,9 +73,9 @@ def test_forms_of_published_files_are_read(value: dict[str, Any]) -> None:
         ({"quant_method": "compressed-tensors", "config_groups": {"a": {"format": "new"}}}, "'new'"),
         ({"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-bitmask"}}, "'sparse-bitmask'"),
         ({"quant_method": "compressed-tensors", "transform_config": {"config_groups": {}}}, "rotates activations"),
-        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "'W4A8_AWQ'; FP8, NVFP4, W4A16_NVFP4"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "'W4A8_AWQ'; FP8, FP8_PER_CHANNEL_PER_TOKEN"),
         ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "'MIXED_PRECISION'; FP8"),
-        (MIXED | {"quantized_layers": {"a": {"quant_algo": "MXFP8"}}}, "'MXFP8'; FP8"),
+        (MIXED | {"quantized_layers": {"a": {"quant_algo": "W4A8_AWQ"}}}, "'W4A8_AWQ'; FP8"),
         (MIXED | {"quantized_layers": {"a": "FP8"}}, "'None'; FP8"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "'e5m2'; e4m3"),
     ],

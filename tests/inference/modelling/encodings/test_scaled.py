@@ -39,7 +39,8 @@ def test_scales_of_each_shape(scale: tuple[int, ...], config: dict[str, Any] | N
     ("scale", "config", "error", "message"),
     [
         (torch.ones(2, 4), FP8, TensorShapeMismatch, r"x.weight_scale has shape \[2, 4\].*x.weight.*blocks of \[128"),
-        (torch.ones(3), FP8, TensorShapeMismatch, "scales of fused parts are not read"),
+        (torch.ones(3), FP8, TensorShapeMismatch, r"x.weight_scale has shape \[3\], which scales neither"),
+        (torch.ones(2, 1, 3, 2), FP8, TensorShapeMismatch, r"x.weight_scale has shape \[2, 1, 3, 2\]"),
         (torch.ones(2, 3), {"quant_method": "fbgemm_fp8"}, TensorShapeMismatch, "fbgemm_fp8"),
         (torch.ones(2, 3), {"quant_method": "awq"}, UnsupportedFormat, "says awq, but x.weight is stored as F8_E4M3"),
         (torch.ones(2, 3).int(), FP8, UnsupportedFormat, "x.weight_scale is stored as I32"),
@@ -52,6 +53,35 @@ def test_contradictions_name_both_sides(
 ) -> None:
     with pytest.raises(error, match=message):
         decoded_table({"x.weight": CODES, "x.weight_scale": scale}, config)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "rows", "behind", "sizes"),
+    [
+        ("gate_up_proj", 20, None, (10, 10)),
+        ("qkv_proj", 20, (32, 12), (12, 4, 4)),
+        ("qkv_proj", 21, (32, 7), (7, 7, 7)),
+        ("qkv_proj", 21, None, ()),
+        ("qkv_proj", 20, None, ()),
+        ("qkv_proj", 20, (32, 20), ()),
+        ("gate_up_proj", 21, None, ()),
+        ("other_proj", 20, None, ()),
+    ],
+)
+def test_matrices_below_each_other_have_a_scale_each(
+    leaf: str, rows: int, behind: tuple[int, int] | None, sizes: tuple[int, ...]
+) -> None:
+    count = 3 if leaf == "qkv_proj" else 2
+    codes = torch.zeros(rows, 32).to(torch.float8_e4m3fn)
+    tensors = {f"x.{leaf}.weight": codes, f"x.{leaf}.weight_scale": torch.ones(count)}
+    if behind is not None:
+        tensors["x.o_proj.weight"] = torch.zeros(behind).bfloat16()
+    if not sizes:
+        with pytest.raises(TensorShapeMismatch, match="which scales neither the whole"):
+            decoded_table(tensors, None)
+        return
+    (item,) = decoded_table(tensors, None).encoded
+    assert (item.fused_rows, item.block) == (sizes, (1, 32))
 
 
 def test_a_missing_scale_is_named() -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inference.modelling.layers.coded import code_plainly
+from inference.modelling.quantisation import stored_form
 from inference.modelling.weights.decoding.decode import decode
+from inference.modelling.weights.decoding.kept_codes import kept_codes
 from tests.inference.modelling.encodings import formats
 from tests.inference.modelling.encodings.tables import decoded_table
 from tests.inference.modelling.weights.decoding.values import check
@@ -51,3 +56,42 @@ def test_stacked_experts_in_float8(spread: tuple[int, ...]) -> None:
     parts = {role: tensors[name] for role, name in item.parts.items()}
     assert torch.equal(decode(item, parts), expected)
     assert torch.equal(decode(item, parts, 2, 3), expected[2:])
+
+
+@pytest.mark.parametrize(
+    ("make", "part", "config"),
+    [
+        (formats.fp8, "weight_scale", None),
+        (
+            formats.nvfp4,
+            "weight_global_scale",
+            {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
+        ),
+        (partial(formats.nvfp4, modelopt=True), "weight_scale_2", {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+    ],
+    ids=["float8", "compressed-tensors", "modelopt"],
+)
+def test_matrices_below_each_other_have_scales_of_their_own(make, part, config) -> None:
+    """q, k and v of 64, 32 and 32 rows, written one by one; ``part`` has a number for each."""
+    rng, sizes = np.random.default_rng(7), (64, 32, 32)
+    made = [make(rng, rows, 64) for rows in sizes]
+    factors = torch.tensor([1.0, 3.0, 0.5])  # the writer's own are equal
+    tensors = {"x.o_proj.weight": torch.zeros(8, 64).bfloat16()}
+    for leaf, first in made[0][0].items():
+        stored = [
+            written[leaf].view(torch.uint8) if first.dtype.itemsize == 1 else written[leaf] for written, _ in made
+        ]
+        joined = torch.cat([value.reshape(1) if value.dim() < 2 else value for value in stored])
+        tensors[f"x.qkv_proj.{leaf}"] = joined * factors if leaf == part else joined.view(first.dtype)
+    changes = 1 / factors if part == "weight_global_scale" else factors
+    values = np.concatenate([own * change for (_, own), change in zip(made, changes.tolist(), strict=True)])
+    (item,) = decoded_table(tensors, config).encoded
+    assert item.fused_rows == sizes
+    parts = {role: tensors[name] for role, name in item.parts.items()}
+    for begin, stop in ((0, 128), (50, 70), (70, 128)):
+        found = decode(item, parts, begin, stop).numpy()
+        np.testing.assert_allclose(found, values[begin:stop], rtol=1e-6, atol=0)
+    form = stored_form(item)
+    assert form is not None
+    kept = code_plainly(kept_codes(item, form, parts, 50, 70)).dense(torch.float32).numpy()
+    np.testing.assert_allclose(kept, values[50:70], rtol=0, atol=1e-3 * np.abs(values).max())

@@ -53,13 +53,23 @@ FORMS: dict[str, Form | None] = {
     "hqq-3-seen-as-bfloat16": Form(3, 64, zero=4, has_offset=True),
     **dict.fromkeys(("fp8-blocks", "compressed-fp8-blocks"), Form(8, 48, is_float=True)),
     "fp8-blocks-ue8m0": Form(8, 48, scales="bfloat16", is_float=True),
-    "compressed-mxfp8": Form(8, 32, scales="bfloat16", is_float=True),
+    **dict.fromkeys(("compressed-mxfp8", "modelopt-mxfp8", "mxfp8"), Form(8, 32, scales="bfloat16", is_float=True)),
+    "modelopt-fp8-blocks": Form(8, 128, is_float=True),
     **dict.fromkeys(
-        ("fbgemm", "compressed-fp8-tensor", "compressed-fp8-rows", "modelopt-fp8"), Form(8, 192, is_float=True)
+        ("fbgemm", "compressed-fp8-tensor", "compressed-fp8-rows", "modelopt-fp8", "modelopt-fp8-rows"),
+        Form(8, 192, is_float=True),
     ),
 }
 """Of matrices (96, 192); the levels of bitsandbytes' types are looked at in test_byte_levels.py."""
-EXACT = ("compressed-w4a16", "compressed-w8a16", "compressed-mxfp4", "fp8-blocks-ue8m0", "compressed-mxfp8")
+EXACT = (
+    "compressed-w4a16",
+    "compressed-w8a16",
+    "compressed-mxfp4",
+    "fp8-blocks-ue8m0",
+    "compressed-mxfp8",
+    "modelopt-mxfp8",
+    "mxfp8",
+)
 
 
 def check(made: Made, config: object, cut: int = 0, share: float = ROUNDING) -> None:
