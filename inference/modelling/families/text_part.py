@@ -76,7 +76,7 @@ def text_part(view: CheckpointView, *, reads_others: bool = False, key: str = "t
     if not isinstance(text, Mapping):
         raise CorruptCheckpoint(f"config.json: {key} is {str(text)[:60]!r}; it must be an object.", param=key)
     outer = {key: view.config.get(key) for key in OUTER_KEYS if key in view.config}
-    if {outer.get(TIED, False), text.get(TIED) or False} == {True, False}:
+    if (outer.get(TIED), text.get(TIED)) in ((True, False), (False, True)):
         # Files of transformers 4 and 5 state it in the one place or in the other, beside the other's default.
         outer[TIED] = not any(name.endswith("lm_head.weight") for name in view.tensors)
     return replace(view, config=CheckpointConfig({**text, **outer}), is_part=True)

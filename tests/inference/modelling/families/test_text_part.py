@@ -35,6 +35,20 @@ def test_what_is_left_out_is_a_fact(config: dict, reads_others: bool) -> None:
     assert [fact.evidence for fact in view.facts.facts if fact.name == "vision"] == expected
 
 
+@pytest.mark.parametrize(("inner", "outer"), [(True, False), (False, True)])
+def test_a_stored_head_decides_where_both_places_state_different_things(inner: bool, outer: bool) -> None:
+    config = {"tie_word_embeddings": outer, "text_config": {"tie_word_embeddings": inner}}
+    stored = TENSORS | {"language_model.lm_head.weight": (8, 4)}
+    assert text_part(view_of(TENSORS, config)).config.get("tie_word_embeddings") is True
+    assert text_part(view_of(stored, config)).config.get("tie_word_embeddings") is False
+
+
+@pytest.mark.parametrize("odd", [[1], {"a": 1}, "yes"])
+def test_an_odd_value_stays_for_its_reader(odd: object) -> None:
+    config = {"tie_word_embeddings": odd, "text_config": {"tie_word_embeddings": True}}
+    assert text_part(view_of(TENSORS, config)).config.get("tie_word_embeddings") == odd
+
+
 def test_a_text_config_that_is_no_object_is_refused() -> None:
     with pytest.raises(CorruptCheckpoint, match=r"text_config is '\[1\]'; it must be an object"):
         text_part(view_of(TENSORS, {"text_config": [1]}))
