@@ -20,17 +20,20 @@ _GGUF = "-gguf"
 _WEIGHT_SUFFIXES = (".safetensors", ".gguf", ".ggml", ".bin")
 
 
-def check_name(name: str) -> str:
+def check_name(name: str, *, param: str = "served_model_name") -> str:
     """Return ``name`` if it is a legal served model name.
+
+    Args:
+        param: Name of the value in the request.
 
     Raises:
         InvalidRequest: The name is empty, too long or has other characters.
     """
     if not name or len(name) > MAX_NAME_CHARS or not _NAME.match(name):
         raise InvalidRequest(
-            f"served_model_name is {name[:60]!r}; it must be 1 to {MAX_NAME_CHARS} letters, digits, "
+            f"{param} is {name[:60]!r}; it must be 1 to {MAX_NAME_CHARS} letters, digits, "
             "dots, dashes, underscores or colons, and begin with a letter or digit.",
-            param="served_model_name",
+            param=param,
         )
     return name
 

@@ -114,7 +114,7 @@ def run_create(
     if TrainingRun.objects.count() >= MAX_RUNS:
         raise Conflict(f"{MAX_RUNS} runs are watched, the most that are kept; forget one.")
     if name:
-        check_name(name)
+        check_name(name, param="name")
         if Checkpoint.objects.filter(served_model_name=name).exists():
             raise Conflict(f"{name!r} is the name of a checkpoint; choose another one for the run.", param="name")
         if ModelAlias.objects.filter(name=name, demands_passport=True).exists():

@@ -68,7 +68,7 @@ def test_a_wrong_option_is_one_line(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"text": "/nothing"}, "--text '/nothing' can't be read as UTF-8 text"),
-        ({"name": "a/b"}, "served_model_name is 'a/b'"),
+        ({"name": "a/b"}, "name is 'a/b'"),
     ],
 )
 def test_other_wrong_options(tmp_path: Path, options: dict[str, str], message: str) -> None:

@@ -130,7 +130,7 @@ def test_checkpoints_are_shown_and_promoted(
         ({}, 400, "directory"), ({"directory": "x" * 5000}, 400, "no path of a directory"),
         ({"prompts": []}, 400, "there are 0 prompts"), ({"prompts": "x"}, 400, "prompts"),
         ({"temperature": "hot"}, 400, "temperature"), ({"seed": 1 << 70}, 400, "seed"),
-        ({"text": ""}, 400, "text is empty"), ({"name": "a b"}, 400, "served_model_name is 'a b'"),
+        ({"text": ""}, 400, "text is empty"), ({"name": "a b"}, 400, "name is 'a b'; it must be"),
     ],
 )  # fmt: skip
 def test_bad_requests_are_explained(

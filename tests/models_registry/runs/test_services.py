@@ -59,7 +59,7 @@ def test_an_alias_goes_on_if_it_is_named(directory: Path, looks) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"name": "a/b"}, "served_model_name is 'a/b'"), ({"prompts": []}, "there are 0 prompts; give 1 to 8"),
+        ({"name": "a/b"}, "^name is 'a/b'"), ({"prompts": []}, "there are 0 prompts; give 1 to 8"),
         ({"prompts": ["a"] * 9}, "there are 9 prompts"), ({"prompts": ["a", " "]}, "prompts is empty"),
         ({"prompts": ["a" * 4001]}, "a prompt has 4001 characters; at most 4000"), ({"text": ""}, "text is empty"),
         ({"prompts": ["a\0"]}, "null character"), ({"max_tokens": 0}, "max_tokens is 0; it must be 1 to 512"),
