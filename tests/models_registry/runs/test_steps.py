@@ -107,6 +107,13 @@ def test_a_file_that_has_its_length_first_is_not_complete(run: Path) -> None:
         assert problem_of(run) == ""
 
 
+def test_an_adapter_is_no_checkpoint(run: Path) -> None:
+    (run / "checkpoint-5").mkdir()
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        (run / "checkpoint-5" / name).write_bytes(BYTES)
+    assert "is an adapter and no model" in problem_of(run)
+
+
 def test_config_json_has_to_be_whole(run: Path) -> None:
     oxidizr_step(run, 1)
     config = (run / "config.json").read_bytes()
