@@ -1,0 +1,62 @@
+"""An adapter's tokenizer beside its base's: which are compared, and what is said of others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inference.errors import CorruptCheckpoint, UnsupportedFormat
+from models_registry.detection.adapter_tokenizer import check_tokenizer, comparable_file
+from models_registry.detection.xlora_files import read_files
+from tests.inference.llm.adapter_writing import write_adapter, write_xlora
+
+BASE = {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 2}}, "added_tokens": [{"id": 3, "content": "<s>"}]}
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(BASE))
+    return path
+
+
+def test_only_a_tokenizer_json_is_compared() -> None:
+    assert comparable_file("/srv/base/tokenizer.json") == Path("/srv/base/tokenizer.json")
+    assert comparable_file("/srv/base/tokenizer.model") is comparable_file(None) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "token"),
+    [
+        (BASE, ""),
+        ({"model": {"vocab": {"b": 1, "new": 7}}}, ""),
+        ({"model": {"vocab": {"a": 1, "b": 0}}}, "'a' the number 1, the base's gives it 0"),
+        ({"model": {"type": "Unigram", "vocab": [["a", 0.0], ["b", -1.0], ["c", -2.0]]}}, ""),
+        ({"model": {"type": "Unigram", "vocab": [["<unk>", 0.0], ["a", -1.0]]}}, "'a' the number 1"),
+        ({"added_tokens": [{"id": 4, "content": "<s>"}]}, "'<s>' the number 4"),
+        ({"model": {"vocab": [5, [], [7, 0.0]]}, "added_tokens": [5, {"id": "x"}]}, ""),
+    ],
+)
+def test_tokens_have_the_bases_numbers(base: Path, tmp_path: Path, content: dict[str, Any], token: str) -> None:
+    path = write_adapter(tmp_path / "sql", base_model_name_or_path="maker/base")
+    (path / "tokenizer.json").write_text(json.dumps(content))
+    check_tokenizer(read_files(path), None)
+    if not token:
+        check_tokenizer(read_files(path), base)
+        return
+    with pytest.raises(UnsupportedFormat, match=rf"another tokenizer.*{token}.*trained on, maker/base"):
+        check_tokenizer(read_files(path), base)
+
+
+def test_those_of_an_xloras_adapters_are_compared_and_broken_ones_said(base: Path, tmp_path: Path) -> None:
+    path = write_xlora(tmp_path / "x")
+    inner = path / "adapters" / "adapter_1" / "tokenizer.json"
+    inner.write_text(json.dumps({"model": {"vocab": {"a": 2}}}))
+    with pytest.raises(UnsupportedFormat, match="another tokenizer"):
+        check_tokenizer(read_files(path), base)
+    inner.write_text("{")
+    with pytest.raises(CorruptCheckpoint, match=r"tokenizer\.json is not JSON.*; copy the adapter again"):
+        check_tokenizer(read_files(path), base)
