@@ -44,6 +44,8 @@ class Part:
     is_cut_short: bool = False
     status: int = -1
     seconds: float = 0.0
+    busy_s: float = 0.0
+    """Time of processors, with that of its children."""
 
     def run(self) -> None:
         """Its lines are shown with its name before them."""
@@ -63,7 +65,9 @@ class Part:
                 self.is_cut_short = self.is_cut_short or "stopping after" in line
                 if is_summary and line.startswith(("FAILED ", "ERROR ")):
                     self.complaints.append(line.rstrip())
-        self.status, self.seconds = process.returncode, time.monotonic() - started
+            _, status, usage = os.wait4(process.pid, 0)
+            self.status = process.returncode = os.waitstatus_to_exitcode(status)
+        self.seconds, self.busy_s = time.monotonic() - started, usage.ru_utime + usage.ru_stime
 
     @property
     def is_good(self) -> bool:
@@ -125,7 +129,7 @@ def main() -> int:
     sys.stdout.writelines(complaints)  # of all parts together, behind what the repetitions print
     for part in parts:
         verdict = "passed" if part.is_good else f"FAILED (status {part.status})"
-        sys.stdout.write(f"{part.name:9} | {verdict} after {part.seconds:.0f} s\n")
+        sys.stdout.write(f"{part.name:9} | {verdict} after {part.seconds:.0f} s, {part.busy_s:.0f} s of a processor\n")
     bad = [part.status for part in parts if not part.is_good]
     if bad:
         return bad[0]
