@@ -171,16 +171,18 @@ def test_info_takes_a_bare_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["model_type"] == "oxidizr"
 
 
-def test_decode_knows_the_vocabularies() -> None:
+def test_decode_knows_the_vocabularies(capsys: pytest.CaptureFixture[str]) -> None:
     assert blazr("decode", "--ids", "9906,1917", "--vocab", "llama3").stdout == "Hello world\n"
-    assert blazr("decode", "--ids", "9906, 1917", "--vocab", "cl100k_base").stdout == "Hello world\n"
+    assert main(["decode", "--ids", "9906, 1917", "--vocab", "cl100k_base"]) == 0
+    assert capsys.readouterr().out == "Hello world\n"
 
 
-def test_decode_reads_a_custom_tiktoken_file(tmp_path: Path) -> None:
+def test_decode_reads_a_custom_tiktoken_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ranks = [bytes([value]) for value in range(256)] + [b"ab"]
     path = tmp_path / "tiny.tiktoken"
     path.write_text("".join(f"{base64.b64encode(token).decode()} {rank}\n" for rank, token in enumerate(ranks)))
-    assert blazr("decode", "--ids", "256,33", "--vocab", str(path)).stdout == "ab!\n"
+    assert main(["decode", "--ids", "256,33", "--vocab", str(path)]) == 0
+    assert capsys.readouterr().out == "ab!\n"
 
 
 @pytest.mark.parametrize(
@@ -192,11 +194,14 @@ def test_decode_reads_a_custom_tiktoken_file(tmp_path: Path) -> None:
         ("200000000", "llama3", "200000000"),
     ],
 )
-def test_decode_refuses_in_one_line(ids: str, vocabulary: str, words: str) -> None:
-    done = blazr("decode", "--ids", ids, "--vocab", vocabulary)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+def test_decode_refuses_in_one_line(
+    ids: str, vocabulary: str, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["decode", "--ids", ids, "--vocab", vocabulary]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert len(error.strip().splitlines()) == 1
 
 
 def test_hub_id_offline_says_so_in_one_line(tmp_path: Path) -> None:
@@ -219,8 +224,7 @@ def test_demo_trains_a_checkpoint_that_generates(tmp_path: Path) -> None:
     trained = blazr("demo", "--output", str(tmp_path / "demo"), "--steps", "2")
     assert trained.returncode == 0, trained.stderr
     assert "bits per character" in trained.stderr
-    done = blazr("generate", "--model", str(tmp_path / "demo"), "--prompt", "The", "--max-tokens", "3")
-    assert done.returncode == 0, done.stderr
+    assert main(["generate", "--model", str(tmp_path / "demo"), "--prompt", "The", "--max-tokens", "3"]) == 0
 
 
 def test_help_is_instant_and_names_every_command() -> None:

@@ -35,7 +35,7 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
-def test_lines_are_answered_failed_and_taken_up_again(tmp_path) -> None:
+def test_lines_are_answered_failed_and_taken_up_again(tmp_path, capsys) -> None:
     asked = "What is a list?"
     chat = {"custom_id": "chat", "url": "/v1/chat/completions",
             "body": {"messages": [{"role": "user", "content": asked}], "max_tokens": 4, "temperature": 0}}  # fmt: skip
@@ -70,9 +70,8 @@ def test_lines_are_answered_failed_and_taken_up_again(tmp_path) -> None:
     kept = [json.dumps(item) for item in found.values() if item["custom_id"] != "a"]
     output.write_text("\n".join(kept) + "\n" + json.dumps(found["a"])[:50])
     write(source, [line("a"), line("hot"), chat, several, vectors, response])
-    done = blazr("batch", "run", str(source), "-o", str(output), "--model", "demo", "--cpu")
-    assert done.returncode == 0, done.stderr
-    assert "4 lines of" in done.stderr
+    assert main(["batch", "run", str(source), "-o", str(output), "--model", "demo", "--cpu"]) == 0
+    assert "4 lines of" in capsys.readouterr().err
     again = read(output)
     assert set(again) == {"a", "hot", "chat", "two", "vectors", "response"}
     assert again["a"]["response"]["body"]["choices"] == found["a"]["response"]["body"]["choices"]
@@ -97,7 +96,7 @@ def test_a_killed_run_is_continued(tmp_path) -> None:
     before = output.read_bytes()
     before = before[: before.rfind(b"\n") + 1]
     assert 10 <= before.count(b"\n") < 60
-    assert blazr(*arguments).returncode == 0
+    assert main(list(arguments)) == 0
     assert output.read_bytes().startswith(before)
     assert set(read(output)) == {str(number) for number in range(60)}
 

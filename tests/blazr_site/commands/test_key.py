@@ -153,11 +153,10 @@ def test_the_command_works_on_a_data_directory_of_its_own(tmp_path: Path):
     assert created.returncode == 0, created.stderr
     prefix = auth.key_prefix(created.stdout.strip())
     assert prefix is not None
-    assert prefix in call("list").stdout
-    assert prefix not in call("list", data="other").stdout
     assert call("revoke", prefix, data="other").returncode == 2
     assert call("revoke", prefix).returncode == 0
-    assert "revoked" in call("list").stdout
+    listed = call("list").stdout
+    assert prefix in listed and "revoked" in listed
 
 
 @pytest.mark.django_db(transaction=True)
