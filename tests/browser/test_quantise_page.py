@@ -45,6 +45,8 @@ def newest(page: Page):
 
 def test_quantise_follow_look_try_delete(page: Page, site: LiveServer) -> None:
     open_dialog(page, site)
+    text = b"A module is a file of definitions and statements. " * 10  # the help pages take much longer
+    page.set_input_files("#quantise-text", {"name": "short.txt", "mimeType": "text/plain", "buffer": text})
     fill(page, "demo-small", size="1.3", kl="0.5")
     expect(page.locator("#toasts")).to_contain_text("demo-small is being made")
     child = held_child(site, CHILD)
