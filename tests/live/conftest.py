@@ -138,13 +138,10 @@ class LiveServer:
 
     @cached_property
     def admin_headers(self) -> dict[str, str]:
-        """The headers of a caller with the scope admin; the owner makes the first key on the command line."""
-        made = subprocess.run(
-            [sys.executable, "-m", "blazr_site.cli", "key", "create", "boss", "--scope", "admin", "--data-dir",
-             str(self.data_dir)],
-            capture_output=True, text=True, timeout=120, check=True,
-        )  # fmt: skip
-        return {"Authorization": f"Bearer {made.stdout.strip()}"}
+        """The headers of a caller with the scope admin."""
+        make = "from inference.access.api_keys import api_key_create"
+        key = self.manage(f"{make}; print(api_key_create(name='boss', scopes=['admin'])[1])").strip()
+        return {"Authorization": f"Bearer {key}"}
 
     def complete(self, **body: Any) -> httpx.Response:
         body = {"model": "demo", "prompt": "The statement", "max_tokens": 16, "temperature": 0, **body}
@@ -229,9 +226,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 
 @pytest.fixture(scope="package")
 def plain_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """One that computes in float32, without a prefix cache."""
-    place = tmp_path_factory.mktemp("plain") / "data"
-    yield from _running(LiveServer(place, *DEVICE, "--dtype", "float32", "--no-prefix-cache"))
+    """One that computes in float32, without a prefix cache, and whose engine holds three requests; it logs texts."""
+    options = (*DEVICE, "--dtype", "float32", "--no-prefix-cache")
+    variables = {"BLAZR_MAX_NUM_SEQS": "1", "BLAZR_LOG_REQUESTS": "contents"}
+    yield from _running(LiveServer(tmp_path_factory.mktemp("plain") / "data", *options, **variables))
 
 
 def _running(found: LiveServer) -> Iterator[LiveServer]:

@@ -97,28 +97,28 @@ def test_off(plain_server):
         }  # fmt: skip
 
 
-def test_marked_messages_are_kept_and_read_again(tmp_path):
-    server = LiveServer(tmp_path / "data", *DEVICE)
+def test_marked_messages_are_kept_and_read_again(server):
+    make = "from inference.access.api_keys import api_key_create as make; print(make(name='marked')[1])"
+    headers = {"Authorization": f"Bearer {server.manage(make).strip()}"}  # nothing of it is in the cache
     mark = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
     system = {"role": "system", "content": [{"type": "text", "text": SYSTEM, **mark}]}
 
-    def chat(question: str) -> dict:
-        body = {"model": "demo", "max_tokens": 2, "messages": [system, {"role": "user", "content": question}]}
-        return details(httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60))
+    def post(path: str, body: dict) -> httpx.Response:
+        return httpx.post(f"{server.url}{path}", json=body, headers=headers, timeout=60)
 
-    try:
-        server.wait_ready()
-        first = chat("What is a list?")
-        (kept,) = first["kept_prefixes"]
-        assert first["cached_tokens"] == 0 and kept["seconds"] == 3600
-        assert 0 < kept["tokens"] < first["prompt_tokens"]
-        # Without the mark the second question would have found nothing: it parts before the first snapshot.
-        second = chat("Name a tuple.")
-        assert second["cached_tokens"] >= kept["tokens"] and second["kept_prefixes"] == [kept]
-        body = {"model": "demo", "max_tokens": 2, "messages": [{"role": "user", "content": "Hi"}]}
-        body["system"] = [{"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral"}}]
-        usage = httpx.post(f"{server.url}/v1/messages", json=body, timeout=60).json()["usage"]
-        assert usage["cache_read_input_tokens"] >= kept["tokens"]
-        assert usage["cache_creation"]["ephemeral_1h_input_tokens"] == 0
-    finally:
-        server.stop()
+    def chat(question: str) -> dict:
+        messages = [system, {"role": "user", "content": question}]
+        return details(post("/v1/chat/completions", {"model": "demo", "max_tokens": 2, "messages": messages}))
+
+    first = chat("What is a list?")
+    (kept,) = first["kept_prefixes"]
+    assert first["cached_tokens"] == 0 and kept["seconds"] == 3600
+    assert 0 < kept["tokens"] < first["prompt_tokens"]
+    # Without the mark the second question would have found nothing: it parts before the first snapshot.
+    second = chat("Name a tuple.")
+    assert second["cached_tokens"] >= kept["tokens"] and second["kept_prefixes"] == [kept]
+    body = {"model": "demo", "max_tokens": 2, "messages": [{"role": "user", "content": "Hi"}]}
+    body["system"] = [{"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral"}}]
+    usage = post("/v1/messages", body).json()["usage"]
+    assert usage["cache_read_input_tokens"] >= kept["tokens"]
+    assert usage["cache_creation"]["ephemeral_1h_input_tokens"] == 0

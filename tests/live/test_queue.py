@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -11,28 +10,15 @@ import openai
 import pytest
 
 from inference.transport import keys as redis_keys
-from tests.live.conftest import DEVICE, LiveServer, wait_until
+from tests.live.conftest import LiveServer, wait_until
 
 pytestmark = pytest.mark.live
 MESSAGES: Any = [{"role": "user", "content": "What is a list?"}]
 LONG: dict[str, Any] = {
-    "model": "demo", "messages": MESSAGES, "max_tokens": 700, "temperature": 0, "extra_body": {"ignore_eos": True},
+    "model": "demo", "messages": MESSAGES, "max_tokens": 400, "temperature": 0, "extra_body": {"ignore_eos": True},
 }  # fmt: skip
-NUM_AHEAD = 20
+NUM_AHEAD = 8
 """More than the engine holds."""
-
-
-@pytest.fixture(scope="module")
-def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """A server whose engine holds three requests."""
-    found = LiveServer(
-        tmp_path_factory.mktemp("narrow") / "data", *DEVICE, BLAZR_MAX_NUM_SEQS="1", BLAZR_LOG_REQUESTS="contents"
-    )
-    try:
-        found.wait_ready()
-        yield found
-    finally:
-        found.stop()
 
 
 async def behind_others(server: LiveServer, task: Any) -> Any:
@@ -54,8 +40,8 @@ async def streamed(client: openai.AsyncOpenAI) -> list[Any]:
     return [chunk async for chunk in stream]
 
 
-def test_a_waiting_stream_begins_with_events_about_the_queue(narrow: LiveServer) -> None:
-    chunks = asyncio.run(behind_others(narrow, streamed))
+def test_a_waiting_stream_begins_with_events_about_the_queue(plain_server: LiveServer) -> None:
+    chunks = asyncio.run(behind_others(plain_server, streamed))
     places = [chunk.queue for chunk in chunks if hasattr(chunk, "queue")]
     first = next(number for number, chunk in enumerate(chunks) if chunk.choices)
     assert places and all(hasattr(chunk, "queue") for chunk in chunks[:first])
@@ -67,16 +53,16 @@ def test_a_waiting_stream_begins_with_events_about_the_queue(narrow: LiveServer)
     assert not any(hasattr(chunk, "queue") for chunk in chunks[first:])
 
 
-def test_a_whole_response_says_how_long_it_waited(narrow: LiveServer) -> None:
+def test_a_whole_response_says_how_long_it_waited(plain_server: LiveServer) -> None:
     async def whole(client: openai.AsyncOpenAI) -> Any:
         return await client.chat.completions.with_raw_response.create(**{**LONG, "max_tokens": 4})
 
-    headers = asyncio.run(behind_others(narrow, whole)).headers
+    headers = asyncio.run(behind_others(plain_server, whole)).headers
     assert float(headers["x-queue-seconds"]) > 0.1 and headers["x-queue-reason"] == "capacity"
 
 
-def test_a_request_that_starts_at_once_says_nothing_of_the_queue(narrow: LiveServer) -> None:
-    with openai.OpenAI(base_url=f"{narrow.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+def test_a_request_that_starts_at_once_says_nothing_of_the_queue(plain_server: LiveServer) -> None:
+    with openai.OpenAI(base_url=f"{plain_server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         short: Any = {**LONG, "max_tokens": 2}
         options: Any = {"include_queue": True}
 
@@ -92,15 +78,17 @@ def test_a_request_that_starts_at_once_says_nothing_of_the_queue(narrow: LiveSer
         wait_until(says_nothing_whole, 60, "a response that says nothing of the queue")
 
 
-def test_a_load_is_waited_for_and_its_phase_is_in_the_log(narrow: LiveServer) -> None:
-    headers = narrow.admin_headers
-    httpx.post(f"{narrow.url}/v1/models/demo/unload", headers=headers, timeout=30).raise_for_status()
-    wait_until(lambda: not narrow.model().workers, 60, "the unload")
-    with openai.OpenAI(base_url=f"{narrow.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+def test_a_load_is_waited_for_and_its_phase_is_in_the_log(plain_server: LiveServer) -> None:
+    headers = plain_server.admin_headers
+    httpx.post(f"{plain_server.url}/v1/models/demo/unload", headers=headers, timeout=30).raise_for_status()
+    wait_until(lambda: not plain_server.model().workers, 60, "the unload")
+    with openai.OpenAI(base_url=f"{plain_server.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
         raw = client.chat.completions.with_raw_response.create(**{**LONG, "max_tokens": 4})
     assert raw.headers["x-queue-reason"] == "load"
     request_id = raw.headers["x-request-id"]
     read = f"from inference.models import UsageRecord; print(*UsageRecord.objects.filter(request_id='{request_id}')"
-    phases = wait_until(lambda: narrow.manage(read + ".values_list('phases', flat=True))").strip(), 60, "the record")
+    phases = wait_until(
+        lambda: plain_server.manage(read + ".values_list('phases', flat=True))").strip(), 60, "the record"
+    )
     for name in ("load", "prepare", "prefill", "decode"):
         assert f'"{name}"' in phases, phases

@@ -14,7 +14,7 @@ SET = """
 from models_registry.models import Checkpoint
 from models_registry.services import checkpoint_settings_update
 row = Checkpoint.objects.get(served_model_name="demo")
-checkpoint_settings_update(checkpoint=row, values={"speculative": "ngram,adaptive=off"})
+checkpoint_settings_update(checkpoint=row, values={{"speculative": {value!r}}})
 """
 
 
@@ -26,12 +26,15 @@ def test_the_setting_of_a_model(plain_server):
         assert response.status_code == 200, response.text
         return response.json()["choices"][0]["text"]
 
+    def load_anew(value: str | None) -> None:
+        server.manage(SET.format(value=value))
+        assert httpx.post(f"{server.url}/v1/models/demo/unload", timeout=30).status_code == 202
+        status = f"{server.url}/v1/models/demo/status"
+        wait_until(lambda: httpx.get(status, timeout=30).json()["status"] == "unloaded", what="the unload")
+
     plain = text()
     assert "blazr_speculation_proposed_tokens_total{" not in httpx.get(f"{server.url}/metrics", timeout=30).text
-    server.manage(SET)
-    assert httpx.post(f"{server.url}/v1/models/demo/unload", timeout=30).status_code == 202
-    status = f"{server.url}/v1/models/demo/status"
-    wait_until(lambda: httpx.get(status, timeout=30).json()["status"] == "unloaded", what="the unload")
+    load_anew("ngram,adaptive=off")
     assert text() == plain
     name = "blazr_speculation_accepted_length"
     wait_until(lambda: metric(server, f"{name}_count", model="demo") > 0, what="the metric")
@@ -42,3 +45,5 @@ def test_the_setting_of_a_model(plain_server):
         return proposed >= accepted == metric(server, f"{name}_sum", model="demo")
 
     wait_until(add_up, what="that the figures add up")
+    load_anew(None)
+    assert text() == plain
