@@ -6,6 +6,7 @@ of llama.cpp's ``src/llama-vocab.cpp``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +76,7 @@ def read_gguf_vocabulary(path: Path) -> GgufVocabulary:
         )
     tokens = tuple(_text(token, path) for token in file.strings(_PREFIX + "tokens"))
     ids = _ids(file, len(tokens))
-    types = tuple(int(number) for number in file.numbers(_PREFIX + "token_type")) or (TokenType.NORMAL,) * len(tokens)
+    types = _integers(file, "token_type") or (TokenType.NORMAL,) * len(tokens)
     types = control_types(tokens, types, frozenset(ids.values()) - {ids.get("unknown", -1)})
     stated, pre, default_bos = file.keys.get(_PREFIX + "pre"), None, True
     if MODELS[model] == "byte_bpe":
@@ -100,10 +101,10 @@ def read_gguf_vocabulary(path: Path) -> GgufVocabulary:
             "unigram" if model == "t5" else "scored_bpe",
             tokens,
             types,
-            scores=tuple(map(float, file.numbers(_PREFIX + "scores"))),
+            scores=_scores(file),
             space_prefix=_flag(file, "add_space_prefix", True),
             collapse_spaces=_flag(file, "remove_extra_whitespaces", False),
-            normaliser=bytes(int(byte) & 0xFF for byte in file.numbers(_PREFIX + "precompiled_charsmap")),
+            normaliser=bytes(byte & 0xFF for byte in _integers(file, "precompiled_charsmap")),
             unknown_id=_unknown(ids, types),
         )
         default_bos = model == "llama"
@@ -128,6 +129,27 @@ def _text(token: bytes, path: Path) -> str:
             f"{path.name} has the token {token[:40]!r}, which isn't UTF-8; convert the model again.",
             param="tokenizer.ggml.tokens",
         ) from None
+
+
+def _integers(file: GgufFile, name: str) -> tuple[int, ...]:
+    numbers = file.numbers(_PREFIX + name)
+    whole = tuple(number for number in numbers if isinstance(number, int))
+    if len(whole) != len(numbers):
+        raise _wrong_array(file, name, "whole numbers are needed")
+    return whole
+
+
+def _scores(file: GgufFile) -> tuple[float, ...]:
+    scores = tuple(map(float, file.numbers(_PREFIX + "scores")))
+    wrong = next((score for score in scores if not math.isfinite(score)), None)
+    if wrong is not None:
+        raise _wrong_array(file, "scores", f"the score of token {scores.index(wrong)} is {wrong}")
+    return scores
+
+
+def _wrong_array(file: GgufFile, name: str, problem: str) -> CorruptCheckpoint:
+    key = _PREFIX + name
+    return CorruptCheckpoint(f"{file.path.name} has a wrong {key}: {problem}; convert the model again.", param=key)
 
 
 def _unknown(ids: Mapping[str, int], types: tuple[int, ...]) -> int | None:

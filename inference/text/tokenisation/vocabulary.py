@@ -39,6 +39,9 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
+_KINDS = frozenset(TokenType)
+
+
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """Tokens by id and the algorithm that makes them of a text.
@@ -80,6 +83,11 @@ class Vocabulary:
             self._fail(f"has {count} tokens; 1 to {MAX_TOKENS} are read")
         if len(self.types) != count:
             self._fail(f"has {count} tokens and {len(self.types)} types of tokens; convert the model again")
+        odd = next((kind for kind in self.types if kind not in _KINDS), None)
+        if odd is not None:
+            self._fail(
+                f"has a token of the type {odd}; the types 1 to {max(_KINDS)} are known; convert the model again"
+            )
         if self.algorithm in ("scored_bpe", "unigram") and len(self.scores) != count:
             self._fail(f"has {count} tokens and {len(self.scores)} scores; convert the model again")
         if self.unknown_id is not None and not 0 <= self.unknown_id < count:

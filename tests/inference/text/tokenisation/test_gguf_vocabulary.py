@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import sentencepiece
@@ -164,6 +165,11 @@ def test_a_byte_without_a_token_is_refused_by_name(tmp_path):
         ("bert", ["a"], {}, UnsupportedFormat, "kind 'bert'"),
         ("gpt2", ["a", "b"], {"pre": "gpt-2", "token_type": [1]}, CorruptCheckpoint, "2 tokens and 1 types"),
         ("llama", ["a", "b"], {"scores": [0.5]}, CorruptCheckpoint, "2 tokens and 1 scores"),
+        ("gpt2", ["a"], {"pre": "gpt-2", "token_type": [math.nan]}, CorruptCheckpoint, "token_type: whole numbers"),
+        ("t5", ["a"], {"scores": [0.5], "precompiled_charsmap": [math.inf]}, CorruptCheckpoint, "charsmap: whole num"),
+        ("llama", ["a", "b"], {"scores": [0.5, math.nan]}, CorruptCheckpoint, "the score of token 1 is nan"),
+        ("t5", ["a", "b"], {"scores": [-math.inf, 0.5]}, CorruptCheckpoint, "the score of token 0 is -inf"),
+        ("gpt2", ["a", "b"], {"pre": "gpt-2", "token_type": [1, 7]}, CorruptCheckpoint, "type 7; the types 1 to 6"),
         ("gpt2", ["a"], {"pre": "gpt-2", "merges": ["ab"]}, CorruptCheckpoint, "two tokens with a space"),
         ("gpt2", [b"\xff"], {"pre": "gpt-2"}, CorruptCheckpoint, "isn't UTF-8"),
         ("gpt2", ["a"], {"pre": "gpt-2", "bos_token_id": "x"}, CorruptCheckpoint, "which is no id"),
