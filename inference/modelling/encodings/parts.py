@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from inference.errors import MissingTensor, TensorShapeMismatch, UnsupportedFormat
+from inference.errors import CorruptCheckpoint, MissingTensor, TensorShapeMismatch, UnsupportedFormat
 from inference.modelling.encoded_tensor import EncodedTensor
 from inference.modelling.families.config import MAX_SIZE, TensorInfo
 
@@ -55,7 +55,10 @@ class Parts:
         """
         info = self.tensors.get(name)
         if info is None:
-            raise MissingTensor(f"{owner} holds codes, but {name}, which they need, is missing.", param=name)
+            raise MissingTensor(
+                f"{owner} holds codes, but {name}, which they need, is missing; download the checkpoint again.",
+                param=name,
+            )
         if info.dtype not in dtypes:
             raise UnsupportedFormat(
                 f"{name} is stored as {info.dtype}; {' or '.join(dtypes)} is needed beside {owner}.", param=name
@@ -163,6 +166,9 @@ def find_input_order(parts: Parts, name: str | None, group_size: int) -> InputOr
     Returns:
         ``neighbours``: those next to each other share one. ``permuted``: as many inputs, from anywhere, share each.
         None: neither.
+
+    Raises:
+        CorruptCheckpoint: It names a group that isn't there.
     """
     if name is None:
         return "neighbours"
@@ -171,6 +177,12 @@ def find_input_order(parts: Parts, name: str | None, group_size: int) -> InputOr
         return None
     groups = struct.unpack(f"<{num_values(info)}{'q' if info.dtype == 'I64' else 'i'}", parts.read(info))
     in_order = tuple(number // group_size for number in range(len(groups)))
+    wrong = next((group for group in groups if not 0 <= group <= in_order[-1]), None)
+    if wrong is not None:
+        raise CorruptCheckpoint(
+            f"{name} holds {wrong}; the weight has {in_order[-1] + 1} groups. Download the checkpoint again.",
+            param=name,
+        )
     if groups == in_order or not any(groups):
         return "neighbours"
     return "permuted" if tuple(sorted(groups)) == in_order else None

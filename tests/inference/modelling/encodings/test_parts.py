@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from inference.errors import MissingTensor, TensorShapeMismatch, UnsupportedFormat
+from inference.errors import CorruptCheckpoint, MissingTensor, TensorShapeMismatch, UnsupportedFormat
 from inference.modelling.encoded_tensor import EncodedTensor
 from inference.modelling.encodings.parts import (
     InputOrder,
@@ -54,8 +54,6 @@ def test_a_weight_is_stored_once() -> None:
         ([1] * 16 + [0] * 16, 16, "permuted"),
         ([1, 0] * 16, 16, "permuted"),
         ([0] * 15 + [1] * 17, 16, None),
-        ([0] * 16 + [2] * 16, 16, None),
-        ([0, -1] * 16, 16, None),
         ([0] * 8 + [1] * 8, 8, None),  # no product takes such groups
     ],
 )
@@ -66,6 +64,14 @@ def test_groups_are_of_neighbours_or_as_many(
     info = TensorInfo("I64" if letter == "q" else "I32", (len(groups),), end=len(content))
     assert find_input_order(Parts({"g_idx": info}, lambda _: content), "g_idx", group_size) == order
     assert find_input_order(Parts({}, lambda _: b""), None, group_size) == "neighbours"
+
+
+@pytest.mark.parametrize("wrong", [2, -1, 1 << 31])
+def test_a_group_that_is_not_there_is_refused(wrong: int) -> None:
+    content = struct.pack("<32q", *[0] * 31, wrong)
+    found = Parts({"x.g_idx": TensorInfo("I64", (32,), end=len(content))}, lambda _: content)
+    with pytest.raises(CorruptCheckpoint, match=rf"x\.g_idx holds {wrong}; the weight has 2 groups"):
+        find_input_order(found, "x.g_idx", 16)
 
 
 @pytest.mark.parametrize("size", [12, 1 << 18, (1 << 19) + 12])
