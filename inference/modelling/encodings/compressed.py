@@ -84,6 +84,25 @@ def _scheme(name: str, weights: Mapping[str, Any]) -> WeightScheme:
     return WeightScheme(bits, kind, str(strategy), max(size, 0), (rows, columns))
 
 
+def expect_scheme(config: QuantisationConfig | None, name: str, bits: int, kind: str) -> None:
+    """Check that a config group of compressed-tensors, if there are any, has such weights.
+
+    Raises:
+        UnsupportedFormat: All have others.
+    """
+    schemes = schemes_of(config) if config is not None and config.method == "compressed-tensors" else []
+    if schemes and not any((scheme.bits, scheme.kind) == (bits, kind) for scheme in schemes):
+        raise UnsupportedFormat(
+            f"the config_groups of {config and config.file} say {_described(schemes)}, but {name} is stored in {bits} "
+            f"bits ({kind}); use the config that belongs to these weights.",
+            param="config_groups",
+        )
+
+
+def _described(schemes: list[WeightScheme]) -> str:
+    return " or ".join(dict.fromkeys(f"{scheme.bits} bits ({scheme.kind})" for scheme in schemes[:4]))
+
+
 def find_packed_integers(parts: Parts, config: QuantisationConfig | None) -> None:
     """Take every int32 ``….weight_packed`` with its companions.
 
@@ -112,8 +131,9 @@ def _take(parts: Parts, name: str, config: QuantisationConfig | None) -> None:
         raise TensorShapeMismatch(
             f"{stem}shape says {[outputs, inputs]}, but {name} has {rows} rows and {words} words a row.", param=name
         )
-    schemes = [scheme for scheme in schemes_of(config) if scheme.kind == "int"]
-    if not schemes:
+    stated = schemes_of(config)
+    schemes = [scheme for scheme in stated if scheme.kind == "int"]
+    if not stated:
         schemes = [WeightScheme(bits, "int", "group", -(-inputs // num_groups)) for bits in (4, 8)]
     fitting = [
         (scheme, size)
@@ -122,10 +142,12 @@ def _take(parts: Parts, name: str, config: QuantisationConfig | None) -> None:
         and -(-inputs // (size := scheme.group_size or inputs)) == num_groups
     ]
     if not fitting or (scale_rows != outputs and (scale_rows, num_groups) != (1, 1)):
-        stated = " or ".join(f"{scheme.bits} bits by {scheme.group_size or 'row'}" for scheme in schemes[:4])
+        described = " or ".join(
+            f"{scheme.bits} bits ({scheme.kind}) by {scheme.group_size or 'row'}" for scheme in (stated or schemes)[:4]
+        )
         raise TensorShapeMismatch(
             f"{name} of shape {[rows, words]} with scales of shape {list(scale.shape)} for {[outputs, inputs]} weights "
-            f"contradicts the config_groups of config.json ({stated}).",
+            f"contradicts the config_groups of config.json ({described}).",
             param=name,
         )
     scheme, size = fitting[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from inference.errors import TensorShapeMismatch, UnsupportedFormat
 from inference.modelling.encoded_tensor import EncodedTensor
+from inference.modelling.encodings.compressed import expect_scheme
 from inference.modelling.encodings.parts import (
     EXPONENTS,
     FLOATS,
@@ -37,6 +38,7 @@ def find_fp4(parts: Parts, config: QuantisationConfig | None) -> None:
             _take_experts(parts, name)
         elif name.endswith(".weight_packed") and info.dtype == "U8":
             _expect_method(name, config, "compressed-tensors")
+            expect_scheme(config, name, 4, "float")
             stem = name.removesuffix("packed")
             _take_matrix(parts, name, name.removesuffix("_packed"), stem + "global_scale", divides=True)
         elif info.dtype == "U8" and name + "_scale_2" in parts.tensors:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from inference.errors import MissingTensor, TensorShapeMismatch, UnsupportedFormat
 from inference.modelling.encoded_tensor import EncodedTensor
-from inference.modelling.encodings.compressed import WeightScheme, schemes_of
+from inference.modelling.encodings.compressed import WeightScheme, expect_scheme, schemes_of
 from inference.modelling.encodings.parts import (
     EXPONENTS,
     FLOATS,
@@ -26,7 +26,7 @@ from inference.modelling.families.config import TensorInfo
 
 _CODES = ("F8_E4M3", "F8_E5M2", "I8")
 _SCALES = ("_scale_inv", "_scale")
-_ALLOWED = ("fp8", "mxfp8", "fbgemm_fp8", "compressed-tensors", "modelopt", "bitsandbytes")
+_FLOAT_METHODS = ("fp8", "mxfp8", "fbgemm_fp8", "modelopt")
 _USUAL_BLOCK = (128, 128)
 _MX_BLOCK = (1, 32)
 
@@ -40,17 +40,26 @@ def find_scaled(parts: Parts, config: QuantisationConfig | None) -> None:
     for name, info in parts.tensors.items():
         if name in parts.taken or info.dtype not in _CODES or len(info.shape) < 2:
             continue
-        if config is not None and config.method not in _ALLOWED:
+        stem = name.removesuffix("weight")
+        has_rows_of_127 = stem != name and stem + "SCB" in parts.tensors
+        if config is not None and not _is_possible(config.method, info.dtype, has_rows_of_127=has_rows_of_127):
             raise UnsupportedFormat(
-                f"{config.file} says {config.method}, but {name} is stored as {info.dtype}, which {config.method} "
-                "doesn't use.",
+                f"{config.file} says {config.method}, but {name} is stored as {info.dtype}"
+                f"{' with SCB' if has_rows_of_127 else ''}, which {config.method} doesn't use; use the config that "
+                "belongs to these weights.",
                 param="quantization_config",
             )
-        stem = name.removesuffix("weight")
-        if stem != name and stem + "SCB" in parts.tensors:
+        if has_rows_of_127:
             _take_rows_of_127(parts, name, stem)
         else:
             _take(parts, name, info, config)
+
+
+def _is_possible(method: str, dtype: str, *, has_rows_of_127: bool) -> bool:
+    """Whether a method stores such codes: bitsandbytes with its scales of rows over 127 alone, the others without."""
+    if method == "bitsandbytes" or has_rows_of_127:
+        return method == "bitsandbytes" and has_rows_of_127
+    return method == "compressed-tensors" or (method in _FLOAT_METHODS and dtype != "I8")
 
 
 def _take_rows_of_127(parts: Parts, name: str, stem: str) -> None:
@@ -81,6 +90,7 @@ def _take(parts: Parts, name: str, info: TensorInfo, config: QuantisationConfig 
             f"{name} is stored as {info.dtype}, but {name}_scale or {name}_scale_inv, which scales it, is missing.",
             param=name + "_scale",
         )
+    expect_scheme(config, name, 8, "int" if info.dtype == "I8" else "float")
     scale = parts.need(scale_name, name, (*FLOATS, *EXPONENTS))
     names = {"codes": name, "scale": scale_name}
     fused = fused_rows(parts, name, scale.shape)

@@ -22,6 +22,7 @@ def config(*weights: dict[str, Any]) -> dict[str, Any]:
 
 
 W4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
 W8 = {"num_bits": 8, "type": "int", "strategy": "channel"}
 
 
@@ -61,8 +62,9 @@ def test_each_weight_finds_its_group() -> None:
 @pytest.mark.parametrize(
     ("changed", "stated", "error", "message"),
     [
-        ({}, config(W8), TensorShapeMismatch, r"x.weight_packed of shape \[64, 16\] .*config_groups.*8 bits by row"),
-        ({}, config(W4 | {"group_size": 64}), TensorShapeMismatch, "4 bits by 64"),
+        ({}, config(W8), TensorShapeMismatch, r"x.weight_packed of .*64, 16\] .*config_groups.*8 bits \(int\) by row"),
+        ({}, config(W4 | {"group_size": 64}), TensorShapeMismatch, r"4 bits \(int\) by 64"),
+        ({}, config(NVFP4), TensorShapeMismatch, r"contradicts .*4 bits \(float\) by 16"),
         ({}, {"quant_method": "gptq"}, UnsupportedFormat, "says gptq, but x.weight_packed belongs to compressed"),
         ({"weight_scale": None}, config(W4), MissingTensor, "x.weight_scale, which they need, is missing"),
         ({"weight_shape": None}, config(W4), MissingTensor, "x.weight_shape, which they need, is missing"),

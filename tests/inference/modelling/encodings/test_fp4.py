@@ -52,6 +52,13 @@ def test_the_method_has_to_fit() -> None:
         decoded_table(tensors(modelopt=True), {"quant_method": "awq"})
 
 
+def test_a_group_of_the_config_has_such_codes() -> None:
+    groups = {"group_0": {"weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}}}
+    stated = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "config_groups": groups}
+    with pytest.raises(UnsupportedFormat, match=r"say 4 bits \(int\), but x\.weight_packed is .* 4 bits \(float\)"):
+        decoded_table(tensors(), stated)
+
+
 def test_stacked_experts_need_their_scales() -> None:
     made, _ = mxfp4_experts(np.random.default_rng(0), 2, 32, 64)
     named = {f"x.down_proj{leaf}": tensor for leaf, tensor in made.items()}

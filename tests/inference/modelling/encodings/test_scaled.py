@@ -84,6 +84,31 @@ def test_matrices_below_each_other_have_a_scale_each(
     assert (item.fused_rows, item.block) == (sizes, (1, 32))
 
 
+@pytest.mark.parametrize("method", ["fp8", "fbgemm_fp8", "compressed-tensors"])
+def test_rows_of_bitsandbytes_belong_to_it_alone(method: str) -> None:
+    tensors = {"x.weight": torch.zeros(4, 8, dtype=torch.int8), "x.SCB": torch.ones(4)}
+    decoded_table(tensors, {"quant_method": "bitsandbytes"})
+    with pytest.raises(UnsupportedFormat, match=rf"says {method}, but x\.weight is stored as I8 with SCB"):
+        decoded_table(tensors, {"quant_method": method})
+
+
+@pytest.mark.parametrize("method", ["fp8", "fbgemm_fp8", "bitsandbytes"])
+def test_bytes_with_scales_of_rows_are_none_of_theirs(method: str) -> None:
+    tensors = {"x.weight": torch.zeros(4, 8, dtype=torch.int8), "x.weight_scale": torch.ones(4, 1)}
+    with pytest.raises(UnsupportedFormat, match=rf"says {method}, but x\.weight is stored as I8, which"):
+        decoded_table(tensors, {"quant_method": method})
+
+
+@pytest.mark.parametrize(("bits", "kind"), [(4, "float"), (8, "int"), (4, "int")])
+def test_a_group_of_the_config_has_such_codes(bits: int, kind: str) -> None:
+    weights = {"num_bits": bits, "type": kind, "strategy": "channel"}
+    config = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
+    tensors = {"x.weight": CODES, "x.weight_scale": torch.ones(200, 1)}
+    message = rf"config\.json say {bits} bits \({kind}\), but x\.weight is stored in 8 bits \(float\)"
+    with pytest.raises(UnsupportedFormat, match=message):
+        decoded_table(tensors, config)
+
+
 def test_a_missing_scale_is_named() -> None:
     for codes in (CODES, CODES.to(torch.int8)):
         with pytest.raises(MissingTensor, match=r"x\.weight is stored as .*x\.weight_scale or x\.weight_scale_inv"):
