@@ -68,6 +68,9 @@ class GgufArray:
     begin: int
     end: int
 
+    def __str__(self) -> str:  # in messages that quote a key's value
+        return f"array of {self.count} {self.element}"
+
 
 Value = str | int | float | bool | GgufArray
 
@@ -220,6 +223,13 @@ def _open(path: Path) -> int:
         raise _corrupt(path.name, f"can't be opened: {error.strerror or error}") from None
 
 
+def with_remedy(problem: str) -> str:
+    """Return what is wrong with a file, and what to do about it, unless it says that or can't be read at all."""
+    if problem.endswith("again") or problem.startswith("can't be"):
+        return problem
+    return f"{problem}; download the file or convert the model again"
+
+
 def _corrupt(file: str, problem: str, param: str | None = None) -> CorruptCheckpoint:
     return CorruptCheckpoint(f"{file} {problem}.", param=(param or file)[:MAX_KEY_BYTES])
 
@@ -275,7 +285,10 @@ class _Parser:
             self._fail(f"has {self._size} bytes; the limit is {MAX_FILE_BYTES}")
         if head[:4] != b"GGUF":
             error: type[BlazrError] = CorruptCheckpoint if b"GGUF".startswith(head) else UnsupportedFormat
-            raise error(f"{self._path.name} is not a GGUF file: it begins with {head[:4]!r}.", param=self._path.name)
+            raise error(
+                f"{self._path.name} is not a GGUF file: it begins with {head[:4]!r}; download it again.",
+                param=self._path.name,
+            )
         if len(head) < _HEAD.size:
             self._fail(f"is truncated: it has {self._size} bytes, a GGUF file has at least {_HEAD.size}")
         _, version, num_tensors, num_keys = _HEAD.unpack(head)
@@ -396,7 +409,8 @@ class _Parser:
         if kind is None:
             raise UnsupportedFormat(
                 f"{self._path.name} has the tensor {name} of type {number}, which is not known here; known are "
-                f"{', '.join(found.name for known, found in BLOCK_TYPES.items() if known >= 0)}.",
+                f"{', '.join(found.name for known, found in BLOCK_TYPES.items() if known >= 0)}; get the model in one "
+                "of these.",
                 param=name,
             )
         if min(dimensions) < 1 or max(dimensions) > MAX_DIMENSION or math.prod(dimensions) > MAX_FILE_BYTES:
@@ -431,4 +445,4 @@ class _Parser:
         }
 
     def _fail(self, problem: str, param: str | None = None) -> NoReturn:
-        raise _corrupt(self._path.name, problem, param)
+        raise _corrupt(self._path.name, with_remedy(problem), param)

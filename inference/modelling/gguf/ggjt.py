@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from inference.errors import CorruptCheckpoint, TensorShapeMismatch, UnsupportedArchitecture, UnsupportedFormat
 from inference.modelling.gguf.block_types import BLOCK_TYPES
-from inference.modelling.gguf.container import GgufFile, GgufTensor, Value
+from inference.modelling.gguf.container import GgufFile, GgufTensor, Value, with_remedy
 
 GGJT_SUFFIXES = (".bin", ".ggml")
 """Of ggjt files; others with the first one are pickles."""
@@ -341,4 +341,5 @@ class _Opened:
         self._fail(f"is truncated: {what}, the file has {self.size_bytes}; download it again", param)
 
     def _fail(self, problem: str, param: str | None = None) -> NoReturn:
-        raise CorruptCheckpoint(f"{self._path.name} {problem}.", param=(param or self._path.name)[:256])
+        message = f"{self._path.name} {with_remedy(problem)}."
+        raise CorruptCheckpoint(message, param=(param or self._path.name)[:256])

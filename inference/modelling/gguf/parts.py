@@ -68,7 +68,7 @@ def read_parts(paths: Sequence[Path]) -> GgufParts:
     stated = files[0].keys.get(TENSORS_KEY)
     if stated is not None and stated != len(tensors):
         raise MissingTensor(
-            f"{paths[0].name} states {str(stated)[:20]} tensors in all its parts, which have {len(tensors)}; download "
+            f"{paths[0].name} states {str(stated)[:30]} tensors in all its parts, which have {len(tensors)}; download "
             "all parts again.",
             param=paths[0].name,
         )
@@ -80,7 +80,7 @@ def _check_part(file: GgufFile, number: int, given: int) -> None:
     count, stated = file.keys.get(COUNT_KEY, 1), file.keys.get(NUMBER_KEY, 0)
     if count == given and stated == number:
         return
-    shown, total = str(stated)[:20], str(count)[:20]
+    shown, total = str(stated)[:30], str(count)[:30]
     if given == 1:
         raise MissingTensor(
             f"{name} is a part of a split GGUF file ({NUMBER_KEY} {shown}, {COUNT_KEY} {total}), and the others "

@@ -23,6 +23,12 @@ def parts(tmp_path):
     return paths
 
 
+def test_a_number_that_is_an_array_is_named_as_one(parts):
+    write_gguf(parts[0], {"split.count": value([3, 3])}, [])
+    with pytest.raises(MissingTensor, match=r"split\.count array of 2 uint32\)"):
+        read_parts(parts[:1])
+
+
 def test_parts_are_joined(parts):
     found = read_parts(parts)
     assert found.keys["general.architecture"] == "llama"
