@@ -70,6 +70,7 @@ def add_file_vocabulary(
             "they belong to different models. Set vocabulary to the tokenizer of this one.",
             param="vocabulary",
         )
+    _warn_of_merges(read.vocabulary, facts)
     kinds = Counter(TokenType(kind).name.lower().replace("_", "-") for kind in read.vocabulary.types)
     shown = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
     if "vocabulary" not in facts.overrides:
@@ -89,6 +90,16 @@ def add_file_vocabulary(
     origin = "tokenizer.chat_template"
     template = bounded_template(read.chat_template, origin)
     return replace(found, chat_template=template, chat_template_origin=f"{path.name} ({origin})"), merged
+
+
+def _warn_of_merges(vocabulary: Vocabulary, facts: Facts) -> None:
+    unknown = vocabulary.unknown_merges()
+    if unknown:
+        facts.warn(
+            f"{len(unknown)} of {len(vocabulary.merges)} merges of {vocabulary.name}, such as "
+            f"{' '.join(unknown[0])[:60]!r}, name no tokens and are left out: texts may become other tokens than those "
+            "that the model learnt. Convert the model again, or set vocabulary to a tokenizer of it."
+        )
 
 
 def _read(kind: str, path: Path, added: Mapping[str, int]) -> _Found:

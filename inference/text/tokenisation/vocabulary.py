@@ -147,6 +147,11 @@ class Vocabulary:
                 found.setdefault(token, token_id)
         return found
 
+    def unknown_merges(self) -> list[tuple[str, str]]:
+        """Merges that nothing can come of: a part of them, or what they make, is no token."""
+        known = frozenset(self.tokens)
+        return [pair for pair in self.merges if not (pair[0] in known and pair[1] in known and "".join(pair) in known)]
+
     def _fail(self, problem: str) -> None:
         raise CorruptCheckpoint(f"{self.name} {problem}.", param=self.name)
 

@@ -65,6 +65,17 @@ def test_a_template_is_bounded_and_an_unknown_pre_tokeniser_refused(tmp_path):
         add(write_gguf(tmp_path / "b.gguf", "gpt2", ["a"], {"pre": "new"}), 700)
 
 
+def test_merges_that_name_no_tokens_are_a_warning(tmp_path):
+    tokens = ["a", "b", "ab", "c"]
+    keys = {"pre": "gpt-2", "merges": ["a b", "b c", "x a"]}
+    _, _, facts = add(write_gguf(tmp_path / "a.gguf", "gpt2", tokens, keys), 8)
+    assert [warning.partition(":")[0] for warning in facts.warnings] == [
+        "2 of 3 merges of a.gguf, such as 'b c', name no tokens and are left out"
+    ]
+    _, _, facts = add(write_model(tmp_path / "b.gguf"), COUNT)
+    assert facts.warnings == []
+
+
 def test_a_file_without_tokens(tmp_path):
     assert not gguf_has_vocabulary(write_gguf(tmp_path / "a.gguf", "no_vocab", []))
     assert gguf_has_vocabulary(write_model(tmp_path / "b.gguf"))
