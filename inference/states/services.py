@@ -161,10 +161,13 @@ def state_create(*, writer: FileWriter, facts: StateFacts, order: StateOrder, re
 
 
 def _superfluous(tenant: str, size_bytes: int, earlier: StoredState | None) -> list[int]:
-    """Keys of the files that make room for a new state, those not used for longest first."""
+    """Keys of the files that make room for a new state: expired ones, then those not used for longest."""
     others = StoredState.objects.filter(tenant=tenant)
     if earlier is not None:
         others = others.exclude(pk=earlier.pk)
+    # Nobody sees those that have expired, and the sweep removes them sooner or later.
+    removed = list(others.filter(file__expires_at__lte=timezone.now()).values_list("file_id", flat=True))
+    others = others.exclude(file__in=removed)
     if others.count() >= MAX_STATES_PER_TENANT:
         raise QueueFull(
             f"{MAX_STATES_PER_TENANT} states are saved already; delete some first.", param="name", retry_after_s=60
@@ -172,7 +175,6 @@ def _superfluous(tenant: str, size_bytes: int, earlier: StoredState | None) -> l
     limit = MAX_BYTES_PER_TENANT
     sizes = list(others.order_by("last_used_at", "pk").values_list("file_id", "is_pinned", "file__size_bytes"))
     used = sum(size for _, _, size in sizes)
-    removed: list[int] = []
     for key, is_pinned, size in sizes:
         if used + size_bytes <= limit:
             break

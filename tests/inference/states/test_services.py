@@ -110,6 +110,20 @@ def test_there_are_only_so_many(monkeypatch):
     assert create("one", b"2", replaces=True).file.size_bytes == 1
 
 
+def test_expired_states_make_room_first(store, monkeypatch):
+    """They are in no list, so nobody could delete them."""
+    create("used long ago", b"1" * 40)
+    create("expired", b"2" * 40, expires_s=3600)
+    StoredFile.objects.filter(state__name="expired").update(expires_at=timezone.now())
+    create("new", b"3" * 60)
+    assert [row.name for row in StoredState.objects.order_by("pk")] == ["used long ago", "new"]
+    assert contents(store) == [b"1" * 40, b"3" * 60]
+    StoredFile.objects.filter(state__name="new").update(expires_at=timezone.now())
+    monkeypatch.setattr(states, "MAX_STATES_PER_TENANT", 2)
+    create("newest", b"4")
+    assert [row.name for row in StoredState.objects.order_by("pk")] == ["used long ago", "newest"]
+
+
 def meanwhile(monkeypatch, name, act):
     """After ``states.NAME`` has returned, let another thread act for half a second; returns what it raised."""
     original, raised, threads = getattr(states, name), [], []
