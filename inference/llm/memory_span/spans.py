@@ -101,7 +101,7 @@ def measure_spans(
         progress: Gets the share done and what is being done.
 
     Raises:
-        InvalidRequest: Too few or too many tokens, or it takes longer than ``max_seconds``.
+        InvalidRequest: Too few or too many tokens, it takes longer than ``max_seconds``, or a layer yields NaN.
         CheckpointError: The files can't be loaded.
     """
     if not 2 <= len(token_ids) <= MAX_TOKENS:
@@ -150,10 +150,23 @@ def observe_spans(
                 )
             observers.layer = number
             layer(stream, batch, state)
-            found += _spans_of_layer(number, layer, observers.recordings[number])
+            found += _numbers(_spans_of_layer(number, layer, observers.recordings[number]))
             observers.recordings[number].clear()  # decays of all channels take as much memory as the rows
     report(1.0, "done")
     return found
+
+
+def _numbers(spans: list[MixerSpan]) -> list[MixerSpan]:
+    """Return spans, unless a figure isn't a number."""
+    for span in spans:
+        figures = [(head.half_life, head.state_norm, head.distance) for head in span.heads]
+        if any(value is not None and math.isnan(value) for values in figures for value in values):
+            raise InvalidRequest(
+                f"layer {span.layer} computes NaN, so there is nothing to show; use --dtype float32, and check the "
+                "weights.",
+                param="dtype",
+            )
+    return spans
 
 
 def _spans_of_layer(number: int, layer: nn.Module, recordings: Sequence[Recording]) -> list[MixerSpan]:

@@ -217,6 +217,16 @@ def test_limits_are_named() -> None:
             measure_spans(inspection.spec, inspection.weight_paths, [1] * count, options=LLMOptions())
 
 
+@pytest.mark.parametrize("mixer", [AttentionSpec(4, 2, 8, 0.35), Mamba2Spec(32, 4, 8, 16, 2, 4, 16, NORM)])
+def test_layers_that_compute_nan_are_named(mixer) -> None:
+    """As those of a run that has diverged: no figure of theirs can be drawn."""
+    runner = runner_of(ShortConvSpec(32, 3), mixer)
+    with torch.inference_mode(), pytest.raises(InvalidRequest, match=r"^layer 1 computes NaN, .* check the weights\.$"):
+        for parameter in runner.network.layers[1].parameters():
+            parameter.fill_(math.nan)
+        observe_spans(runner, token_ids(20))
+
+
 @pytest.mark.parametrize("length", [64, 1024])
 def test_the_bytes_of_a_measurement_cover_what_it_holds(length) -> None:
     """Weights, states, and the scores of one block of rows are there at least."""
