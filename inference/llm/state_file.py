@@ -41,6 +41,8 @@ from inference.modelling.families.config import TensorInfo
 from inference.modelling.quantisation import REVISION
 from inference.modelling.spec import ModelSpec
 from inference.modelling.specs.parts import Dtype
+from inference.values.cache_control import marks_of
+from inference.values.images import images_of
 from inference.values.messages import PromptMessage
 
 _READ_BYTES = 16 << 20
@@ -285,12 +287,16 @@ def _conversation_bytes(conversation: PromptMessage | None) -> bytes:
 
 
 def _read_conversation(content: Payload, name: str) -> PromptMessage:
-    """Parse the messages of a file, whose form is the only thing that is checked: a request may hold any messages."""
+    """Parse the messages of a file: any that a request may hold, without what no saved state keeps.
+
+    Marks and images would be work without the bounds that requests have.
+    """
     try:
         found = parse_json(content.tobytes())
         messages, kwargs = found["messages"], found.get("template_kwargs", {})
         is_sound = found.keys() <= {"messages", "template_kwargs"} and isinstance(kwargs, dict)
-        if is_sound and isinstance(messages, list) and all(isinstance(item, dict) for item in messages):
+        is_sound = is_sound and isinstance(messages, list) and all(isinstance(item, dict) for item in messages)
+        if is_sound and not marks_of(messages) and not images_of(messages):
             return cast("PromptMessage", found)
     except (InvalidRequest, RequestTooLarge, TypeError, KeyError, AttributeError):
         pass

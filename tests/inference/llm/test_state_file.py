@@ -218,6 +218,10 @@ def test_messages_are_kept(tmp_path, state, identity):
 @pytest.mark.parametrize(
     "content",
     ["[]", '{"messages": 1}', '{"messages": [1]}', '{"messages": [], "x": 1}', '{"messages": [], "template_kwargs": 1}',
+     '{"messages": [{"content": "no role"}]}',
+     '{"messages": [{"role": "user", "content": "x", "cache_control": {"type": "ephemeral"}}]}',
+     '{"messages": [{"role": "user", "content": [{"text": "x", "cache_control": {"type": "ephemeral"}}]}]}',
+     '{"messages": [{"role": "user", "content": [{"type": "image", "data": "", "width": 1, "height": 1}]}]}',
      "{", "[" * 1000, '{"messages": [' + "[]," * 600_000 + "[]]}"],
     ids=lambda content: content[:44],
 )  # fmt: skip
