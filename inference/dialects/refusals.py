@@ -97,7 +97,7 @@ REFUSED_IN_CHAT: Mapping[str, Refused] = {
     "thinking_token_budget": Refused("thinking isn't cut; limit the whole answer with max_completion_tokens"),
     "verbosity": Refused("say it in the messages"),
     "web_search_options": Refused("the server makes no outbound requests"),
-    "prompt_cache_retention": Refused("no prompt is kept between requests"),
+    "prompt_cache_retention": Refused("cached prefixes stay while there is room; a cache_control mark keeps one"),
     "chat_template": Refused("a template in a request would be a program from a stranger; the model's own is used"),
     "documents": Refused("pass them in chat_template_kwargs"),
     "best_of": Refused("use n", (1,)),
