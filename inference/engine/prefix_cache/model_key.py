@@ -33,7 +33,7 @@ def file_digest(path: Path, memo_dir: Path | None) -> str:
     status = path.stat()
     place = str(path.resolve())
     identity = [place, status.st_size, status.st_ino, status.st_mtime_ns]
-    memo = memo_dir / f"{hashlib.sha256(place.encode()).hexdigest()[:32]}.json"
+    memo = memo_dir / f"{hashlib.sha256(os.fsencode(place)).hexdigest()[:32]}.json"
     try:
         known = json.loads(memo.read_text())
         if known["identity"] == identity:

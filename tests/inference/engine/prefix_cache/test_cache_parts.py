@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from inference.engine.config import EngineConfig, plan_state_budget
 from inference.engine.model_runner import allocate_states
-from inference.engine.prefix_cache.model_key import model_key
+from inference.engine.prefix_cache.model_key import file_digest, model_key
 from inference.engine.prefix_cache.namespace import Namespaces
 from inference.engine.prefix_cache.policy import MIN_GAP, SNAPSHOT_INTERVAL, aligned, snapshot_positions
 from inference.modelling.spec import LayerSpec
@@ -77,6 +77,12 @@ def test_the_model_s_key_follows_content(tmp_path):
     assert model_key(spec, [file], "float32", memo_dir=memo) != first
     next(iter(memo.iterdir())).write_text("{")
     assert model_key(spec, [copy], "float32", memo_dir=memo) == first
+
+
+def test_names_of_weights_need_not_be_utf_8(tmp_path):
+    file, memo = tmp_path / os.fsdecode(b"\xff.safetensors"), tmp_path / "memo"
+    file.write_bytes(b"weights")
+    assert file_digest(file, memo) == file_digest(file, memo) == file_digest(file, None)
 
 
 def test_snapshots_come_out_of_the_plan():
