@@ -28,9 +28,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidRequest(f"--tokens is {arguments.tokens}; it must be 2 to {MAX_TOKENS}.", param="tokens")
     if not arguments.max_seconds > 0:
         raise InvalidRequest(f"--max-seconds is {arguments.max_seconds:g}; it must be above 0.", param="max_seconds")
+    picture = None if arguments.svg is None else Path(arguments.svg)
+    if picture is not None and (picture.is_dir() or not picture.parent.is_dir()):  # before anything is read
+        raise InvalidRequest(f"--svg {str(picture)!r} can't be written: it is no file in a directory.", param="svg")
     inspection = inspect_model(arguments)
     most = min(arguments.tokens, inspection.spec.max_position_embeddings)
-    token_ids, source = text_tokens(inspection, Path(arguments.text) if arguments.text else None, most)
+    token_ids, source = text_tokens(inspection, None if arguments.text is None else Path(arguments.text), most)
     options = LLMOptions(device=choose_device(force_cpu=arguments.cpu), dtype=arguments.dtype)
     with progress_bar("Reading") as report:
         spans = measure_spans(
@@ -43,8 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if not spans:
         raise InvalidRequest("no layer of this model mixes tokens, so there is nothing to show.", param="model")
-    if arguments.svg:
-        _write(Path(arguments.svg), draw(spans, model=arguments.model, num_tokens=len(token_ids)))
+    if picture is not None:
+        _write(picture, draw(spans, model=arguments.model, num_tokens=len(token_ids)))
     if arguments.json:
         figures = as_json(spans, source, len(token_ids), choose_dtype(inspection.spec, options))
         sys.stdout.write(json.dumps(figures, indent=2) + "\n")

@@ -21,12 +21,22 @@ LINE = ("inspect", "--model", "demo", "--cpu", "--tokens", "48")
         (("--max-seconds", "nan"), "--max-seconds is nan; it must be above 0."),
         (("--max-seconds", "1e-9"), "the text took longer than 1e-09 s (at layer 0 of 6)"),
         (("--text", "/no/such/file"), "can't be read as UTF-8 text"),
+        (("--text", ""), "can't be read as UTF-8 text"),
+        (("--svg", ""), "--svg '.' can't be written: it is no file"),
+        (("--svg", "/dev/full"), "--svg '/dev/full' can't be written: No space left"),
         (("--svg", "/no/such/directory/a.svg"), "--svg '/no/such/directory/a.svg' can't be written"),
     ],
 )
 def test_wrong_options_are_one_line(capsys, options, words) -> None:
     assert main([*LINE, *options]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_picture_without_a_place_is_refused_before_the_text_is_read(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.delattr("blazr_site.commands.inspect.measure_spans")
+    for place in (tmp_path, tmp_path / "none" / "a.svg"):
+        assert main([*LINE, "--svg", str(place)]) == 2
+        assert f"--svg '{place}' can't be written" in capsys.readouterr().err
 
 
 def test_a_table_and_a_picture(capsys, tmp_path) -> None:
