@@ -71,7 +71,8 @@ def load_state(arguments: argparse.Namespace) -> int:
                 writer.write(piece)
                 report(min(writer.size_bytes / size, 1.0))
         writer.flush()
-        header = read_state_header(writer.path)  # of the bytes that are kept: the file may have changed meanwhile
+        # Of the bytes that are kept: the file may have changed meanwhile.
+        header = read_state_header(writer.path, path.name)
     except BaseException as error:
         writer.discard()
         if isinstance(error, OSError):

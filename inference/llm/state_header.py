@@ -198,15 +198,18 @@ def metadata_of(identity: StateIdentity, created: int, model: str, digest: str) 
     }
 
 
-def read_state_header(path: Path) -> StateHeader:
+def read_state_header(path: Path, source: str | None = None) -> StateHeader:
     """Read and check the header of a file.
+
+    Args:
+        source: The state in messages; None: the file's name.
 
     Raises:
         InvalidRequest: The file can't be read, or isn't a whole saved state.
     """
-    descriptor = open_state(path)
+    descriptor = open_state(path, source)
     try:
-        return header_of(descriptor, path.name)
+        return header_of(descriptor, source or path.name)
     finally:
         os.close(descriptor)
 

@@ -96,7 +96,7 @@ def check_name_is_free(*, name: str, tenant: str) -> None:
 def _taken(name: str) -> str:
     return (
         f"There is a state {name!r} already; delete it, choose another name, or replace it (replace: true in "
-        "POST /v1/states)."
+        "POST /v1/states, --replace of blazr state load)."
     )
 
 

@@ -215,12 +215,13 @@ class StateContentView(ApiView):
         tenant = self.principal.tenant
 
         def store() -> dict[str, Any]:
+            check_name_is_free(name=name, tenant=tenant)  # before the file is received
             received = receive_file(request, max_bytes=settings.BLAZR_MAX_FILE_BYTES)
             try:
                 for field in received.fields:
                     raise InvalidRequest(f"{field[:80]!r} is not a field of this form; remove it.", param=field[:80])
                 received.writer.flush()
-                header = read_state_header(received.writer.path)
+                header = read_state_header(received.writer.path, "the file")
             except BaseException:
                 received.writer.discard()
                 raise

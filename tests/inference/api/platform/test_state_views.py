@@ -61,6 +61,17 @@ def test_forms_that_are_refused(http: httpx.Client, tmp_path, form, param):
     assert [path for path in (tmp_path / "files").rglob("*") if path.is_file() and path.name != ".lock"] == []
 
 
+def test_a_file_is_not_called_by_the_name_that_it_has_here(http: httpx.Client):
+    refused = http.post("/v1/states/a/content", files={"file": ("a", b"x" * 100)})
+    assert refused.json()["error"]["message"].startswith("the file states a header of ")
+
+
+def test_a_name_that_is_taken_is_refused_before_the_file_is_received(http: httpx.Client):
+    stored("local", "a")
+    refused = http.post("/v1/states/a/content", files={"file": ("a", b"no state")})
+    assert refused.status_code == 409 and "There is a state 'a' already" in refused.json()["error"]["message"]
+
+
 def test_a_change_says_what_it_changes(http: httpx.Client):
     stored("local", "a")
     for body in ({}, {"pinned": 1}, {"pinned": True, "name": "b"}):
