@@ -154,6 +154,7 @@ class PrefixCache:
         )  # fmt: skip
         if match.state is not None:
             self._load_state(*match.state, slot, fetched)
+            sequence.marked[match.state[0]] = None  # it can have the snapshot of a breakpoint, too
         if self._paged and match.num_tokens:
             self._share(match, index, full, rest, fetched)
         for node in match.nodes[:full]:

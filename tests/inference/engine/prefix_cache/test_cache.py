@@ -310,6 +310,14 @@ def test_a_cached_prefix_is_kept_again(kind):
     assert found == (512, (mark, CacheBreakpoint(560, 3600)))
 
 
+@pytest.mark.parametrize("kind", ["slots", "hybrid"])
+def test_a_prefix_is_kept_again_by_the_same_short_question(kind):
+    """The request resumes in the block in which the prefix ends."""
+    engine, prompt, mark = engine_for(kind), tokens_of(0, 414), CacheBreakpoint(402, 3600)
+    found = [ask_marked(engine, prompt, mark, name=name) for name in ("first", "again", "once more")]
+    assert found == [(0, (mark,)), (413, (mark,)), (413, (mark,))]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_at_most_half_of_the_memory_is_kept(kind):
     engine = engine_for(kind, num_blocks=200, num_snapshot_slots=4)
