@@ -188,6 +188,11 @@ def numerical_error() -> GenerationFailed:
     return GenerationFailed("numerical_error: the model computed no usable probabilities for this request.")
 
 
+def is_numerical_error(error: BlazrError | None) -> bool:
+    """Whether it is a ``numerical_error``."""
+    return error is not None and error.message == numerical_error().message
+
+
 def _row_error(row: SamplingState, raw_maximum: float, chosen: float) -> BlazrError | None:
     """Return why a row has no token; None: it has one.
 

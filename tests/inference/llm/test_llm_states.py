@@ -56,6 +56,19 @@ def test_nothing_need_follow(llm, cold):
         assert ask(llm, prompt, state)[0] == ask(cold, TEXT)[0]
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_state_of_unusable_numbers_is_the_request_s_error(llm, value):
+    state = llm.save_state(TEXT)
+    slot = np.full(state.state.slot.nbytes // 4, value, np.float32).view(np.uint8)
+    hostile = replace(state, state=replace(state.state, slot=slot))
+    for options in ({}, {"saves_state": {}, "add_generation_prompt": False}):
+        params = replace(PARAMS, max_tokens=0) if options else PARAMS
+        (*_, last) = llm.events("hello", params, state=hostile, **options)
+        assert last["type"] == "error" and last["error"]["param"] == "state", last
+        assert "no usable probabilities after this state; save the state again" in last["error"]["message"]
+    assert ask(llm, "hello", state)[0], "nobody else is concerned"
+
+
 def test_choices_fork_from_one_state(llm, cold):
     state = llm.save_state(TEXT)
     params = replace(PARAMS, n=3, temperature=1.0, seed=4)
