@@ -331,6 +331,10 @@ class GenerationFailed(EngineError):
     code = "generation_failed"
 
 
+class NumericalError(GenerationFailed):
+    """The logits of this request hold NaN or +inf, or nothing but -inf."""
+
+
 class GenerationCancelled(GenerationFailed):
     """Somebody who may has cancelled the request."""
 

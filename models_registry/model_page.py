@@ -161,8 +161,8 @@ class ModelPage(StaffPage):
 
     def own_tabs(self) -> list[str]:
         """Return the names of the tabs of this page that the account may use."""
-        may_change = any(map(self.request.user.has_perm, CHANGES))
-        return [name for name in TABS if name != "settings" or may_change]
+        can_change = any(map(self.request.user.has_perm, CHANGES))
+        return [name for name in TABS if name != "settings" or can_change]
 
     def base(self, checkpoint: Checkpoint) -> str:
         """Return what stands before ``?tab=`` in links to the other tabs."""

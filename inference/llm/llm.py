@@ -24,8 +24,7 @@ from inference.engine.device import on_device, return_device_memory
 from inference.engine.engine import Engine
 from inference.engine.model_runner import TORCH_DTYPES
 from inference.engine.request import EngineOutput
-from inference.engine.sampling.sampler import is_numerical_error
-from inference.errors import Conflict, GenerationFailed, InvalidRequest
+from inference.errors import Conflict, GenerationFailed, InvalidRequest, NumericalError
 from inference.host.compute_threads import release_compute_threads
 from inference.host.machine import return_freed_memory
 from inference.llm.adapters import AdapterFacts, AdapterRegistry, make_registry, require_adapters
@@ -439,7 +438,7 @@ class LLM(OfflineRequests):
         if found is None:  # the last word of a choice that was ended here
             return []
         request_id, number, text_output = found
-        if request_id in self._states and is_numerical_error(output.error):
+        if request_id in self._states and isinstance(output.error, NumericalError):
             output.error = InvalidRequest(  # whoever wrote the file chose its numbers
                 "the model computes no usable probabilities after this state; save the state again.", param="state"
             )

@@ -33,7 +33,7 @@ from inference.engine.sampling.row_ops import column, draw_by_numbers, draw_in_s
 from inference.engine.sampling.sampling_state import SamplingState
 from inference.engine.sampling.token_masks import TokenMasks, narrow_ids
 from inference.engine.sampling.truncation import mask_min_p, truncate
-from inference.errors import BlazrError, GenerationFailed, InvalidRequest
+from inference.errors import BlazrError, InvalidRequest, NumericalError
 from inference.modelling.backends.plain import row_maxima
 
 logger = logging.getLogger(__name__)
@@ -183,14 +183,9 @@ def argmax_output(token_ids: torch.Tensor, values: torch.Tensor, fetch: Fetch = 
     return SamplerOutput(ids, {}, errors)
 
 
-def numerical_error() -> GenerationFailed:
+def numerical_error() -> NumericalError:
     """Return the error for logits that hold NaN or +inf, or nothing but -inf."""
-    return GenerationFailed("numerical_error: the model computed no usable probabilities for this request.")
-
-
-def is_numerical_error(error: BlazrError | None) -> bool:
-    """Whether it is a ``numerical_error``."""
-    return error is not None and error.message == numerical_error().message
+    return NumericalError("numerical_error: the model computed no usable probabilities for this request.")
 
 
 def _row_error(row: SamplingState, raw_maximum: float, chosen: float) -> BlazrError | None:

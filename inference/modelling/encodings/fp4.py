@@ -58,7 +58,8 @@ def _take_matrix(parts: Parts, name: str, logical: str, global_name: str, *, div
     outputs, pairs = expect_matrix(name, parts.tensors[name])
     scale_name = logical + "_scale"
     scale = parts.need(scale_name, name, ("F8_E4M3", *EXPONENTS))
-    names, fused = {"blocks": name, "scale": scale_name}, ()
+    names = {"blocks": name, "scale": scale_name}
+    fused: tuple[int, ...] = ()
     group = MXFP4_GROUP if scale.dtype in EXPONENTS else NVFP4_GROUP
     expect_shape(scale_name, scale, (outputs, -(-pairs * 2 // group)), f"{name} in groups of {group}")
     if group == NVFP4_GROUP:
