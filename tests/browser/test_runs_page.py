@@ -19,6 +19,18 @@ from tests.models_registry.runs.trainers import oxidizr_run, oxidizr_step
 pytestmark = pytest.mark.browser
 
 PASSPORT_CHILD = "blazr_site.passport_child"
+POOR_LABELS = """
+() => {
+  const lines = [...document.querySelectorAll(".curve .grid")].map((line) => line.getBoundingClientRect());
+  const [left, right] = [Math.min(...lines.map((r) => r.left)), Math.max(...lines.map((r) => r.right))];
+  const [top, bottom] = [Math.min(...lines.map((r) => r.top)), Math.max(...lines.map((r) => r.bottom))];
+  const poor = ({ left: l, right: r, top: t, bottom: b }) =>
+    b - t < 9 || (r > left && l < right && b > top && t < bottom);
+  return [...document.querySelectorAll(".curve text")].filter((e) => poor(e.getBoundingClientRect()))
+    .map((e) => e.textContent);
+}
+"""
+"""Labels of a curve that are lower than 9 px, or stand in its area."""
 
 
 @pytest.fixture
@@ -189,3 +201,14 @@ def test_pages_and_dialogs_fit_and_can_be_read(page: Page, site: LiveServer, row
                 "(all) => all.filter((e) => e.getBoundingClientRect().right > innerWidth).map((e) => e.outerHTML)"
             )
             assert outside == [], (path, width)
+
+
+@pytest.mark.parametrize("width", [360, 1440])
+def test_the_labels_of_a_curve_stand_beside_it(page: Page, rows_of_each_state: str, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 844})
+    page.goto(f"/runs/{rows_of_each_state}/")
+    expect(page.locator(".curve circle")).to_have_count(5)
+    assert page.evaluate(POOR_LABELS) == []
+    chosen = page.locator(".curve .chosen").evaluate("(e) => getComputedStyle(e).fill")
+    other = page.locator(".curve circle:not(.chosen)").first.evaluate("(e) => getComputedStyle(e).fill")
+    assert chosen != other
