@@ -109,6 +109,13 @@ def test_pages_fit_and_can_be_read(
     assert complaints == []
 
 
+def test_a_long_cell_of_a_card_stands_below_its_label(page: Page, site: LiveServer) -> None:
+    page.set_viewport_size({"width": 360, "height": 780})
+    page.goto(f"/models/{site.checkpoint_id('demo')}/?tab=facts")
+    cell = page.locator("td[data-label=Evidence]").first
+    assert cell.evaluate("(cell) => getComputedStyle(cell, '::before').display") == "block"
+
+
 def test_the_theme_follows_the_system_until_chosen(page: Page) -> None:
     page.emulate_media(color_scheme="dark")
     page.goto("/")
