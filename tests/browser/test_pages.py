@@ -109,6 +109,13 @@ def test_pages_fit_and_can_be_read(
     assert complaints == []
 
 
+def test_an_empty_region_takes_no_room(page: Page, site: LiveServer) -> None:
+    for tab in ("overview", "tensors"):
+        page.goto(f"/models/{site.checkpoint_id('demo')}/?tab={tab}")
+        tabs, card = (page.locator(place).first.bounding_box() for place in ("main nav", "main .card"))
+        assert card["y"] - (tabs["y"] + tabs["height"]) <= 20, tab
+
+
 def test_a_long_cell_of_a_card_stands_below_its_label(page: Page, site: LiveServer) -> None:
     page.set_viewport_size({"width": 360, "height": 780})
     page.goto(f"/models/{site.checkpoint_id('demo')}/?tab=facts")
