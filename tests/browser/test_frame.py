@@ -365,3 +365,14 @@ def test_a_confirmed_form_is_sent_although_its_region_was_drawn_again(page: Page
     expect(page.locator("#delete[data-old]")).to_have_count(0)
     page.locator("dialog button", has_text="Delete").click()
     page.wait_for_url("**/schedules/")
+
+
+def test_the_rail_of_a_narrow_screen_is_one_line_with_the_current_page(page: Page) -> None:
+    page.set_viewport_size({"width": 360, "height": 780})
+    for path, label in {"/": "Overview", "/jobs/": "Jobs", "/settings/": "Settings"}.items():
+        page.goto(path)
+        current = page.locator(".rail [aria-current]")
+        expect(current).to_have_text(label)
+        expect(current).to_be_in_viewport(ratio=1)
+        assert page.locator(".rail").bounding_box()["height"] <= 48
+        assert page.evaluate("scrollY") == 0

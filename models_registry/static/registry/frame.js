@@ -18,6 +18,13 @@ function moveInList(step) {
   links[next]?.focus();
 }
 
+// --- the rail ------------------------------------------------------------------------------------
+
+// On a narrow screen the rail is a line that is wider than the screen.
+const rail = $(".rail");
+const here = $("[aria-current]", rail);
+if (here) rail.scrollLeft = here.offsetLeft - (rail.clientWidth - here.offsetWidth) / 2;
+
 // --- palette -------------------------------------------------------------------------------------
 
 const palette = $("#palette");
