@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, WebSocket, WebSocketRoute, expect
 
+from inference.host.units import format_bytes, format_count
 from tests.browser.actions import PAINT, await_loaded, axe_findings, row_like_demo, schemes_of, show_texts
 from tests.browser.conftest import Complaints
 from tests.browser.test_pages import paths
@@ -365,6 +366,19 @@ def test_a_confirmed_form_is_sent_although_its_region_was_drawn_again(page: Page
     expect(page.locator("#delete[data-old]")).to_have_count(0)
     page.locator("dialog button", has_text="Delete").click()
     page.wait_for_url("**/schedules/")
+
+
+@pytest.mark.parametrize(("name", "words"), [("bytes", format_bytes), ("count", format_count)])
+def test_scripts_write_numbers_as_the_server_does(page: Page, name: str, words: Callable[[float], str]) -> None:
+    page.goto("/")
+    numbers = [0, 7, 999, 1023, 1024, 21_500, 1 << 20, 15_500_000, 90_000_000, 17 << 30]
+    script = "[src*='registry/frame.js']"
+    written = page.evaluate(
+        "async ([script, name, numbers]) => numbers.map("
+        "(await import(document.querySelector(script).src.replace('frame.js', 'kit.js')))[name])",
+        [script, name, numbers],
+    )
+    assert written == [words(number) for number in numbers]
 
 
 def test_the_rail_of_a_narrow_screen_is_one_line_with_the_current_page(page: Page) -> None:

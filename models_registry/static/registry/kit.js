@@ -292,7 +292,7 @@ export function confirmDialog(title, text, action) {
 export function bytes(count) {
   let value = Number(count) || 0;
   for (const unit of ["B", "KiB", "MiB", "GiB"]) {
-    if (value < 1024) return `${unit === "B" ? value : value.toFixed(value < 10 ? 1 : 0)} ${unit}`;
+    if (value < 1024) return `${value.toFixed(unit === "B" ? 0 : 1)} ${unit}`;
     value /= 1024;
   }
   return `${value.toFixed(1)} TiB`;
@@ -301,7 +301,7 @@ export function bytes(count) {
 export function count(number) {
   let value = Number(number) || 0;
   for (const unit of ["", " k", " M", " B"]) {
-    if (value < 1000) return `${unit ? value.toFixed(value < 10 ? 2 : 1) : Math.round(value)}${unit}`;
+    if (value < 1000) return `${value.toFixed(unit ? 1 : 0)}${unit}`;
     value /= 1000;
   }
   return `${value.toFixed(1)} T`;
