@@ -124,8 +124,10 @@ def test_what_does_not_belong_is_left_out_or_refused(page: Page, tmp_path: Path)
     expect(page.locator("#files")).to_contain_text("a pickle: could run code, never read")
     expect(page.locator("#files")).to_contain_text("not part of a checkpoint")
     expect(page.locator("#summary")).to_contain_text("4 files")
+    edge = page.locator("#work").bounding_box()["x"]
+    assert all(name.bounding_box()["x"] >= edge + 8 for name in page.locator("#files .font-monospace").all())
     page.set_input_files("#files-input", [str(tmp_path / "run.py")])
-    expect(page.locator("#outcome")).to_contain_text("no .safetensors, .gguf or .ggml file")
+    expect(page.locator("#work + #outcome")).to_contain_text("no .safetensors, .gguf or .ggml file")
     expect(page.locator("#start")).to_be_disabled()
 
 

@@ -12,8 +12,6 @@ let ended = null; // key of the last one whose end it has shown
 let run = null; // that run, while it goes on
 let resuming = null; // the unfinished upload that chosen files go on with
 
-$("#limit").textContent = bytes(rules.max_bytes);
-
 // --- choosing --------------------------------------------------------------------------------
 
 const isWeights = (name) => [".safetensors", ".gguf", ".ggml"].some((kind) => name.endsWith(kind));
@@ -65,10 +63,10 @@ function drawFiles() {
   const rows = chosen.map((item) => {
     item.bar = h("progress", { max: item.file.size, value: 0, "aria-label": `${item.name} sent` });
     item.amount = h("span.small.muted.text-nowrap", {}, bytes(item.file.size));
-    return h("li.spread", {}, h("span.name.font-monospace", { title: item.name }, item.name), item.bar, item.amount);
+    return h("li.list-group-item", {}, h("div.spread", {}, h("span.font-monospace.text-break", {}, item.name), item.amount), item.bar);
   });
-  const left = skipped.slice(0, 20).map(({ name, reason }) => h("li.spread.skipped", {}, h("span.name.font-monospace", { title: name }, name), h("span.small", {}, `left out: ${reason}`)));
-  if (skipped.length > 20) left.push(h("li.small.muted", {}, `and ${skipped.length - 20} more files left out`));
+  const left = skipped.slice(0, 20).map(({ name, reason }) => h("li.list-group-item.spread.muted", {}, h("span.font-monospace.text-break", {}, name), h("span.small", {}, `left out: ${reason}`)));
+  if (skipped.length > 20) left.push(h("li.list-group-item.small.muted", {}, `and ${skipped.length - 20} more files left out`));
   $("#files").replaceChildren(...rows, ...left);
 }
 
