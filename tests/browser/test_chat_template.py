@@ -79,6 +79,17 @@ def test_check_set_use_and_take_away(page: Page, site: LiveServer) -> None:
     assert prompt(site) == before
 
 
+def test_the_preview_follows_what_is_typed(page: Page, site: LiveServer) -> None:
+    open_page(page, site)
+    page.fill("#template-source", GOOD)
+    expect(page.locator("#template-sample pre")).to_contain_text("[user] Which star is over the pole?")
+    page.focus("#template-source")
+    page.keyboard.press("Control+End")
+    page.keyboard.type("{{ ")
+    expect(page.locator("#template-verdict")).to_contain_text("It can't be used: 1 error.")
+    expect(page.locator("#template-source")).to_be_focused()
+
+
 def test_errors_are_told_with_their_line_and_refuse(page: Page, site: LiveServer, complaints: Complaints) -> None:
     open_page(page, site)
     preview(page, PLAIN + "\n{{ messages.pop() }}{% include 'x' %}")

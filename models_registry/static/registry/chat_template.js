@@ -1,9 +1,11 @@
-// The chat template of a model: check it, see a sample conversation, set it, restore the model's own.
-import { $, act, call, confirmDialog, h, pageData, submitted } from "./kit.js";
+// The chat template of a model: check it while it is typed, see a sample conversation, set it, restore the model's own.
+import { $, act, call, confirmDialog, h, pageData, submitted, toast } from "./kit.js";
 import { reloadWith } from "./reload.js";
 
 const base = `/registry/checkpoints/${pageData("detail").id}`;
 const source = $("#template-source");
+let newest = 0; // check that was asked for
+let timer;
 
 function showCheck({ problems, preview }) {
   const errors = problems.filter(({ level }) => level === "error").length;
@@ -23,9 +25,21 @@ function showCheck({ problems, preview }) {
   $("#template-result").hidden = false;
 }
 
+/** Check the template as it is now; what an older check says isn't shown any more. */
+async function check() {
+  clearTimeout(timer);
+  const number = ++newest;
+  const found = await call("POST", `${base}/chat-template/preview`, { template: source.value });
+  if (number === newest) showCheck(found);
+}
+
+source?.addEventListener("input", () => {
+  clearTimeout(timer);
+  if (source.validity.valid) timer = setTimeout(() => check().catch((error) => toast(error.message, "bad")), 300);
+});
+
 $("#template-preview")?.addEventListener("click", (event) => {
-  if (!source.reportValidity()) return;
-  act(event.target, async () => showCheck(await call("POST", `${base}/chat-template/preview`, { template: source.value })));
+  if (source.reportValidity()) act(event.target, check);
 });
 
 $("#template-form")?.addEventListener("submit", (event) =>
