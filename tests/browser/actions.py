@@ -57,6 +57,15 @@ CONTRAST = """
   return poor;
 }
 """
+MISALIGNED = """
+() => [...document.querySelectorAll("main table")].flatMap((table) => {
+  const heads = [...(table.tHead?.rows[0]?.cells ?? [])];
+  const row = [...(table.tBodies[0]?.rows ?? [])].find((each) => each.cells.length === heads.length);
+  return heads.filter((head, i) => head.innerText.trim() && !head.querySelector(".visually-hidden")
+    && row && head.classList.contains("num") !== row.cells[i].classList.contains("num")).map((e) => e.innerText);
+})
+"""
+"""Headings of table columns that stand at another side than their numbers."""
 PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
 """Milliseconds until the page was painted first; nothing yet: undefined."""
 
@@ -82,6 +91,7 @@ def schemes_of(page: Page, *schemes: str) -> Iterator[tuple[str, dict[str, Any]]
 
 def assert_fits_and_can_be_read(page: Page, *, with_axe: bool = False) -> None:
     """In both schemes nothing is wider than the page or has a poor contrast, nor is found by axe."""
+    assert page.evaluate(MISALIGNED) == [], page.url
     for scheme, rules in schemes_of(page, "light", "dark"):
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, (page.url, scheme)
         assert page.evaluate(CONTRAST) == [], (page.url, scheme)

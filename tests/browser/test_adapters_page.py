@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import APIResponse, Page, Route, expect
 
+from tests.browser.actions import MISALIGNED
 from tests.browser.conftest import Complaints
 from tests.live.conftest import LiveServer, wait_until
 
@@ -36,6 +37,7 @@ def test_an_adapter_is_promoted_and_then_kept(page: Page, site: LiveServer, comp
     page.goto(f"/models/{site.checkpoint_id('demo')}/?tab=adapters")
     row = page.locator("#adapter-region tr", has_text="demo:mix")
     expect(row).to_contain_text("X-LoRA")
+    assert page.evaluate(MISALIGNED) == []
     row.get_by_role("button", name="Promote").click()
     expect(page.locator("#promote-title")).to_have_text("Promote demo:mix")
     page.fill("#promote-alias", "best")
