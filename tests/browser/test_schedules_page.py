@@ -22,7 +22,7 @@ def test_a_batch_is_put_on_a_schedule_and_run(
     complaints.watch(page)
     fill_and_make(page, site)
     page.click("#run")
-    expect(page.locator("#runs")).to_contain_text("started by hand")
+    expect(page.locator("#runs")).to_contain_text("started (by hand)")
     expect(page.locator("#runs")).to_contain_text("completed, 2 of 2 lines")  # drawn again by itself
     assert_fits_and_can_be_read(page, with_axe=True)
     page.locator("#runs a").click()
