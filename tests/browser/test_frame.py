@@ -298,6 +298,11 @@ def test_a_key_is_made_shown_once_tried_and_revoked(page: Page, site: LiveServer
     key = page.locator("#key").inner_text()
     assert re.fullmatch(r"blazr_[0-9A-Za-z]{12}_[0-9A-Za-z]{46}", key)
     assert key in page.locator("#curl").inner_text()
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    for place in ("key", "curl"):
+        page.click(f"#copy-{place}")
+        expect(page.locator("#toasts")).to_contain_text("Copied.")
+        assert page.evaluate("navigator.clipboard.readText()") == page.locator(f"#{place}").inner_text()
     body = json.loads(re.search(r"-d '(.*)'$", page.locator("#curl").inner_text(), re.DOTALL).group(1))
     headers = {"Authorization": f"Bearer {key}"}
     assert page.request.post(f"{site.url}/v1/completions", data={**body, "max_tokens": 2}, headers=headers).ok

@@ -1,6 +1,6 @@
 // What every page of the console has: the command palette, and lists that the keyboard moves in.
 import "./transfers.js";
-import { $, $$, act, ago, bytes, call, confirmDialog, h, isBeingLeft, isFieldChanged, leaveAfter, modelUrl, setNotice, toast } from "./kit.js";
+import { $, $$, act, ago, bytes, call, confirmDialog, copy, h, isBeingLeft, isFieldChanged, leaveAfter, modelUrl, setNotice, toast } from "./kit.js";
 
 const SESSION_ENDED = "Your session has ended. Sign in again.";
 const isTyping = (element) => element.matches("input, textarea, select, [contenteditable]") || element.closest("dialog");
@@ -130,9 +130,9 @@ function localTimes(root = document) {
   }
 }
 
-/** Show what needs scripts: buttons that post. */
+/** Show what needs scripts: buttons that post or copy. */
 function enhance(root = document) {
-  for (const button of $$("[data-post], [data-delete-url], [data-go-on]", root)) button.hidden = false;
+  for (const button of $$("[data-post], [data-delete-url], [data-go-on], [data-copy]", root)) button.hidden = false;
   localTimes(root);
 }
 enhance();
@@ -147,6 +147,11 @@ document.addEventListener("click", async (event) => {
   const task = () => call(deleteUrl ? "DELETE" : "POST", post ?? deleteUrl);
   const done = await act(button, leadsTo ? () => leaveAfter(task, leadsTo) : task);
   if (done && said && !leadsTo) toast(said);
+});
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-copy]");
+  if (button) copy(document.getElementById(button.dataset.copy).textContent);
 });
 
 // Drawers: forms that open at the right. Without scripts their link shows them in the page, as after a refusal.

@@ -287,6 +287,26 @@ export function confirmDialog(title, text, action) {
   });
 }
 
+// --- the clipboard ---------------------------------------------------------------------------
+
+/** Copy a text, and say so. */
+export async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return toast("Copied.");
+  } catch {
+    // Clipboards are for secure origins; the old way works on all of them.
+    const place = h("textarea.visually-hidden", { value: text, "aria-hidden": "true", tabindex: -1 });
+    const focused = document.activeElement;
+    document.body.append(place);
+    place.select();
+    const done = document.execCommand("copy");
+    place.remove();
+    focused?.focus();
+    toast(done ? "Copied." : "The browser refuses to copy.", done ? "good" : "warn");
+  }
+}
+
 // --- numbers ---------------------------------------------------------------------------------
 
 export function bytes(count) {

@@ -1,10 +1,10 @@
 // The playground: one or two columns, a composer for both, settings, the request as code, and kept chats.
-import { $, $$, bytes, h, pageData, toast } from "./kit.js";
+import { $, $$, bytes, copy, h, pageData, toast } from "./kit.js";
 import { Chats, conversation } from "./playground/chats.js";
 import { codeOf, shortened } from "./playground/code.js";
 import { Column } from "./playground/column.js";
 import { Attachments } from "./playground/images.js";
-import { copy, icon, iconButton, tabs } from "./playground/parts.js";
+import { icon, iconButton, tabs } from "./playground/parts.js";
 import * as fields from "./playground/settings.js";
 import { Tree } from "./playground/tree.js";
 

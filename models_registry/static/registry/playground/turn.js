@@ -1,8 +1,8 @@
 // One turn of a conversation as an element: what it says, and what can be done with it.
-import { duration, h } from "../kit.js";
+import { copy, duration, h } from "../kit.js";
 import { drawMarkdown } from "../markdown.js";
 import { thumbnail } from "./images.js";
-import { copy, icon, iconButton } from "./parts.js";
+import { icon, iconButton } from "./parts.js";
 import { TokenView } from "./tokens.js";
 
 const PLACE_LASTS_MS = 3000; // the server says it once a second
