@@ -4,15 +4,20 @@ Ours are int8, int4 and the mixed forms of ``blazr quantise``; llama.cpp's are t
 own converter. All are measured in one way: the mean divergence of the predictions from the checkpoint's bfloat16 over
 Python's help pages. Mixed forms are planned and corrected on other pages than those that they are measured on. Bytes
 are the weights', without vocabulary and metadata. Writes a picture beside the table.
+
+Each form takes minutes, so ``--points FILE`` keeps what was measured, a line of JSON for each; a later run measures
+only what is missing there.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from html import escape
 from pathlib import Path
 
@@ -40,13 +45,18 @@ class Point:
 
     Attributes:
         whose: ``blazr`` or ``llama.cpp``.
+        form: Its name; of a mixed form, the size that it was planned for.
         mib: Of the weights.
+        mean_kl: In nats.
+        top1_agreement: Share of predictions with the same first choice.
     """
 
     whose: str
     form: str
     mib: float
-    quality: Quality
+    mean_kl: float
+    top1_agreement: float
+    perplexity: float
 
 
 class Curve:
@@ -54,55 +64,88 @@ class Curve:
 
     Args:
         num_tokens: Of the text that is measured; plans are made on what follows.
+        num_planning: Tokens that plans are made on.
     """
 
-    def __init__(self, directory: Path, num_tokens: int) -> None:
+    def __init__(self, directory: Path, num_tokens: int, num_planning: int) -> None:
         self._original = inspect_checkpoint(directory)
-        tokens, self._text = text_tokens(self._original, None, num_tokens + QUANTISE_TOKENS + QUANTISE_CORRECTION)
+        tokens, self._text = text_tokens(self._original, None, num_tokens + num_planning + QUANTISE_CORRECTION)
         self._tokens, behind = tokens[:num_tokens], tokens[num_tokens:]
-        self._planning, self._correcting = behind[:QUANTISE_TOKENS], behind[QUANTISE_TOKENS:]
+        self._planning, self._correcting = behind[:num_planning], behind[num_planning:]
         self._options = LLMOptions(dtype="bfloat16")
 
-    def _measure(self, inspection: Inspection, quants: Sequence[Quant]) -> list[Quality]:
+    def _measure(self, inspection: Inspection, quant: Quant) -> Quality:
         original = self._original
         found = measure_quality(
-            inspection.spec, inspection.weight_paths, self._tokens, quants, options=self._options, window=WINDOW,
+            inspection.spec, inspection.weight_paths, self._tokens, [quant], options=self._options, window=WINDOW,
             reference=(original.spec, original.weight_paths),
         )  # fmt: skip
-        return found[-len(quants) :]
+        return found[-1]
 
-    def whole(self, quants: Sequence[Quant]) -> Iterator[Point]:
-        """The forms of ``--quant``."""
-        for quality in self._measure(self._original, quants):
-            yield Point("blazr", quality.quant, quality.weights_bytes / MIB, quality)
+    def whole(self, quant: Quant) -> Point:
+        """A form of ``--quant``."""
+        quality = self._measure(self._original, quant)
+        return _point("blazr", quant, quality.weights_bytes, quality)
 
-    def mixed(self, sizes: Sequence[float]) -> Iterator[Point]:
-        """``blazr quantise`` within sizes in MiB."""
+    def mixed(self, mib: float) -> Point:
+        """``blazr quantise`` within a size in MiB."""
         original = self._original
-        for mib in sizes:
-            with tempfile.TemporaryDirectory() as target:
-                quantised = quantise_checkpoint(
-                    original.spec, original.weight_paths, side_files(original), Path(target) / "quantised",
-                    self._planning, Limit(int(mib * MIB)), text=self._text, window=WINDOW, calibration=self._correcting,
-                    with_curve=False,
-                )  # fmt: skip
-                (quality,) = self._measure(inspect_checkpoint(Path(target) / "quantised"), ["auto"])
-            bits = quantised.bits_per_weight
-            yield Point("blazr", f"mixed, {bits:.1f} bits", quantised.size_bytes / MIB, quality)
+        with tempfile.TemporaryDirectory() as target:
+            quantised = quantise_checkpoint(
+                original.spec, original.weight_paths, side_files(original), Path(target) / "quantised",
+                self._planning, Limit(int(mib * MIB)), text=self._text, window=WINDOW, calibration=self._correcting,
+                with_curve=False,
+            )  # fmt: skip
+            quality = self._measure(inspect_checkpoint(Path(target) / "quantised"), "auto")
+        return _point("blazr", mixed_name(mib), quantised.size_bytes, quality)
 
-    def gguf(self, environments: Environments, forms: Sequence[str]) -> Iterator[Point]:
-        """llama.cpp's forms."""
-        for form in forms:
-            file = environments.gguf(self._original.directory, form)
-            (quality,) = self._measure(inspect_checkpoint(file), ["auto"])
-            size = sum(tensor.end - tensor.begin for tensor in read_gguf(file).tensors.values())
-            yield Point("llama.cpp", form.upper(), size / MIB, quality)
+    def gguf(self, environments: Environments, form: str) -> Point:
+        """One of llama.cpp's forms."""
+        file = environments.gguf(self._original.directory, form)
+        quality = self._measure(inspect_checkpoint(file), "auto")
+        size = sum(tensor.end - tensor.begin for tensor in read_gguf(file).tensors.values())
+        return _point("llama.cpp", form.upper(), size, quality)
+
+
+def _point(whose: str, form: str, size_bytes: int, quality: Quality) -> Point:
+    return Point(whose, form, size_bytes / MIB, quality.mean_kl, quality.top1_agreement, quality.perplexity)
+
+
+def mixed_name(mib: float) -> str:
+    """What a mixed form within a size is called."""
+    return f"mixed {mib:g}"
+
+
+def read_points(file: Path | None) -> list[Point]:
+    """What earlier runs have measured."""
+    if file is None or not file.exists():
+        return []
+    return [Point(**json.loads(line)) for line in file.read_text().splitlines()]
+
+
+def missing_points(
+    points: Sequence[Point], wanted: Sequence[tuple[str, str, Callable[[], Point]]], file: Path | None
+) -> Iterator[Point]:
+    """Measure what ``points`` lack, and add it to the file.
+
+    Args:
+        wanted: Whose, the form's name, and what measures it.
+    """
+    known = {(point.whose, point.form) for point in points}
+    for whose, form, measure in wanted:
+        if (whose, form) in known:
+            continue
+        point = measure()
+        if file is not None:
+            with file.open("a") as lines:
+                lines.write(json.dumps(asdict(point)) + "\n")
+        yield point
 
 
 def write_picture(points: Sequence[Point], title: str, file: Path) -> None:
     """Divergence, in powers of ten, over MiB."""
     most = max(point.mib for point in points) * 1.1
-    decades = [math.log10(point.quality.mean_kl) for point in points]
+    decades = [math.log10(point.mean_kl) for point in points]
     lowest, highest = math.floor(min(decades)), math.ceil(max(decades))
 
     def place(mib: float, decade: float) -> tuple[float, float]:
@@ -142,34 +185,49 @@ def main() -> None:
     """Measure, print a table, write a picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--forms", default=FORMS, help="of llama.cpp; empty: none, for models that it doesn't convert")
+    parser.add_argument(
+        "--forms",
+        type=lambda text: text.split(","),
+        default=FORMS.split(","),
+        help="of llama.cpp; empty: none, for models that it doesn't convert",
+    )
     mixed = "of the mixed forms, e.g. 60 80 101"
     parser.add_argument("--sizes", type=float, nargs="*", default=[], metavar="MIB", help=mixed)
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--picture", type=Path, help="an SVG file")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "blazr-bench")
+    points_help = "a file that keeps what was measured, and what it has already isn't measured again"
+    parser.add_argument("--points", type=Path, help=points_help)
+    planning = "tokens that plans are made on (%(default)s)"
+    parser.add_argument("--planning", type=int, default=QUANTISE_TOKENS, metavar="N", help=planning)
     given = parser.parse_args()
-    curve = Curve(given.directory.resolve(), given.tokens)
-    points = []
-
-    def add(found: Iterator[Point]) -> None:
-        for point in found:
-            points.append(point)
-            quality = point.quality
-            print(
-                f"| {point.whose} {point.form} | {point.mib:.1f} | {quality.mean_kl:.2e} | "
-                f"{quality.top1_agreement:.1%} | {quality.perplexity:.4g} |",
-                flush=True,
-            )
-
+    curve = Curve(given.directory.resolve(), given.tokens, given.planning)
+    environments = Environments(given.cache, print)
+    ours: tuple[Quant, ...] = ("int8", "int4")
+    wanted = [
+        *[("blazr", quant, partial(curve.whole, quant)) for quant in ours],
+        *[("llama.cpp", form.upper(), partial(curve.gguf, environments, form)) for form in filter(None, given.forms)],
+        *[("blazr", mixed_name(mib), partial(curve.mixed, mib)) for mib in given.sizes],
+    ]
     print("| form | MiB | KL (nats) | same first choice | perplexity |\n|---|---|---|---|---|")
-    add(curve.whole(["int8", "int4"]))
-    add(curve.gguf(Environments(given.cache, print), [form for form in given.forms.split(",") if form]))
-    add(curve.mixed(given.sizes))
+    points = read_points(given.points)
+    for point in points:
+        print_row(point)
+    for point in missing_points(tuple(points), wanted, given.points):
+        print_row(point)
+        points.append(point)
     if given.picture:
-        write_picture(
-            points, f"{given.directory.name}: divergence from bfloat16 over the size of the weights", given.picture
-        )
+        title = f"{given.directory.name}: divergence from bfloat16 over the size of the weights"
+        write_picture(points, title, given.picture)
+
+
+def print_row(point: Point) -> None:
+    """Print a row of the table."""
+    print(
+        f"| {point.whose} {point.form} | {point.mib:.1f} | {point.mean_kl:.2e} | {point.top1_agreement:.1%} | "
+        f"{point.perplexity:.4g} |",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":
