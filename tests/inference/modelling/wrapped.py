@@ -28,8 +28,8 @@ FURTHER: dict[str, dict[str, Any]] = {
     "cohere2_vision": {"alignment_intermediate_size": 64},
     "fast_vlm": {"vision_config": _SIGLIP},
     "granite4_vision": {
-        "deepstack_layer_map": [],
-        "spatial_target_layers": [],
+        "deepstack_layer_map": [[-1, 0]],
+        "downsample_rate": "1/2",
         "vision_config": {**VISION, "model_type": "clip_vision_model", "hidden_size": 64},
     },
     "ovis2": {"hidden_size": 32, "vocab_size": 99},
