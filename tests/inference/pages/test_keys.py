@@ -34,6 +34,7 @@ def test_a_key_is_shown_once_with_a_line_to_try(owner: Client) -> None:
     response = owner.post("/keys/new/", form)
     assert (response.status_code, response["Cache-Control"]) == (201, "no-store")
     key = re.search(r"blazr_\w{12}_\w{46}", response.content.decode()).group(0)
+    assert "It has the scopes generate, for all models, with 60 requests a minute" in response.content.decode()
     row = ApiKey.objects.get()
     assert (row.name, row.scopes, row.requests_per_minute) == ("mine", ["generate"], 60)
     assert key not in owner.get("/keys/").content.decode()
