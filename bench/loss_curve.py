@@ -124,15 +124,15 @@ def read_points(file: Path | None) -> list[Point]:
 
 
 def missing_points(
-    points: Sequence[Point], wanted: Sequence[tuple[str, str, Callable[[], Point]]], file: Path | None
+    points: Sequence[Point], requested: Sequence[tuple[str, str, Callable[[], Point]]], file: Path | None
 ) -> Iterator[Point]:
     """Measure what ``points`` lack, and add it to the file.
 
     Args:
-        wanted: Whose, the form's name, and what measures it.
+        requested: Whose, the form's name, and what measures it.
     """
     known = {(point.whose, point.form) for point in points}
-    for whose, form, measure in wanted:
+    for whose, form, measure in requested:
         if (whose, form) in known:
             continue
         point = measure()
@@ -204,7 +204,7 @@ def main() -> None:
     curve = Curve(given.directory.resolve(), given.tokens, given.planning)
     environments = Environments(given.cache, print)
     ours: tuple[Quant, ...] = ("int8", "int4")
-    wanted = [
+    requested = [
         *[("blazr", quant, partial(curve.whole, quant)) for quant in ours],
         *[("llama.cpp", form.upper(), partial(curve.gguf, environments, form)) for form in filter(None, given.forms)],
         *[("blazr", mixed_name(mib), partial(curve.mixed, mib)) for mib in given.sizes],
@@ -213,7 +213,7 @@ def main() -> None:
     points = read_points(given.points)
     for point in points:
         print_row(point)
-    for point in missing_points(tuple(points), wanted, given.points):
+    for point in missing_points(tuple(points), requested, given.points):
         print_row(point)
         points.append(point)
     if given.picture:

@@ -16,10 +16,10 @@ POINTS = [
 
 def test_a_later_run_measures_what_is_missing(tmp_path: Path) -> None:
     file = tmp_path / "points.jsonl"
-    wanted = [(point.whose, point.form, lambda point=point: point) for point in POINTS]
-    assert list(missing_points(read_points(file), wanted[:2], file)) == POINTS[:2]
+    requested = [(point.whose, point.form, lambda point=point: point) for point in POINTS]
+    assert list(missing_points(read_points(file), requested[:2], file)) == POINTS[:2]
     assert read_points(file) == POINTS[:2]
-    assert list(missing_points(read_points(file), wanted, file)) == POINTS[2:]
+    assert list(missing_points(read_points(file), requested, file)) == POINTS[2:]
     assert read_points(file) == POINTS
     assert read_points(None) == []
 

@@ -76,7 +76,7 @@ def test_the_page_shows_it_beside_a_table(browser: Client, hybrid: Path) -> None
     written(Path(row.directory))
     text = browser.get(f"/models/{row.pk}/").content.decode()
     for piece in (
-        '<svg class="curve"', "mixed (this model)", "3.00e-02", "200.0 MiB", "of a &lt;b&gt;text", "all int4",
+        '<svg class="curve large"', "mixed (this model)", "3.00e-02", "200.0 MiB", "of a &lt;b&gt;text", "all int4",
     ):  # fmt: skip
         assert piece in text, piece
     assert " style=" not in text

@@ -119,7 +119,7 @@ def test_steps_lead_back_to_where_they_were_taken(operator: Client) -> None:
     assert operator.post(f"{path}run/")["Location"] == path
     batch = Batch.objects.get()
     text = text_of(operator, path)
-    assert f'href="/batches/{batch.batch_id}/"' in text and "started by hand" in text and "0 of 1" in text
+    assert f'href="/batches/{batch.batch_id}/"' in text and "started (by hand)" in text and "0 of 1" in text
     operator.post(f"{path}run/")
     assert "hasn&#x27;t ended" in text_of(operator, "/schedules/")
     assert operator.post(f"{path}delete/")["Location"] == "/schedules/"
