@@ -492,7 +492,7 @@ def test_a_request_that_is_too_large_is_not_sent(page: Page) -> None:
     page.goto("/playground/?model=demo")
     page.evaluate("document.querySelector('#prompt').value = 'word '.repeat(3.5 * 2 ** 20)")
     page.locator("#send").click()
-    expect(page.locator("#toasts")).to_contain_text("the server takes 16 MiB")
+    expect(page.locator("#toasts")).to_contain_text("the server takes 16.0 MiB")
     expect(page.locator(".turn")).to_have_count(0)
     assert page.evaluate("document.querySelector('#prompt').value.length") > 16 << 20
     assert asked == []
