@@ -143,13 +143,15 @@ def missing_points(
 
 
 def write_picture(points: Sequence[Point], title: str, file: Path) -> None:
-    """Divergence, in powers of ten, over MiB."""
-    most = max(point.mib for point in points) * 1.1
+    """Divergence, in powers of ten, over MiB; ours have their names on the left of a point, others on the right."""
+    sizes = [point.mib for point in points]
+    margin = 0.15 * (max(sizes) - min(sizes) + 1)
+    least, most = min(sizes) - margin, max(sizes) + margin
     decades = [math.log10(point.mean_kl) for point in points]
     lowest, highest = math.floor(min(decades)), math.ceil(max(decades))
 
     def place(mib: float, decade: float) -> tuple[float, float]:
-        across = MARGIN + mib / most * (WIDTH - 2 * MARGIN)
+        across = MARGIN + (mib - least) / (most - least) * (WIDTH - 2 * MARGIN)
         return across, HEIGHT - MARGIN - (decade - lowest) / (highest - lowest) * (HEIGHT - 2 * MARGIN)
 
     parts = [
@@ -159,21 +161,22 @@ def write_picture(points: Sequence[Point], title: str, file: Path) -> None:
         f'<text x="{WIDTH - MARGIN}" y="{HEIGHT - 16}" font-size="11" text-anchor="end">MiB</text>',
     ]
     for power in range(lowest, highest + 1):
-        _, y = place(0, power)
+        _, y = place(least, power)
         parts += [
             f'<line x1="{MARGIN}" x2="{WIDTH - MARGIN}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>',
             f'<text x="{MARGIN - 6}" y="{y + 4:.1f}" font-size="11" text-anchor="end">1e{power}</text>',
         ]
-    for mib in range(0, int(most) + 1, 25 if most < 400 else 250):
+    step = 10 if most < 400 else 100
+    for mib in range(math.ceil(least / step) * step, int(most) + 1, step):
         x, y = place(mib, lowest)
         parts.append(f'<text x="{x:.1f}" y="{y + 16:.1f}" font-size="11" text-anchor="middle">{mib}</text>')
     for point, decade in zip(points, decades, strict=True):
         x, y = place(point.mib, decade)
-        colour, above = COLOURS[point.whose], -8 if point.whose == "blazr" else 16
+        colour, is_ours = COLOURS[point.whose], point.whose == "blazr"
         parts += [
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>',
-            f'<text x="{x:.1f}" y="{y + above:.1f}" font-size="10" fill="{colour}" text-anchor="middle">'
-            f"{escape(point.form)}</text>",
+            f'<text x="{x - 8 if is_ours else x + 8:.1f}" y="{y + 3.5:.1f}" font-size="10" fill="{colour}" '
+            f'text-anchor="{"end" if is_ours else "start"}">{escape(point.form)}</text>',
         ]
     for number, (whose, colour) in enumerate(COLOURS.items()):
         x = WIDTH - MARGIN - 90 * (number + 1)
