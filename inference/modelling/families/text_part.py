@@ -67,15 +67,15 @@ def text_part(view: CheckpointView, *, reads_others: bool = False, key: str = "t
     Raises:
         CorruptCheckpoint: The member ``key`` is no object.
     """
-    others = sum(bool(OTHER_PARTS.names.search(name)) for name in view.tensors)
-    if others and not reads_others:
+    others = 0 if view.is_part or reads_others else sum(bool(OTHER_PARTS.names.search(name)) for name in view.tensors)
+    if others:
         view.facts.add("vision", "left out", f"{others} tensors beside the text model; pictures and sound aren't read")
     if key not in view.config:
         return replace(view, is_part=True) if SEEING_KEYS & view.config.values.keys() else view
     text = view.config.get(key)
     if not isinstance(text, Mapping):
         raise CorruptCheckpoint(f"config.json: {key} is {str(text)[:60]!r}; it must be an object.", param=key)
-    outer = {key: view.config.get(key) for key in OUTER_KEYS if key in view.config}
+    outer = {name: view.config.get(name) for name in OUTER_KEYS if name in view.config}
     if (outer.get(TIED), text.get(TIED)) in ((True, False), (False, True)):
         # Files of transformers 4 and 5 state it in the one place or in the other, beside the other's default.
         outer[TIED] = not any(name.endswith("lm_head.weight") for name in view.tensors)
