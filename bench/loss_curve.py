@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -28,6 +29,7 @@ from inference.llm.options import LLMOptions
 from inference.llm.quality import Quality, measure_quality
 from inference.llm.quantising.quantise import Limit, quantise_checkpoint
 from inference.llm.quantising.side_files import side_files
+from inference.llm.quantising.writing import PLAN_FILE
 from inference.modelling.gguf.container import read_gguf
 from inference.modelling.quantisation import Quant
 from models_registry.detection.inspection import Inspection, inspect_checkpoint
@@ -65,14 +67,16 @@ class Curve:
     Args:
         num_tokens: Of the text that is measured; plans are made on what follows.
         num_planning: Tokens that plans are made on.
+        measurements: File for what the first plan measures of each matrix; the next ones read it.
     """
 
-    def __init__(self, directory: Path, num_tokens: int, num_planning: int) -> None:
+    def __init__(self, directory: Path, num_tokens: int, num_planning: int, measurements: Path) -> None:
         self._original = inspect_checkpoint(directory)
         tokens, self._text = text_tokens(self._original, None, num_tokens + num_planning + QUANTISE_CORRECTION)
         self._tokens, behind = tokens[:num_tokens], tokens[num_tokens:]
         self._planning, self._correcting = behind[:num_planning], behind[num_planning:]
         self._options = LLMOptions(dtype="bfloat16")
+        self._measurements = measurements
 
     def _measure(self, inspection: Inspection, quant: Quant) -> Quality:
         original = self._original
@@ -94,8 +98,9 @@ class Curve:
             quantised = quantise_checkpoint(
                 original.spec, original.weight_paths, side_files(original), Path(target) / "quantised",
                 self._planning, Limit(int(mib * MIB)), text=self._text, window=WINDOW, calibration=self._correcting,
-                with_curve=False,
+                with_curve=False, measurements=self._measurements if self._measurements.exists() else None,
             )  # fmt: skip
+            shutil.copyfile(Path(target) / "quantised" / PLAN_FILE, self._measurements)
             quality = self._measure(inspect_checkpoint(Path(target) / "quantised"), "auto")
         return _point("blazr", mixed_name(mib), quantised.size_bytes, quality)
 
@@ -204,8 +209,11 @@ def main() -> None:
     planning = "tokens that plans are made on (%(default)s)"
     parser.add_argument("--planning", type=int, default=QUANTISE_TOKENS, metavar="N", help=planning)
     given = parser.parse_args()
-    curve = Curve(given.directory.resolve(), given.tokens, given.planning)
     environments = Environments(given.cache, print)
+    given.cache.mkdir(parents=True, exist_ok=True)
+    directory = given.directory.resolve()
+    measurements = given.cache / f"{directory.name}-measured-on-{given.planning}.json"
+    curve = Curve(directory, given.tokens, given.planning, measurements)
     ours: tuple[Quant, ...] = ("int8", "int4")
     requested = [
         *[("blazr", quant, partial(curve.whole, quant)) for quant in ours],

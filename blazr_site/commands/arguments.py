@@ -334,6 +334,8 @@ def _quantise(parser: argparse.ArgumentParser) -> None:
     )
     curve = "measure no plans of other sizes, which takes most of the time"
     parser.add_argument("--no-curve", action="store_true", help=curve)
+    earlier = "quantisation.json of an earlier run over the same checkpoint and text: only another size is planned"
+    parser.add_argument("--measurements", metavar="FILE", help=earlier)
     parser.add_argument("--cpu", action="store_true", help="use the CPU even if there is a GPU")
     parser.add_argument("--dtype", default="auto", choices=DTYPES, help="to measure in (auto: float32)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")

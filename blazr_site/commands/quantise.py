@@ -62,6 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
             dtype="float32" if arguments.dtype == "auto" else arguments.dtype,
             shard_bytes=shard_bytes,
             with_curve=not arguments.no_curve,
+            measurements=Path(arguments.measurements) if arguments.measurements else None,
             progress=report,
         )
     if arguments.json:

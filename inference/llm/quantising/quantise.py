@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -20,6 +19,7 @@ from inference.host.units import format_bytes
 from inference.llm.checkpoint_writing import SHARD_BYTES, SourceFiles, check_target
 from inference.llm.quality import WindowRunner
 from inference.llm.quantising.correcting import Correction, correcting_bytes
+from inference.llm.quantising.measurements import MEASURED_FORMS, PartForms, derive_divergences, read_measurements
 from inference.llm.quantising.measuring import Divergence, Measurement, measuring_bytes
 from inference.llm.quantising.parts import KINDS, Part, find_parts, fixed_bytes
 from inference.llm.quantising.planning import STORED, Choice, Plan, Planner
@@ -35,9 +35,6 @@ from inference.modelling.weights.loader import load_network
 
 Progress = Callable[[float, str], None]
 
-MEASURED_FORMS: tuple[FormName, FormName] = ("int2", "int4")
-"""A coarse and a fine form, which are measured. The divergence of the others follows from their squared errors, see
-``derive_divergences``: forms of more bits change a single matrix less than a few hundred predictions show."""
 CURVE_POINTS = 6
 _SEARCH_STEPS = 7
 _LOADED, _MEASURED, _PLANNED = 0.05, 0.65, 0.95
@@ -55,21 +52,6 @@ class Limit:
 
     size_bytes: int | None = None
     max_kl: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PartForms:
-    """The divergence of a part in each form.
-
-    Attributes:
-        part: The part.
-        divergences: Mean KL divergence in nats by form, if this part alone has it.
-        measured: Forms whose divergence was measured and not derived from the squared error.
-    """
-
-    part: Part
-    divergences: Mapping[FormName, float]
-    measured: Sequence[FormName]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +113,7 @@ def quantise_checkpoint(
     dtype: Dtype = "float32",
     shard_bytes: int = SHARD_BYTES,
     with_curve: bool = True,
+    measurements: Path | None = None,
     progress: Progress = _no_report,
 ) -> Quantised:
     """Write ``target`` with mixed forms that keep a limit.
@@ -148,10 +131,11 @@ def quantise_checkpoint(
         device: Device that measures, in ``dtype``.
         shard_bytes: Most bytes of the tensors in one file.
         with_curve: Measure plans of other sizes too, which takes most of the time.
+        measurements: ``quantisation.json`` of an earlier run over checkpoint and text; None: measure each matrix.
         progress: Called with the share done and a description of the present work.
 
     Raises:
-        InvalidRequest: The limit can't be kept, or the target can't be written; the message says what can.
+        InvalidRequest: The limit can't be kept, the target can't be written, or the measurements are of other weights.
         CheckpointError: The checkpoint can't be quantised.
     """
     tensors = SourceTensors(spec, weight_files, source)
@@ -160,22 +144,25 @@ def quantise_checkpoint(
     _check_memory(spec, len(token_ids), len(calibration), dtype, device)
     progress(0.0, "loading")
     with on_device(torch.device(device)), torch.inference_mode():
-        network = load_network(spec, weight_files, dtype=TORCH_DTYPES[dtype], device=device)
-        runner = WindowRunner(network, window, dtype, device)
+        runner = _loaded(spec, weight_files, window, dtype, device)
         measurement = Measurement(runner, choose_backend(device, TORCH_DTYPES[dtype]), windows)
-        measured = _measure_parts(measurement, parts, progress)
+        measured = _measured_parts(measurement, parts, measurements, progress)
         correction = Correction(runner, windows_of(calibration, window)) if calibration else None
         trials = _Trials(Planner(_choices(measured), fixed), measurement, parts, limit, correction, progress)
         found, codes = trials.result(spec.num_parameters(), with_curve)
-        progress(_PLANNED, "writing")
         check_target(target, found.plan.size_bytes)
         size = write_checkpoint(
             target, source, tensors, spec, trials.named_forms(found.plan),
-            partial(_values_of, dict(network.named_parameters())), codes=codes,
+            partial(_values_of, dict(runner.network.named_parameters())), codes=codes,
             measured=_figures(found, text), plan=_plan_file(measured, found, text, limit), shard_bytes=shard_bytes,
         )  # fmt: skip
     progress(1.0, "")
     return replace(found, size_bytes=size)
+
+
+def _loaded(spec: ModelSpec, weight_files: Sequence[Path], window: int, dtype: Dtype, device: str) -> WindowRunner:
+    network = load_network(spec, weight_files, dtype=TORCH_DTYPES[dtype], device=device)
+    return WindowRunner(network, window, dtype, device)
 
 
 def _values_of(parameters: Mapping[str, torch.nn.Parameter], name: str) -> torch.Tensor:
@@ -234,8 +221,12 @@ def _check_memory(spec: ModelSpec, num_tokens: int, num_corrected: int, dtype: D
         )
 
 
-def _measure_parts(measurement: Measurement, parts: Sequence[Part], report: Progress) -> list[PartForms]:
+def _measured_parts(
+    measurement: Measurement, parts: Sequence[Part], measurements: Path | None, report: Progress
+) -> list[PartForms]:
     """Find the divergence of every part in every form."""
+    if measurements is not None:
+        return read_measurements(measurements, parts, measurement.stored())
     # What is computed for a part: the layers from its own on.
     costs = [measurement.num_layers - max(part.layer, 0) + 1 for part in parts]
     done, total, began = 0, sum(costs) * len(MEASURED_FORMS), time.monotonic()
@@ -251,33 +242,6 @@ def _measure_parts(measurement: Measurement, parts: Sequence[Part], report: Prog
             report(share, f"measuring {part.name} in {form}, about {max(left, 1):.0f} s left")
         errors = {form: measurement.squared_error(part, form) for form in KINDS}
         found.append(PartForms(part, derive_divergences(measured, errors), MEASURED_FORMS))
-    return found
-
-
-def derive_divergences(
-    measured: Mapping[FormName, float], errors: Mapping[FormName, float]
-) -> Mapping[FormName, float]:
-    """Return the divergence of a part in every form, from two that were measured.
-
-    The divergence of a small change is proportional to its squared error, that of a large one isn't. So between the
-    measured forms the power of the error is taken that goes through both, and beyond them the error's ratio to the
-    finer one.
-
-    Args:
-        measured: Divergences of ``MEASURED_FORMS``.
-        errors: Squared errors of all forms.
-    """
-    coarse, fine = MEASURED_FORMS
-    found: dict[FormName, float] = {}
-    for form, error in errors.items():
-        ratio = error / errors[fine] if errors[fine] else 0.0
-        if form in measured:
-            found[form] = measured[form]
-        elif ratio > 1 and error < errors[coarse] and min(measured.values()) > 0:
-            power = math.log(ratio) / math.log(errors[coarse] / errors[fine])
-            found[form] = measured[fine] * (measured[coarse] / measured[fine]) ** power
-        else:
-            found[form] = measured[fine] * ratio
     return found
 
 
@@ -358,6 +322,7 @@ class _Trials:
         found, stored, bits = self.measure(plan), self._measurement.stored(), plan.size_bytes * 8 / num_parameters
         if with_curve:
             self._measure_other_sizes()
+        self._report(_PLANNED, "writing")
         return Quantised(plan, found, plain, stored, self._curve(), plan.size_bytes, bits), codes
 
     def _final_codes(self, plan: Plan) -> tuple[Mapping[str, Codes], Divergence]:

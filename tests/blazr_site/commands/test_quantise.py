@@ -58,6 +58,12 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert f"KL {found['divergence']['mean_kl']:.2e} nats as measured on Python's" in capsys.readouterr().out
     assert main(options) == 2
     assert "isn't an empty directory; name another one with -o." in capsys.readouterr().err
+    earlier = ["--measurements", str(target / "quantisation.json"), "--no-curve"]
+    assert main([*options[:-1], str(tmp_path / "smaller"), "--bytes", "900kB", *earlier]) == 0
+    said = capsys.readouterr().err
+    assert "measuring a plan of" in said and "measuring layers" not in said
+    assert main([*options[:-1], str(tmp_path / "third"), "--tokens", "50", *earlier]) == 2
+    assert "was measured on other weights or another text" in capsys.readouterr().err
 
 
 def test_several_files_and_what_is_not_in_them(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

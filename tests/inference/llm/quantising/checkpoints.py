@@ -38,11 +38,13 @@ def quantise(
     window: int = 24,
     num_corrected: int = 0,
     with_curve: bool = True,
+    measurements: Path | None = None,
 ) -> Quantised:
     tokens = random_tokens(found.spec.vocab_size, count + num_corrected)
     return quantise_checkpoint(
         found.spec, found.weight_paths, source_of(found), target, tokens[:count], limit,
         text="random tokens", window=window, calibration=tokens[count:], with_curve=with_curve,
+        measurements=measurements,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from inference.errors import InvalidRequest, UnsupportedFormat
 from inference.llm.options import LLMOptions
 from inference.llm.quality import measure_quality
 from inference.llm.quantising.parts import KINDS, fixed_bytes
-from inference.llm.quantising.quantise import Limit, Quantised, derive_divergences, quantise_checkpoint, split_text
+from inference.llm.quantising.quantise import Limit, Quantised, quantise_checkpoint, split_text
 from inference.llm.quantising.writing import PLAN_FILE
 from models_registry.detection.inspection import Inspection
 from tests.inference.llm.quantising.checkpoints import inspect, parts_of, quantise, random_tokens, source_of, tensors_of
@@ -60,17 +60,6 @@ def test_mixed_forms_beat_one_form_of_the_same_bytes(demo: Inspection, tmp_path:
     (uniform,) = [point for point in found.curve if point.form == form]
     assert found.size_bytes <= uniform.size_bytes == size
     assert found.divergence.mean_kl < 0.9 * uniform.mean_kl
-
-
-def test_divergences_between_the_measured_ones_follow_the_error() -> None:
-    errors = {"int2": 1.0, "int3": 0.25, "int4": 0.0625, "int5": 0.03, "int6": 0.01, "int8": 0.0}
-    found = derive_divergences({"int2": 0.8, "int4": 0.2}, errors)  # type: ignore[arg-type, dict-item]
-    assert list(found) == list(KINDS)
-    assert found["int3"] == pytest.approx(0.4), "half of the way in both logarithms"
-    assert found["int5"] == pytest.approx(0.2 * 0.03 / 0.0625)
-    assert (found["int2"], found["int4"], found["int8"]) == (0.8, 0.2, 0)
-    exact = derive_divergences({"int2": 0.0, "int4": 0.0}, dict.fromkeys(errors, 0.0))  # type: ignore[arg-type]
-    assert set(exact.values()) == {0}
 
 
 def test_the_stated_divergence_is_that_of_the_written_files(demo: Inspection, tmp_path: Path) -> None:
