@@ -14,13 +14,13 @@ from typing import Any
 from inference.errors import CorruptCheckpoint, TensorShapeMismatch, UnsupportedFormat
 from inference.modelling.encoded_tensor import EncodedTensor
 from inference.modelling.encodings.byte_levels import byte_levels
-from inference.modelling.encodings.parts import FLOATS, Parts, num_values, read_floats
+from inference.modelling.encodings.parts import FLOATS, Parts, num_bytes, num_values, read_floats
 from inference.modelling.encodings.quantisation_config import QuantisationConfig
 from inference.modelling.families.config import MAX_SIZE
 
 _STATE = ".quant_state.bitsandbytes__"
-_STORAGE = {"U8": 1, "I8": 1, "F16": 2, "BF16": 2, "F32": 4}
-"""dtypes that hold the bytes of codes (bnb_4bit_quant_storage), and how many each."""
+_STORAGE = ("U8", "I8", "F16", "BF16", "F32")
+"""dtypes that hold the bytes of codes (bnb_4bit_quant_storage)."""
 MAX_STATE_BYTES = 4096
 
 
@@ -41,7 +41,7 @@ def _take(parts: Parts, name: str, config: QuantisationConfig | None) -> None:
             f"{config.file} says {config.method}, but {name}.absmax belongs to bitsandbytes.",
             param="quantization_config",
         )
-    codes = parts.need(name, name + ".absmax", tuple(_STORAGE))
+    codes = parts.need(name, name + ".absmax", _STORAGE)
     kind = next((kind for kind in ("nf4", "fp4") if name + _STATE + kind in parts.tensors), "nf4")
     state_name = name + _STATE + kind
     state = _state(parts, state_name, name)
@@ -56,7 +56,7 @@ def _take(parts: Parts, name: str, config: QuantisationConfig | None) -> None:
             param="bnb_4bit_quant_type",
         )
     problem = None
-    if num_values(codes) * _STORAGE[codes.dtype] * 2 != count + count % 2:
+    if num_bytes(codes) * 2 != count + count % 2:
         problem = f"{name} has shape {list(codes.shape)} ({codes.dtype})"
     elif num_values(absmax) != -(-count // block):
         problem = f"{name}.absmax has shape {list(absmax.shape)}"

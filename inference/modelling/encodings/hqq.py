@@ -9,15 +9,13 @@ import math
 
 from inference.errors import CorruptCheckpoint, TensorShapeMismatch, UnsupportedFormat
 from inference.modelling.encoded_tensor import EncodedTensor
-from inference.modelling.encodings.parts import FLOATS, Parts, choose_scale_dtype, num_values
+from inference.modelling.encodings.parts import FLOATS, Parts, choose_scale_dtype, num_bytes, num_values
 from inference.modelling.encodings.quantisation_config import QuantisationConfig
 from inference.modelling.families.config import MAX_SIZE
 
 CODES_PER_WORD = {8: 1, 4: 2, 3: 10, 2: 4, 1: 8}
 """Bits to codes in a word: bytes, but int32 for 3 bits."""
 _INTEGERS = {"U8": 1, "I8": 1, "BOOL": 1, "I16": 2, "I32": 4, "I64": 8}
-_WIDTHS = {"F64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "U8": 1}
-"""Bytes of the dtypes that codes are stored in, words of them as they are or seen as floats."""
 _SETTINGS = (
     "nbits", "group_size", "shape", "axis", "packing", "unpack_view_dtype", "view_as_float", "quant_scale",
     "quant_zero", "compute_dtype", "channel_wise", "optimize", "round_zero", "stores_quant_config", "offload_meta",
@@ -62,7 +60,7 @@ def _take(parts: Parts, name: str, config: QuantisationConfig | None) -> None:
     word = 4 if bits == 3 else 1
     is_view = _is_set(parts, stem + "view_as_float", name)
     codes = parts.need(name, name, FLOATS if is_view else ("I32",) if bits == 3 else ("U8",))
-    columns = codes.shape[-1] * _WIDTHS[codes.dtype] // word if codes.shape else 0
+    columns = num_bytes(codes) // word // max(math.prod(codes.shape[:-1]), 1) if codes.shape else 0
     scale = parts.need(stem + "scale", name, FLOATS)
     zero = parts.need(stem + "zero", name, FLOATS)
     count, num_scales = math.prod(shape), num_values(scale)

@@ -146,6 +146,11 @@ def num_values(info: TensorInfo) -> int:
     return math.prod(info.shape)
 
 
+def num_bytes(info: TensorInfo) -> int:
+    """Bytes of a tensor, which its header has been checked to be those of its shape and dtype."""
+    return info.end - info.begin
+
+
 def choose_scale_dtype(scale: TensorInfo, *, has_zeros: bool) -> Literal["float16", "bfloat16"]:
     """Choose the dtype of the scales and offsets that are kept beside codes.
 
