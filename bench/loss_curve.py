@@ -175,12 +175,17 @@ def write_picture(points: Sequence[Point], title: str, file: Path) -> None:
     for mib in range(math.ceil(least / step) * step, int(most) + 1, step):
         x, y = place(mib, lowest)
         parts.append(f'<text x="{x:.1f}" y="{y + 16:.1f}" font-size="11" text-anchor="middle">{mib}</text>')
+    labels: list[tuple[bool, float, float]] = []
     for point, decade in zip(points, decades, strict=True):
         x, y = place(point.mib, decade)
         colour, is_ours = COLOURS[point.whose], point.whose == "blazr"
+        label_y = y
+        while any(is_ours == other and abs(x - at_x) < 60 and abs(label_y - at_y) < 9 for other, at_x, at_y in labels):
+            label_y += 9  # below the label that is there
+        labels.append((is_ours, x, label_y))
         parts += [
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>',
-            f'<text x="{x - 8 if is_ours else x + 8:.1f}" y="{y + 3.5:.1f}" font-size="10" fill="{colour}" '
+            f'<text x="{x - 8 if is_ours else x + 8:.1f}" y="{label_y + 3.5:.1f}" font-size="10" fill="{colour}" '
             f'text-anchor="{"end" if is_ours else "start"}">{escape(point.form)}</text>',
         ]
     for number, (whose, colour) in enumerate(COLOURS.items()):

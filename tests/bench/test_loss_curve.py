@@ -33,3 +33,11 @@ def test_a_lower_loss_stands_lower_and_a_larger_form_further_right(tmp_path: Pat
     int4, q4_k_m, mixed = circles
     assert int4[0] < mixed[0] < q4_k_m[0] and int4[1] < q4_k_m[1] < mixed[1]
     assert {"Q4_K_M", "int4", "mixed 98.9", "a model & its forms"} <= {text.text for text in root.iter(f"{name}text")}
+
+
+def test_labels_of_near_points_stand_below_each_other(tmp_path: Path) -> None:
+    near = [Point("llama.cpp", form, mib, 2.3e-1, 0.75, 24.7) for form, mib in (("IQ4_NL", 86.1), ("Q3_K_M", 86.8))]
+    write_picture([*POINTS, *near], "forms", tmp_path / "curve.svg")
+    name = "{http://www.w3.org/2000/svg}"
+    labels = {text.text: float(text.get("y")) for text in ElementTree.parse(tmp_path / "curve.svg").iter(f"{name}text")}
+    assert labels["Q3_K_M"] - labels["IQ4_NL"] >= 9
