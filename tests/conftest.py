@@ -13,10 +13,13 @@ from pathlib import Path
 import hypothesis
 import pytest
 from django.conf import settings as django_settings
+from django.db import connection
+from pytest_django import DjangoDbBlocker
 
 from blazr_site import embedded_redis
 from blazr_site.settings.redis import RedisUrls, redis_urls
 from tests.faults.postgres import PostgresServer, reason_without
+from tests.migrated import use_template
 
 ROOT = Path(__file__).parents[1]
 
@@ -115,6 +118,20 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield new
     for name, value in changed.items():
         setattr(django_settings, name, value)
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(
+    django_db_setup: None, django_db_blocker: DjangoDbBlocker, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """The session's database, and a copy of it before any test has written, with which servers begin."""
+    if connection.vendor == "sqlite":
+        template = tmp_path_factory.mktemp("migrated") / "db.sqlite3"
+        with django_db_blocker.unblock(), connection.cursor() as cursor:
+            cursor.execute("VACUUM INTO %s", [str(template)])
+        use_template(template)
+    yield
+    use_template(None)
 
 
 @pytest.fixture(scope="session", autouse=True)

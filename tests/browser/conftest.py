@@ -28,7 +28,9 @@ def hub() -> Iterator[tuple[str, type[Hub]]]:
 
 
 @pytest.fixture(scope="package")
-def site(tmp_path_factory: pytest.TempPathFactory, hub: tuple[str, type[Hub]]) -> Iterator[LiveServer]:
+def site(
+    django_db_setup: None, tmp_path_factory: pytest.TempPathFactory, hub: tuple[str, type[Hub]]
+) -> Iterator[LiveServer]:
     model = f"demo={ROOT / 'inference' / 'demo' / 'checkpoint'}"
     data_dir = tmp_path_factory.mktemp("site") / "data"
     data_dir.mkdir(mode=0o700)

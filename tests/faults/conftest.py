@@ -15,7 +15,7 @@ from tests.faults.site import Site, wait_until
 
 
 @pytest.fixture(scope="package")
-def running_site(tmp_path_factory) -> Iterator[Site]:
+def running_site(django_db_setup, tmp_path_factory) -> Iterator[Site]:
     """Redis, two web processes, two workers and beat."""
     made = Site(tmp_path_factory.mktemp("faults"))
     try:

@@ -33,6 +33,7 @@ from inference.transport.held_messages import held_messages, release_worker
 from inference.values.states import WorkerState
 from tests.faults.clock import build_library, clock_variables, has_compiler, set_clock
 from tests.faults.proxy import Proxy
+from tests.migrated import copy_template
 
 REQUEST_TIMEOUT_S = 120
 """Longer than any request of the tests takes, so that requests without an owner end while a test waits."""
@@ -124,6 +125,8 @@ class Site:
             "DJANGO_SETTINGS_MODULE": "blazr_site.settings",
             "PYTHONPATH": str(ROOT),
         }
+        if database_url is None:
+            copy_template(directory)
         (directory / "redis").mkdir()
         self._add(
             "redis", embedded_redis.server_command(socket=self._socket, directory=directory / "redis", durable=True)

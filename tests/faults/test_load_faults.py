@@ -50,7 +50,7 @@ def measured(measure: Callable[[], Found], is_quick: Callable[[Found], bool]) ->
 
 
 @pytest.fixture(scope="module")
-def running_site(tmp_path_factory) -> Iterator[LoadSite]:
+def running_site(django_db_setup, tmp_path_factory) -> Iterator[LoadSite]:
     """Two web processes and a worker whose engine computes 16 requests together."""
     made = LoadSite(
         tmp_path_factory.mktemp("load"),

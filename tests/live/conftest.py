@@ -24,6 +24,7 @@ import redis
 from blazr_site.settings.redis import runtime_dir
 from inference.transport import keys as redis_keys
 from inference.values.states import ModelState, WorkerState, merge_models
+from tests.migrated import copy_template
 
 ROOT = Path(__file__).resolve().parents[2]
 READY = re.compile(r"ready after ([\d.]+) s")
@@ -46,10 +47,16 @@ def wait_until(check: Callable[[], Any], timeout_s: float = 60, what: str = "it"
 
 
 class LiveServer:
-    """``blazr serve`` in a process of its own."""
+    """``blazr serve`` in a process of its own.
 
-    def __init__(self, data_dir: Path, *options: str, **environment: str) -> None:
+    Args:
+        begins_empty: Whether it makes its database itself, instead of beginning with the session's migrated one.
+    """
+
+    def __init__(self, data_dir: Path, *options: str, begins_empty: bool = False, **environment: str) -> None:
         self.data_dir = data_dir
+        if not begins_empty and "DATABASE_URL" not in environment:
+            copy_template(data_dir)
         self.log_path = data_dir.with_suffix(".log")
         variables = {key: value for key, value in os.environ.items() if not key.startswith(("BLAZR_", "DJANGO_"))}
         variables |= {"OMP_NUM_THREADS": "1", **environment}
@@ -219,13 +226,13 @@ def _command(pid: int) -> str:
 
 
 @pytest.fixture(scope="package")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+def server(django_db_setup: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """The server of most tests; they find it again with the demo model, but not in any other state."""
     yield from _running(LiveServer(tmp_path_factory.mktemp("live") / "data", *DEVICE))
 
 
 @pytest.fixture(scope="package")
-def plain_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+def plain_server(django_db_setup: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """One that computes in float32, without a prefix cache, and whose engine holds three requests; it logs texts."""
     options = (*DEVICE, "--dtype", "float32", "--no-prefix-cache")
     variables = {"BLAZR_MAX_NUM_SEQS": "1", "BLAZR_LOG_REQUESTS": "contents"}

@@ -60,7 +60,9 @@ def answers(checkpoint: Checkpoint) -> dict[str, list[int]]:
 
 
 @pytest.fixture(scope="module")
-def adapted(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+def adapted(
+    django_db_setup: None, checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LiveServer]:
     place = tmp_path_factory.mktemp("adapted") / "data"
     server = LiveServer(place, *DEVICE, "--dtype", "float32", "--model", str(checkpoint.directory))
     try:

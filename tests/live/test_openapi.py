@@ -16,7 +16,7 @@ EXAMPLES = 3
 
 
 @pytest.fixture
-def own_server(tmp_path) -> Iterator[LiveServer]:
+def own_server(django_db_setup: None, tmp_path) -> Iterator[LiveServer]:
     """The requests make, change and delete what they can: not on the server of other tests."""
     server = LiveServer(tmp_path / "data", *DEVICE)
     try:

@@ -248,7 +248,7 @@ def _serve(*options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_stop_finishes_open_streams_and_leaves_nothing_behind(tmp_path):
-    found = LiveServer(tmp_path / "data", *DEVICE, BLAZR_HOST="127.0.0.1")
+    found = LiveServer(tmp_path / "data", *DEVICE, begins_empty=True, BLAZR_HOST="127.0.0.1")
     try:
         found.wait_ready()
         children = found._children()

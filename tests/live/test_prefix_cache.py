@@ -28,7 +28,7 @@ def metric(server: LiveServer, name: str, **labels: str) -> float:
     return 0.0
 
 
-def test_usage_and_metrics_are_true_and_a_restart_keeps_the_prompt(tmp_path):
+def test_usage_and_metrics_are_true_and_a_restart_keeps_the_prompt(django_db_setup, tmp_path):
     options = (*DEVICE, "--cache-dir", str(tmp_path / "prefixes"))
     server = LiveServer(tmp_path / "data", *options)
     try:

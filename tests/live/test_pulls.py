@@ -15,7 +15,7 @@ from tests.models_registry.tiny_hub import tiny_hub
 pytestmark = pytest.mark.live
 
 
-def test_a_pull_goes_on_after_the_web_process_was_killed(tmp_path):
+def test_a_pull_goes_on_after_the_web_process_was_killed(django_db_setup, tmp_path):
     with tiny_hub(PREBUILT_DIRECTORY) as (endpoint, hub):
         hub.gate.clear()
         environment = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "cache"), "BLAZR_MAX_PULLS": "1"}
