@@ -49,7 +49,7 @@ serve: $(VENV)/.installed native-if-missing  ## start everything; MODEL=director
 
 test: $(VENV)/.installed-dev  ## all checks and all tests, on two cores
 	@$(BIN)/python -m inference.modelling.backends.native.build --quiet
-	@$(BIN)/python -m tests.two_processes
+	@$(BIN)/python -m tests.lanes
 
 test-fast: $(VENV)/.installed-dev  ## the tests that start no servers
 	@$(BIN)/python -m pytest -m "not live and not browser and not slow"

@@ -52,7 +52,7 @@ LONG_SESSION_S, NUM_SLOWEST = 120, 40
 
 PLACES = {"faults": -1, "live": 1, "browser": 2}
 """Packages whose modules share processes, which take 10 to 20 s of a processor to start: where they are in a session.
-``tests.two_processes`` has the first one in another session than the others, which would compete for processors."""
+``tests.lanes`` has them in a session of their own."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

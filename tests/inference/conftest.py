@@ -57,7 +57,7 @@ def expiry_after_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def two_threads() -> Iterator[None]:
-    """For tests of what compute threads do together, also where each process has one (``tests/two_processes.py``)."""
+    """For tests of what compute threads do together, also where each process has one (``tests/lanes.py``)."""
     import torch
 
     before = torch.get_num_threads()

@@ -1,10 +1,11 @@
-"""Run all checks and the whole suite in two lanes, one for each of two cores: the engine beside the platform.
+"""Run all checks and the whole suite in three lanes on two cores: the engine, the platform, and what starts servers.
 
 Each lane has a session of pytest with a database, a Redis and folders of its own, and in the same order each time, so a
-red run is red again. The checks (ruff, import-linter, mypy) run beside both in the time that tests wait, and give way
-to them. The arguments are given to both sessions: ``python -m tests.two_processes -x``.
+red run is red again. Tests of servers wait for processes and pages for more than half of their time, which the others
+use. The checks (ruff, import-linter, mypy) run beside all in what is left, and give way to them. The arguments are
+given to all sessions: ``python -m tests.lanes -x``.
 
-Where at most three tests of a lane failed, they run once more when both lanes have ended. What passes then, with the
+Where at most three tests of a lane failed, they run once more when all lanes have ended. What passes then, with the
 machine to itself, is named as UNSTEADY and doesn't make the run red: it has a race to be found. What fails again does.
 """
 
@@ -24,10 +25,12 @@ API = (
     "access", "batches", "dialects", "files", "host", "llm", "models", "pages", "records", "serving",
     "test_consumers.py", "text", "transport", "values",
 )  # fmt: skip
-"""What of ``tests/inference`` is in the platform's lane. The lanes take about the same time."""
+"""What of ``tests/inference`` is in the platform's lane."""
 OTHERS = sorted(path.name for path in (ROOT / INFERENCE).iterdir() if path.name not in (*API, "conftest.py"))
-ENGINE = ("tests/device", "tests/faults")
-"""Tests outside of ``tests/inference`` in the engine's lane: of devices, and the faults, which are of both lanes."""
+ENGINE = ("tests/device",)
+"""Tests outside of ``tests/inference`` in the engine's lane."""
+SERVERS = ("tests/faults", "tests/live", "tests/browser")
+"""Tests that drive processes of a server, one package after the other."""
 NOTHING_COLLECTED = 5
 TESTS_FAILED = 1
 MAX_REPEATED = 3
@@ -83,14 +86,14 @@ def pytest(name: str, *arguments: str) -> Part:
 
 
 def lanes() -> list[list[Part]]:
-    """What runs at the same time; every test is in one of the first two."""
+    """What runs at the same time; every test is in one of the first three."""
     # What is installed is left alone: the tools run in the environment that runs this.
     make = ["nice", "-n", "10", "make", "--no-print-directory", "--keep-going", "--old-file=.venv/.installed-dev"]
     checks = Part("checks", [*make, "lint", "imports", "types"])
     engine = pytest("engine", INFERENCE, *ENGINE, *(f"--ignore={INFERENCE}/{name}" for name in API))
-    others = (*(f"{INFERENCE}/{name}" for name in OTHERS), *ENGINE)
+    others = (*(f"{INFERENCE}/{name}" for name in OTHERS), *ENGINE, *SERVERS)
     platform = pytest("platform", "tests", *(f"--ignore={path}" for path in others))
-    return [[engine], [platform], [checks]]
+    return [[engine], [platform], [pytest("servers", *SERVERS)], [checks]]
 
 
 def repeated(lane: Part) -> Part | None:
