@@ -1,6 +1,7 @@
 """Two real runners under every order of crashes, clock jumps, cancels, and lost, repeated and late hints (Hypothesis).
 
-``python -m tests.faults.job_schedules`` runs more than the usual 2,000 schedules, which take 80 s of a processor.
+A run draws 400 schedules; a claim that forgot its fence was found after 5, 59 and 109 of three seeds. More of them,
+2,000 or a recorded campaign of 100,000, are ``python -m tests.faults.job_schedules --schedules 2000``.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from inference.values.principal import LOCAL
 from tests.inference.rows import make_checkpoint
 from tests.inference.worker.scripted_manager import ScriptedManager
 
-SCHEDULES = int(os.environ.get("SCHEDULES", "2000"))
+SCHEDULES = int(os.environ.get("SCHEDULES", "400"))
 SEED = os.environ.get("SCHEDULES_SEED")
 STEPS = 20
 TEXT = "abcdefgh"
