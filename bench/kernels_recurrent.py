@@ -23,25 +23,37 @@ from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.mamba1 import Mamba1Mixer, StepProjection
 from inference.modelling.layers.mamba2 import Mamba2Mixer
 from inference.modelling.layers.mamba3 import Mamba3Mixer
+from inference.modelling.layers.mlstm import MLSTM
 from inference.modelling.layers.recurrent import RecurrentMixer
+from inference.modelling.layers.rg_lru import RGLRU
+from inference.modelling.layers.rwkv import ChannelMix, TimeMix
 from inference.modelling.specs.layers import Mamba1Spec, Mamba2Spec
-from inference.modelling.specs.linear import Mamba3Spec
+from inference.modelling.specs.linear import Mamba3Spec, MLSTMSpec, RGLRUSpec
 from inference.modelling.specs.parts import NormSpec
+from inference.modelling.specs.rwkv import ChannelMixSpec, TimeMixSpec
 
 RMS = NormSpec("rms", 1e-5)
-SPECS: dict[str, tuple[Mamba1Spec | Mamba2Spec | Mamba3Spec, int]] = {
+Spec = Mamba1Spec | Mamba2Spec | Mamba3Spec | RGLRUSpec | MLSTMSpec | TimeMixSpec | ChannelMixSpec
+SPECS: dict[str, tuple[Spec, int]] = {
     "mamba2 129M (24 × 64, state 128, 1 group)": (Mamba2Spec(1536, 24, 64, 128, 1, 4, 1536, RMS), 768),
     "nemotron-like (64 × 64, state 128, 8 groups)": (Mamba2Spec(4096, 64, 64, 128, 8, 4, 512, RMS), 2048),
     "oxidizr nano-like (8 × 64, state 64)": (Mamba2Spec(512, 8, 64, 64, 1, 4, 512, RMS), 256),
     "mamba1 130M (1536 channels, state 16)": (Mamba1Spec(1536, 16, 4, 48), 768),
     "mamba3 (24 × 64, state 128, rotated)": (Mamba3Spec(1536, 24, 64, 128, 1, None, True, 0, RMS, RMS), 768),
+    "rg-lru of RecurrentGemma-2B (10 × 256)": (RGLRUSpec(2560, 10, 4), 2560),
+    "mlstm of xLSTM-7B (8 × 256 × 512)": (MLSTMSpec(8, 256, 512, 15.0, 1e-6, 1e-6), 4096),
+    "time mix of RWKV-4 169M (768)": (TimeMixSpec(768, 768), 768),
+    "channel mix of RWKV-4 169M (768, 3072)": (ChannelMixSpec(768, 3072), 768),
 }
-MIXERS = {Mamba1Spec: Mamba1Mixer, Mamba2Spec: Mamba2Mixer, Mamba3Spec: Mamba3Mixer}
+MIXERS = {
+    Mamba1Spec: Mamba1Mixer, Mamba2Spec: Mamba2Mixer, Mamba3Spec: Mamba3Mixer, RGLRUSpec: RGLRU, MLSTMSpec: MLSTM,
+    TimeMixSpec: TimeMix, ChannelMixSpec: ChannelMix,
+}  # fmt: skip
 LAYERS = 12
 STEPS = {"decode 1": [1], "decode 32": [1] * 32, "prefill 512": [512], "prefill 4 × 128": [128] * 4}
 
 
-def make_layer(spec: Mamba1Spec | Mamba2Spec | Mamba3Spec, hidden_size: int, seed: int) -> RecurrentMixer:
+def make_layer(spec: Spec, hidden_size: int, seed: int) -> RecurrentMixer:
     """A layer with random weights: bfloat16, except those that stay float32."""
     layer: RecurrentMixer = MIXERS[type(spec)](spec, hidden_size)
     generator = torch.Generator().manual_seed(seed)

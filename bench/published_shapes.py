@@ -138,11 +138,67 @@ def gemma_3_270m() -> Any:
     )
 
 
+def rwkv_4_169m() -> Any:
+    """RWKV-4-169M: 12 blocks of time mixing and channel mixing."""
+    from transformers import RwkvConfig
+
+    return RwkvConfig(
+        vocab_size=50277,
+        hidden_size=768,
+        num_hidden_layers=12,
+        attention_hidden_size=768,
+        intermediate_size=3072,
+        context_length=1024,
+        rescale_every=0,
+        tie_word_embeddings=False,
+        architectures=["RwkvForCausalLM"],
+    )
+
+
+def recurrentgemma_2b_3_layers() -> Any:
+    """The widths of RecurrentGemma-2B with 3 of its 26 layers, 2 of them recurrent, and a sixteenth of its tokens."""
+    from transformers import RecurrentGemmaConfig
+
+    return RecurrentGemmaConfig(
+        vocab_size=16000,
+        hidden_size=2560,
+        lru_width=2560,
+        intermediate_size=15360,
+        num_hidden_layers=3,
+        num_attention_heads=10,
+        num_key_value_heads=1,
+        head_dim=256,
+        attention_window_size=2048,
+        conv1d_width=4,
+        architectures=["RecurrentGemmaForCausalLM"],
+    )
+
+
+def xlstm_7b_1_layer() -> Any:
+    """The widths of xLSTM-7B with 1 of its 32 layers and a sixth of its tokens."""
+    from transformers import xLSTMConfig
+
+    return xLSTMConfig(
+        vocab_size=8192,
+        hidden_size=4096,
+        embedding_dim=4096,
+        num_hidden_layers=1,
+        num_blocks=1,
+        num_heads=8,
+        qk_dim_factor=0.5,
+        v_dim_factor=1.0,
+        architectures=["xLSTMForCausalLM"],
+    )
+
+
 PUBLISHED: dict[str, Callable[[], Any]] = {
     "qwen3.5-0.8b": qwen3_5_800m,
     "lfm2-350m": lfm2_350m,
     "falcon-h1-0.5b": falcon_h1_500m,
     "granite-4-350m-h": granite_4_350m_h,
     "gemma-3-270m": gemma_3_270m,
+    "rwkv-4-169m": rwkv_4_169m,
+    "recurrentgemma-2b-3-layers": recurrentgemma_2b_3_layers,
+    "xlstm-7b-1-layer": xlstm_7b_1_layer,
 }
 """The config of each name, as transformers' class."""

@@ -67,22 +67,35 @@ class RGLRU(Layer):
         self.decay_gate = BlockDiagonal(spec.num_blocks, width // spec.num_blocks)
         self.decay = nn.Parameter(torch.empty(width), requires_grad=False)
         self.out_proj = Linear(width, hidden_size, bias=True)
+        self._strengths: tuple[nn.Parameter, torch.Tensor] | None = None
 
     def forward(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """(T, h) to (T, h); the convolution tails and states of the batch's sequences advance."""
-        gate, values = self.in_proj(hidden).chunk(2, 1)
-        mixed = self.mix(self.conv1d(values, batch, state["conv_state"]), batch, state)
-        gate = ACTIVATION_FUNCTIONS[self.spec.activation](gate)
-        out: torch.Tensor = self.out_proj(gate * mixed.to(gate.dtype))
+        out: torch.Tensor = self.out_proj(self.mix(self.in_proj(hidden), batch, state))
         return out
+
+    def strengths(self) -> torch.Tensor:
+        """(W,) logarithms of the channels' strongest decays, computed at the first call: Λ doesn't change later."""
+        cached = self._strengths
+        if cached is None or cached[0] is not self.decay or cached[1].device != self.decay.device:
+            cached = (self.decay, -EXPONENT * functional.softplus(self.decay))
+            self._strengths = cached
+        return cached[1]
 
     def log_decays(self, values: torch.Tensor) -> torch.Tensor:
         """(T, W) float32 behind the convolution to the logarithms of the decays."""
         gate: torch.Tensor = self.decay_gate(values)
-        return -EXPONENT * gate.sigmoid() * functional.softplus(self.decay)
+        return gate.sigmoid() * self.strengths()
 
-    def mix(self, values: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
-        """(T, W) float32 behind the convolution to (T, W)."""
+    def mix(self, projected: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
+        """(T, 2 W) rows of ``in_proj`` to (T, W) of the same dtype: act(y) · s."""
+        gate, rows = projected.chunk(2, 1)
+        values = self.conv1d(rows, batch, state["conv_state"])
+        mixed = self.recur(values, batch, state)
+        return ACTIVATION_FUNCTIONS[self.spec.activation](gate) * mixed.to(gate.dtype)
+
+    def recur(self, values: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
+        """(T, W) float32 behind the convolution to s, (T, W)."""
         log_decay = self.log_decays(values)
         entering = values * self.input_gate(values).sigmoid()
         scaled = entering * torch.sqrt(1.0 - torch.exp(2.0 * log_decay))

@@ -52,12 +52,32 @@ def previous_rows(rows: torch.Tensor, batch: ForwardBatch, pool: torch.Tensor) -
     return run_batch(batch, torch.empty_like(rows), decode, prefill)
 
 
-def mix(rows: torch.Tensor, before: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-    """(T, h) share · row + (1 - share) · row before, float32, in the rows' dtype."""
-    return torch.lerp(before.float(), rows.float(), share).to(rows.dtype)
+class TokenShift(Layer):
+    """A layer whose inputs are each token's row mixed with the row before it, by shares that are its parameters."""
+
+    shares: ClassVar[tuple[str, ...]]
+    """Names of the parameters (h,), in the order in which ``shift`` gives the rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stacked: tuple[nn.Parameter, torch.Tensor] | None = None
+
+    def stacked_shares(self) -> torch.Tensor:
+        """(n, h) float32, made at the first call: the weights don't change after the load."""
+        cached, first = self._stacked, getattr(self, self.shares[0])
+        if cached is None or cached[0] is not first or cached[1].device != first.device:
+            cached = (first, torch.stack([getattr(self, name) for name in self.shares]))
+            self._stacked = cached
+        return cached[1]
+
+    def shift(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> tuple[torch.Tensor, ...]:
+        """(T, h) to share · row + (1 - share) · row before for each share; the sequences' last rows advance."""
+        before = previous_rows(hidden, batch, state["shift_state"]).float()
+        rows = hidden.float()
+        return tuple(torch.lerp(before, rows, getattr(self, name)).to(hidden.dtype) for name in self.shares)
 
 
-class TimeMix(Layer):
+class TimeMix(TokenShift):
     """out_proj(sigmoid(r) · wkv): wkv is the mean of the values so far with weights of keys, decays and ages.
 
     Args:
@@ -65,9 +85,8 @@ class TimeMix(Layer):
         hidden_size: h.
     """
 
-    float32_parameters: ClassVar[frozenset[str]] = frozenset(
-        {"key_mix", "value_mix", "receptance_mix", "decay", "bonus"}
-    )
+    shares = ("key_mix", "value_mix", "receptance_mix")
+    float32_parameters: ClassVar[frozenset[str]] = frozenset({*shares, "decay", "bonus"})
 
     def __init__(self, spec: TimeMixSpec, hidden_size: int) -> None:
         super().__init__()
@@ -79,22 +98,32 @@ class TimeMix(Layer):
         self.decay, self.bonus = _vector(spec.width), _vector(spec.width)
         self.out_proj = Linear(spec.width, hidden_size)
 
+        self._log_decays: tuple[nn.Parameter, torch.Tensor] | None = None
+
     def forward(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """(T, h) to (T, h); the last rows and the sums of the batch's sequences advance."""
-        before = previous_rows(hidden, batch, state["shift_state"])
-        key = self.key_proj(mix(hidden, before, self.key_mix))
-        value = self.value_proj(mix(hidden, before, self.value_mix))
-        receptance = self.receptance_proj(mix(hidden, before, self.receptance_mix)).sigmoid()
-        mixed = self.mix(key.float(), value.float(), batch, state)
-        out: torch.Tensor = self.out_proj(receptance * mixed.to(receptance.dtype))
+        key, value, receptance = self.shift(hidden, batch, state)
+        projected = self.key_proj(key), self.value_proj(value), self.receptance_proj(receptance)
+        out: torch.Tensor = self.out_proj(self.mix(*projected, batch, state))
         return out
 
     def log_decays(self) -> torch.Tensor:
-        """(A,) logarithms of the decays, which don't depend on the input."""
-        return -self.decay.exp()
+        """(A,) logarithms of the decays, which depend on no input and are computed at the first call."""
+        cached = self._log_decays
+        if cached is None or cached[0] is not self.decay or cached[1].device != self.decay.device:
+            cached = (self.decay, -self.decay.exp())
+            self._log_decays = cached
+        return cached[1]
 
-    def mix(self, key: torch.Tensor, value: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
-        """(T, A) float32 keys and values to (T, A)."""
+    def mix(
+        self, key: torch.Tensor, value: torch.Tensor, receptance: torch.Tensor, batch: ForwardBatch, state: LayerState
+    ) -> torch.Tensor:
+        """(T, A) each to sigmoid(r) · wkv, (T, A) of the same dtype."""
+        mean = self.recur(key.float(), value.float(), batch, state)
+        return receptance.sigmoid() * mean.to(receptance.dtype)
+
+    def recur(self, key: torch.Tensor, value: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
+        """(T, A) float32 keys and values to wkv, (T, A)."""
         log_decay = self.log_decays()
         pools = [state[name] for name in ("wkv_state", "weight_state", "max_state")]
 
@@ -142,7 +171,7 @@ def wkv_step(
     return mixed
 
 
-class ChannelMix(Layer):
+class ChannelMix(TokenShift):
     """sigmoid(receptance_proj r) · down_proj(relu(up_proj k)²), with k and r between a row and the one before.
 
     Args:
@@ -150,7 +179,8 @@ class ChannelMix(Layer):
         hidden_size: h.
     """
 
-    float32_parameters: ClassVar[frozenset[str]] = frozenset({"key_mix", "receptance_mix"})
+    shares = ("key_mix", "receptance_mix")
+    float32_parameters: ClassVar[frozenset[str]] = frozenset(shares)
 
     def __init__(self, spec: ChannelMixSpec, hidden_size: int) -> None:
         super().__init__()
@@ -162,8 +192,10 @@ class ChannelMix(Layer):
 
     def forward(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """(T, h) to (T, h); the last rows of the batch's sequences advance."""
-        before = previous_rows(hidden, batch, state["shift_state"])
-        values = self.down_proj(self.up_proj(mix(hidden, before, self.key_mix)).relu().square())
-        gate = self.receptance_proj(mix(hidden, before, self.receptance_mix)).sigmoid()
-        out: torch.Tensor = gate * values
-        return out
+        key, receptance = self.shift(hidden, batch, state)
+        values = self.down_proj(self.up_proj(key).relu().square())
+        return self.gate(self.receptance_proj(receptance), values)
+
+    def gate(self, receptance: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """(T, h) each to sigmoid(receptance) · values."""
+        return receptance.sigmoid() * values

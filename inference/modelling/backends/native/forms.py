@@ -29,6 +29,8 @@ from inference.modelling.layers.mlp import MLP
 from inference.modelling.layers.moe import Experts, Router
 from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.recurrent import GatedNorm
+from inference.modelling.layers.rg_lru import RGLRU
+from inference.modelling.layers.rwkv import ChannelMix, TimeMix, TokenShift
 from inference.modelling.specs.latent import MLASpec
 
 _ACTIVATIONS: Mapping[str | None, int] = {"silu": 0, "gelu_tanh": 1, "relu": 2, "relu2": 3, "gelu": 4, None: 5}
@@ -311,6 +313,40 @@ def _mix_lightning(
     return mixed.flatten(1)
 
 
+def _mix_rg_lru(layer: RGLRU, projected: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
+    enter, decay, (taps, bias, _) = layer.input_gate, layer.decay_gate, _conv_arguments(layer.conv1d)
+    mixed: torch.Tensor = torch.ops.blazr.rg_lru_mix.default(
+        projected, batch_runs(batch), state["conv_state"], state["lru_state"], taps, bias, enter.weight, enter.bias,
+        decay.weight, decay.bias, layer.strengths(), _ACTIVATIONS[layer.spec.activation],
+    )  # fmt: skip
+    return mixed
+
+
+def _shift_tokens(
+    layer: TokenShift, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState
+) -> tuple[torch.Tensor, ...]:
+    shifted: torch.Tensor = torch.ops.blazr.token_shift.default(
+        hidden, batch_runs(batch), state["shift_state"], layer.stacked_shares()
+    )
+    return shifted.unbind(0)
+
+
+def _gate_by_sigmoid(layer: ChannelMix, receptance: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    gated: torch.Tensor = torch.ops.blazr.sigmoid_gate.default(receptance, values)
+    return gated
+
+
+def _mix_wkv(
+    layer: TimeMix, key: torch.Tensor, value: torch.Tensor, receptance: torch.Tensor, batch: ForwardBatch,
+    state: LayerState,
+) -> torch.Tensor:  # fmt: skip
+    mixed: torch.Tensor = torch.ops.blazr.wkv_mix.default(
+        key, value, receptance, batch_runs(batch), state["wkv_state"], state["weight_state"], state["max_state"],
+        layer.log_decays(), layer.bonus,
+    )  # fmt: skip
+    return mixed
+
+
 def _mix_mamba3(
     layer: Mamba3Mixer, hidden: torch.Tensor, xbc: torch.Tensor, dt: torch.Tensor, batch: ForwardBatch,
     state: LayerState,
@@ -397,6 +433,9 @@ FORMS: Mapping[type[nn.Module], Mapping[str, Callable[..., Any]]] = {
     GatedDelta: {"mix": _mix_delta},
     KimiDelta: {"mix": _mix_channel_delta},
     LightningAttention: {"mix": _mix_lightning},
+    RGLRU: {"mix": _mix_rg_lru},
+    TimeMix: {"shift": _shift_tokens, "mix": _mix_wkv},
+    ChannelMix: {"shift": _shift_tokens, "gate": _gate_by_sigmoid},
     Router: {"choose": _choose_experts},
     Experts: {"mix": _mix_experts, "activate": _activate},
 }

@@ -19,9 +19,12 @@ from inference.modelling.layers.mamba1 import HeadProjection, Mamba1Mixer, StepP
 from inference.modelling.layers.mamba2 import Mamba2Mixer
 from inference.modelling.layers.mamba3 import Mamba3Mixer
 from inference.modelling.layers.recurrent import GatedNorm, RecurrentMixer
+from inference.modelling.layers.rg_lru import RGLRU
+from inference.modelling.layers.rwkv import ChannelMix, TimeMix
 from inference.modelling.specs.layers import Mamba1Spec, Mamba2Spec
-from inference.modelling.specs.linear import GatedDeltaSpec, KimiDeltaSpec, LightningSpec, Mamba3Spec
+from inference.modelling.specs.linear import GatedDeltaSpec, KimiDeltaSpec, LightningSpec, Mamba3Spec, RGLRUSpec
 from inference.modelling.specs.parts import NormSpec
+from inference.modelling.specs.rwkv import ChannelMixSpec, TimeMixSpec
 
 HIDDEN = 24
 SLOTS = 7
@@ -63,12 +66,22 @@ LAYERS = {
     "kimi-odd": KimiDeltaSpec(2, 21, 3, RMS, None, None, -5.0),
     "lightning": LightningSpec(4, 16, 0.7, RMS),
     "lightning-odd": LightningSpec(3, 21, 1.0, RMS, "gelu"),
+    "rg-lru": RGLRUSpec(160, 2, 4),
+    "rg-lru-odd": RGLRUSpec(63, 3, 3, "silu"),
+    "rg-lru-wide": RGLRUSpec(150, 1, 2),
+    "time-mix": TimeMixSpec(HIDDEN, 48),
+    "time-mix-odd": TimeMixSpec(HIDDEN, 21),
+    "channel-mix": ChannelMixSpec(HIDDEN, 30),
 }
 MIXERS = {
     Mamba1Spec: Mamba1Mixer, Mamba2Spec: Mamba2Mixer, Mamba3Spec: Mamba3Mixer, GatedDeltaSpec: GatedDelta,
-    KimiDeltaSpec: KimiDelta, LightningSpec: LightningAttention,
+    KimiDeltaSpec: KimiDelta, LightningSpec: LightningAttention, RGLRUSpec: RGLRU,
+    TimeMixSpec: TimeMix, ChannelMixSpec: ChannelMix,
 }  # fmt: skip
-Spec = Mamba1Spec | Mamba2Spec | Mamba3Spec | GatedDeltaSpec | KimiDeltaSpec | LightningSpec
+Spec = (
+    Mamba1Spec | Mamba2Spec | Mamba3Spec | GatedDeltaSpec | KimiDeltaSpec | LightningSpec | RGLRUSpec | TimeMixSpec
+    | ChannelMixSpec
+)  # fmt: skip
 
 
 def make_layer(spec: Spec, seed: int = 0) -> RecurrentMixer:
@@ -85,7 +98,10 @@ def make_layer(spec: Spec, seed: int = 0) -> RecurrentMixer:
 
 def make_states(spec: Spec) -> LayerState:
     generator = torch.Generator().manual_seed(5)
-    return {part.name: torch.randn(SLOTS, *part.shape, generator=generator) for part in spec.state()}
+    states = {part.name: torch.randn(SLOTS, *part.shape, generator=generator) for part in spec.state()}
+    if "weight_state" in states:
+        states["weight_state"].abs_()  # a sum of weights
+    return states
 
 
 def make_batch(runs: list[tuple[int, int, int]]) -> ForwardBatch:
@@ -219,7 +235,22 @@ class _RowByRow(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    "name", ["mamba2", "mamba2-odd", "mamba3", "mamba3-conv-groups", "mamba1", "mamba1-odd", "mamba1-heads", "delta"]
+    "name",
+    [
+        "mamba2",
+        "mamba2-odd",
+        "mamba3",
+        "mamba3-conv-groups",
+        "mamba1",
+        "mamba1-odd",
+        "mamba1-heads",
+        "delta",
+        "rg-lru",
+        "rg-lru-odd",
+        "time-mix",
+        "time-mix-odd",
+        "channel-mix",
+    ],
 )
 def test_bfloat16_rows(name: str) -> None:
     spec = LAYERS[name]
@@ -338,3 +369,39 @@ def test_growth_of_an_empty_state_with_enormous_steps() -> None:
     found = run(layer, values(3), make_batch([(3, 1, 0)]), states)
     assert torch.isfinite(found).all()
     assert states["ssm_state"][1].abs().max().item() <= 30.0
+
+
+@pytest.mark.parametrize("name", ["rg-lru-odd", "time-mix-odd"])
+def test_what_a_freed_slot_holds_is_not_read(name: str) -> None:
+    """NaN of a failed request neither reaches the next sequence of its slot nor those of others."""
+    spec = LAYERS[name]
+    layer, states = make_layer(spec), make_states(spec)
+    for tensor in states.values():
+        tensor[4] = torch.nan
+    found = run(layer, values(6), make_batch([(1, 3, 8), (5, 4, 0)]), states)
+    assert found.isfinite().all()
+    assert all(tensor.isfinite().all() for tensor in states.values())
+
+
+@pytest.mark.parametrize("name", ["rg-lru-odd", "time-mix-odd"])
+def test_nan_stays_in_its_own_sequence(name: str) -> None:
+    spec = LAYERS[name]
+    layer, states, hidden = make_layer(spec), make_states(spec), values(6)
+    hidden[0] = torch.nan
+    found = run(layer, hidden, make_batch([(1, 3, 8), (5, 4, 0)]), states)
+    assert found[0].isnan().all()
+    assert found[1:].isfinite().all()
+    assert all(tensor[3].isnan().any() and tensor[4].isfinite().all() for tensor in states.values())
+
+
+@pytest.mark.parametrize("size", [-300.0, 300.0])
+def test_keys_beyond_the_range_of_e_to_them(size: float) -> None:
+    layer, states = make_layer(LAYERS["time-mix"]), make_states(LAYERS["time-mix"])
+    key, value, gate = torch.randn(3, 9, 48, generator=torch.Generator().manual_seed(3)).unbind(0)
+    wanted_states, batch = clone(states), make_batch([(9, 2, 0)])
+    Backend(CPU, key.dtype).bind(layer)
+    wanted = layer.mix(key + size, value, gate, batch, wanted_states)
+    NativeBackend(CPU, key.dtype).bind(layer)
+    assert_close(layer.mix(key + size, value, gate, batch, states), wanted, 1e-5)
+    for part, tensor in states.items():
+        assert_close(tensor, wanted_states[part], 1e-5)
