@@ -63,11 +63,7 @@ class MLSTM(Layer):
 
     def forward(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """(T, h) to (T, h); the states of the batch's sequences advance."""
-        spec = self.spec
-        projected = self.in_proj(hidden)
-        qkv, gate = torch.split(projected, [2 * spec.key_width + spec.value_width, spec.value_width], 1)
-        mixed = self.norm(self.mix(qkv, self.gates(hidden), batch, state))
-        out: torch.Tensor = self.out_proj(gate.sigmoid() * mixed.to(gate.dtype))
+        out: torch.Tensor = self.out_proj(self.mix(self.in_proj(hidden), self.gates(hidden), batch, state))
         return out
 
     def gate_values(self, gates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,7 +72,14 @@ class MLSTM(Layer):
         write, keep = (cap * torch.tanh(gates.float() / cap)).chunk(2, 1)
         return write, functional.logsigmoid(keep)
 
-    def mix(self, qkv: torch.Tensor, gates: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
+    def mix(self, projected: torch.Tensor, gates: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
+        """Rows of ``in_proj`` and (T, 2 H) gates to σ(gate) · norm(o), (T, H V) of the rows' dtype."""
+        spec = self.spec
+        qkv, gate = torch.split(projected, [2 * spec.key_width + spec.value_width, spec.value_width], 1)
+        mixed = self.norm(self.recur(qkv, gates, batch, state))
+        return gate.sigmoid() * mixed.to(gate.dtype)
+
+    def recur(self, qkv: torch.Tensor, gates: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """(T, 2 H P + H V) and (T, 2 H) to (T, H, V) float32."""
         spec = self.spec
         query, key, value = torch.split(qkv.float(), [spec.key_width, spec.key_width, spec.value_width], 1)

@@ -26,6 +26,7 @@ from inference.modelling.layers.mamba2 import Mamba2Mixer
 from inference.modelling.layers.mamba3 import Mamba3Mixer
 from inference.modelling.layers.mla import MultiHeadLatentAttention
 from inference.modelling.layers.mlp import MLP
+from inference.modelling.layers.mlstm import MLSTM
 from inference.modelling.layers.moe import Experts, Router
 from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.recurrent import GatedNorm
@@ -322,6 +323,17 @@ def _mix_rg_lru(layer: RGLRU, projected: torch.Tensor, batch: ForwardBatch, stat
     return mixed
 
 
+def _mix_mlstm(
+    layer: MLSTM, projected: torch.Tensor, gates: torch.Tensor, batch: ForwardBatch, state: LayerState
+) -> torch.Tensor:
+    spec = layer.spec
+    mixed: torch.Tensor = torch.ops.blazr.mlstm_mix.default(
+        projected, gates, batch_runs(batch), state["memory_state"], state["norm_state"], state["max_state"],
+        layer.norm.weight, spec.gate_cap, spec.norm_eps, spec.eps,
+    )  # fmt: skip
+    return mixed
+
+
 def _shift_tokens(
     layer: TokenShift, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState
 ) -> tuple[torch.Tensor, ...]:
@@ -434,6 +446,7 @@ FORMS: Mapping[type[nn.Module], Mapping[str, Callable[..., Any]]] = {
     KimiDelta: {"mix": _mix_channel_delta},
     LightningAttention: {"mix": _mix_lightning},
     RGLRU: {"mix": _mix_rg_lru},
+    MLSTM: {"mix": _mix_mlstm},
     TimeMix: {"shift": _shift_tokens, "mix": _mix_wkv},
     ChannelMix: {"shift": _shift_tokens, "gate": _gate_by_sigmoid},
     Router: {"choose": _choose_experts},

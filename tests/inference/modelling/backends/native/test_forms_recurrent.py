@@ -18,11 +18,19 @@ from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.mamba1 import HeadProjection, Mamba1Mixer, StepProjection
 from inference.modelling.layers.mamba2 import Mamba2Mixer
 from inference.modelling.layers.mamba3 import Mamba3Mixer
+from inference.modelling.layers.mlstm import MLSTM
 from inference.modelling.layers.recurrent import GatedNorm, RecurrentMixer
 from inference.modelling.layers.rg_lru import RGLRU
 from inference.modelling.layers.rwkv import ChannelMix, TimeMix
 from inference.modelling.specs.layers import Mamba1Spec, Mamba2Spec
-from inference.modelling.specs.linear import GatedDeltaSpec, KimiDeltaSpec, LightningSpec, Mamba3Spec, RGLRUSpec
+from inference.modelling.specs.linear import (
+    GatedDeltaSpec,
+    KimiDeltaSpec,
+    LightningSpec,
+    Mamba3Spec,
+    MLSTMSpec,
+    RGLRUSpec,
+)
 from inference.modelling.specs.parts import NormSpec
 from inference.modelling.specs.rwkv import ChannelMixSpec, TimeMixSpec
 
@@ -69,6 +77,9 @@ LAYERS = {
     "rg-lru": RGLRUSpec(160, 2, 4),
     "rg-lru-odd": RGLRUSpec(63, 3, 3, "silu"),
     "rg-lru-wide": RGLRUSpec(150, 1, 2),
+    "mlstm": MLSTMSpec(3, 16, 32, 15.0, 1e-6, 1e-6),
+    "mlstm-odd": MLSTMSpec(2, 7, 21, 5.0, 1e-3, 1e-6),
+    "mlstm-wide": MLSTMSpec(1, 40, 150, 15.0, 1e-6, 1e-6),
     "time-mix": TimeMixSpec(HIDDEN, 48),
     "time-mix-odd": TimeMixSpec(HIDDEN, 21),
     "channel-mix": ChannelMixSpec(HIDDEN, 30),
@@ -76,11 +87,11 @@ LAYERS = {
 MIXERS = {
     Mamba1Spec: Mamba1Mixer, Mamba2Spec: Mamba2Mixer, Mamba3Spec: Mamba3Mixer, GatedDeltaSpec: GatedDelta,
     KimiDeltaSpec: KimiDelta, LightningSpec: LightningAttention, RGLRUSpec: RGLRU,
-    TimeMixSpec: TimeMix, ChannelMixSpec: ChannelMix,
+    MLSTMSpec: MLSTM, TimeMixSpec: TimeMix, ChannelMixSpec: ChannelMix,
 }  # fmt: skip
 Spec = (
-    Mamba1Spec | Mamba2Spec | Mamba3Spec | GatedDeltaSpec | KimiDeltaSpec | LightningSpec | RGLRUSpec | TimeMixSpec
-    | ChannelMixSpec
+    Mamba1Spec | Mamba2Spec | Mamba3Spec | GatedDeltaSpec | KimiDeltaSpec | LightningSpec | RGLRUSpec | MLSTMSpec
+    | TimeMixSpec | ChannelMixSpec
 )  # fmt: skip
 
 
@@ -247,6 +258,8 @@ class _RowByRow(torch.nn.Module):
         "delta",
         "rg-lru",
         "rg-lru-odd",
+        "mlstm",
+        "mlstm-odd",
         "time-mix",
         "time-mix-odd",
         "channel-mix",
@@ -371,7 +384,7 @@ def test_growth_of_an_empty_state_with_enormous_steps() -> None:
     assert states["ssm_state"][1].abs().max().item() <= 30.0
 
 
-@pytest.mark.parametrize("name", ["rg-lru-odd", "time-mix-odd"])
+@pytest.mark.parametrize("name", ["rg-lru-odd", "mlstm-odd", "time-mix-odd"])
 def test_what_a_freed_slot_holds_is_not_read(name: str) -> None:
     """NaN of a failed request neither reaches the next sequence of its slot nor those of others."""
     spec = LAYERS[name]
@@ -383,7 +396,7 @@ def test_what_a_freed_slot_holds_is_not_read(name: str) -> None:
     assert all(tensor.isfinite().all() for tensor in states.values())
 
 
-@pytest.mark.parametrize("name", ["rg-lru-odd", "time-mix-odd"])
+@pytest.mark.parametrize("name", ["rg-lru-odd", "mlstm-odd", "time-mix-odd"])
 def test_nan_stays_in_its_own_sequence(name: str) -> None:
     spec = LAYERS[name]
     layer, states, hidden = make_layer(spec), make_states(spec), values(6)
