@@ -92,8 +92,10 @@ void multiply_part(
     const int64_t left = std::min(kPanel, columns - j);
     const float *a = input + j, *b = decay + j;
     int64_t stride = size;
-    if (left < kPanel) {  // the last columns, in rows that end in zeros
-      std::fill(scratch, scratch + 2 * size * kPanel, 0.0f);
+    if (left < kPanel || count > kTileRows) {
+      // A panel is read again for each tile, and its rows are a power of two apart: they would drive each other out of
+      // the first cache. The last columns end in zeros.
+      if (left < kPanel) std::fill(scratch, scratch + 2 * size * kPanel, 0.0f);
       for (int64_t k = 0; k < size; ++k) {
         std::memcpy(scratch + 2 * k * kPanel, a + k * size, left * sizeof(float));
         std::memcpy(scratch + (2 * k + 1) * kPanel, b + k * size, left * sizeof(float));
@@ -111,7 +113,7 @@ void fill_all_gates(const Gates& gates) {
   const int64_t parts = ceil_div(gates.block, kColumns), each = gates.blocks * parts;
   const int64_t chunks = ceil_div(gates.rows, kRows);
   share(chunks * each, true, [&](int64_t task) {
-    Scratch scratch(gates.block % kPanel ? 2 * gates.block * kPanel : 0);
+    Scratch scratch(2 * gates.block * kPanel);
     const int64_t first = task / each * kRows, block = task % each / parts, column = task % parts * kColumns;
     multiply_part(
         gates, first, std::min(kRows, gates.rows - first), block, column, std::min(kColumns, gates.block - column),
