@@ -11,7 +11,6 @@ from pathlib import Path
 
 from inference.modelling.spec import ModelSpec
 from inference.modelling.specs.layers import MoESpec
-from inference.modelling.specs.parts import DTYPE_BYTES
 from models_registry.detection.inspection import inspect_checkpoint
 
 _EXPERT = re.compile(r"experts?\.(\d+\.|gate_up_proj|down_proj)|block_sparse_moe\.(input|output)_linear")
@@ -95,11 +94,10 @@ def read_sizes(directory: Path) -> Sizes:
         if isinstance(layer.channel_mixer, MoESpec):
             routed = (layer.channel_mixer.num_experts, layer.channel_mixer.top_k)
         for part in layer.state():
-            width = 4 if part.dtype == "float32" else DTYPE_BYTES["bfloat16"]
             if part.per == "token":
-                token_state += prod(part.shape) * width
+                token_state += part.size_bytes("bfloat16")
             else:
-                fixed_state += prod(part.shape) * width
+                fixed_state += part.size_bytes("bfloat16")
     return Sizes(spec.vocab_size, dense, head, experts, routed, others, token_state, fixed_state)
 
 

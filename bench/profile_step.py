@@ -72,12 +72,14 @@ def main() -> None:
     parser.add_argument("--prefill", type=int, default=0, help="profile a prefill of so many tokens instead")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--quant", default=None)
+    parser.add_argument("--state-dtype", default="auto", help="of recurrent states: float32 or bfloat16")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--rows", type=int, default=18)
     parser.add_argument("--eager", action="store_true", help="don't replay recorded steps")
     given = parser.parse_args()
     extra = {} if given.quant is None else {"quant": given.quant}
-    llm = load(given.directory, LLMOptions(dtype=given.dtype, max_model_len=8192, cache_bytes=2 << 30, **extra))
+    extra |= {"dtype": given.dtype, "state_dtype": given.state_dtype}
+    llm = load(given.directory, LLMOptions(max_model_len=8192, cache_bytes=2 << 30, **extra))
     if given.eager:
         llm._running_engine()._runner._programs = None
     vocab_size = llm._running_engine()._vocab_size

@@ -133,17 +133,20 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=20_000, help="of the document (default %(default)s)")
     parser.add_argument("--questions", type=int, default=10, help="(default %(default)s)")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "auto"))
+    parser.add_argument("--state-dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="not over HTTP")
     parser.add_argument("--http", action="store_true", help="through a server")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "blazr-bench")
     given = parser.parse_args()
     directory = make_checkpoint(given.model, given.cache / "checkpoints")
     found = inspect_checkpoint(directory)
     if given.http:
+        if given.state_dtype != "auto":
+            parser.error("--state-dtype is for the model in this process; leave --http out")
         sizes = (given.tokens, given.questions, found.spec.vocab_size)
         Console().print(measure_http(directory, *sizes, given.dtype))
         return
     length = given.tokens + QUESTION + 16
-    options = LLMOptions(dtype=given.dtype, max_num_seqs=2, max_model_len=length)
+    options = LLMOptions(dtype=given.dtype, state_dtype=given.state_dtype, max_num_seqs=2, max_model_len=length)
     llm = LLM.load(found.spec, found.tokenizer, found.weight_paths, options)
     try:
         with tempfile.TemporaryDirectory() as place:

@@ -56,6 +56,14 @@ MODEL_SETTINGS: tuple[Setting, ...] = (
         choices=("auto", "none", "int8", "int4"),
     ),
     Setting(
+        "state_dtype",
+        "Type of states",
+        "Type that the recurrent state of a sequence has in memory and in files. bfloat16 halves it, and text may "
+        "change: blazr quality --state-dtype says by how much. auto is float32.",
+        "choice",
+        choices=("auto", "float32", "bfloat16"),
+    ),
+    Setting(
         "max_model_len",
         "Longest sequence",
         "Prompt and output of a request together may have this many tokens.",

@@ -153,6 +153,8 @@ def add_loading_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("auto", "none", "int8", "int4"),
         help="keep the codes of a quantised file (auto), make floats of them (none), or quantise while loading",
     )
+    states = "type of stored recurrent states; bfloat16 halves them (auto: float32)"
+    parser.add_argument("--state-dtype", default="auto", choices=("auto", "float32", "bfloat16"), help=states)
     parser.add_argument(
         "--speculative",
         metavar="HOW",
@@ -295,6 +297,7 @@ def _quality(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--quant", default="int8,int4", help="forms to compare, with commas (default int8,int4)")
     parser.add_argument("--against", metavar="MODEL", help="the checkpoint before it was quantised, to compare with")
+    parser.add_argument("--state-dtype", choices=("bfloat16",), help="compare states that are stored so, too")
     parser.add_argument("--text", metavar="FILE", help="UTF-8 text (default: Python's own help pages)")
     parser.add_argument("--tokens", type=int, default=2048, metavar="N", help="most tokens to read (default 2048)")
     parser.add_argument("--window", type=int, default=512, metavar="N", help="tokens read in one go (default 512)")

@@ -69,7 +69,7 @@ def load_to_run(
     adapters: Mapping[str, Path] | None = None,
     merge: Merge | None = None,
 ) -> LLM:
-    """Load the model with ``--cpu``, ``--dtype``, ``--quant`` and ``--speculative``, with a progress bar.
+    """Load the model as the options of ``add_loading_arguments`` say, with a progress bar.
 
     Args:
         adapters: LoRA adapters that requests may name.
@@ -79,6 +79,7 @@ def load_to_run(
         device=choose_device(force_cpu=arguments.cpu),
         dtype=arguments.dtype,
         quant=arguments.quant,
+        state_dtype=arguments.state_dtype,
         speculative=None if arguments.speculative is None else SpeculativeOptions.parse(arguments.speculative),
         max_num_seqs=max_num_seqs,
     )

@@ -1,4 +1,4 @@
-"""Run ``blazr quality``: measure the cost of quantisation in perplexity and changed predictions."""
+"""Run ``blazr quality``: measure the cost of quantised weights and rounded states in perplexity and predictions."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from inference.host.units import format_bytes
 from inference.llm.loading import choose_device
 from inference.llm.options import LLMOptions
 from inference.llm.quality import Quality, measure_quality
+from inference.llm.state_quality import check_has_states, measure_state_dtype
 from inference.modelling.quantisation import QUANTS
 from inference.text.tokenisation.tokenizer import load_tokenizer
 from models_registry.detection.child import inspect_in_child
@@ -37,7 +38,14 @@ def run(arguments: argparse.Namespace) -> int:
         if quant not in QUANTS:
             raise InvalidRequest(f"--quant has {quant[:40]!r}; it must be of {', '.join(QUANTS)}.", param="quant")
     check_windows(arguments)
+    if arguments.state_dtype is not None and arguments.against is not None:
+        raise InvalidRequest(
+            "--state-dtype compares a model with itself, --against with another one; leave one of them out.",
+            param="state_dtype",
+        )
     inspection = inspect_model(arguments)
+    if arguments.state_dtype is not None:
+        check_has_states(inspection.spec)
     original = None if arguments.against is None else inspect_in_child(resolve_model(arguments.against))
     if original is not None and original.spec.vocab_size != inspection.spec.vocab_size:
         raise InvalidRequest(
@@ -48,17 +56,21 @@ def run(arguments: argparse.Namespace) -> int:
     token_ids, source = text_tokens(inspection, Path(arguments.text) if arguments.text else None, arguments.tokens)
     window = min(arguments.window, inspection.spec.max_position_embeddings)
     options = LLMOptions(device=choose_device(force_cpu=arguments.cpu), dtype=arguments.dtype)
+    parts = inspection.spec, [inspection.directory / name for name in inspection.weight_files], token_ids
     with progress_bar("Predicting") as report:
         found = measure_quality(
-            inspection.spec,
-            [inspection.directory / name for name in inspection.weight_files],
-            token_ids,
+            *parts,
             quants,
             options=options,
             window=window,
             progress=report,
             reference=None if original is None else (original.spec, original.weight_paths),
         )
+    if arguments.state_dtype is not None:
+        with progress_bar("Predicting token by token") as report:
+            found.append(
+                measure_state_dtype(*parts, arguments.state_dtype, options=options, window=window, progress=report)
+            )
     if arguments.json:
         result = {"text": source, "window": window, "forms": [asdict(item) for item in found]}
         sys.stdout.write(json.dumps(result, indent=2) + "\n")
@@ -125,13 +137,17 @@ def _text(path: Path, max_chars: int) -> tuple[str, str]:
         raise InvalidRequest(f"--text {str(path)!r} can't be read as UTF-8 text: {error}.", param="text") from None
 
 
+def _form(item: Quality) -> str:
+    return item.quant if item.state_dtype == "float32" else f"{item.state_dtype} states"
+
+
 def _print(found: list[Quality], first: str) -> None:
     numbers = ("weights", "perplexity", "change", "same first choice", "mean KL (nats)")
     shown = table("form", *numbers, right=numbers)
     for number, item in enumerate(found):
         change = item.perplexity / found[0].perplexity - 1
         cells: list[Any] = [
-            item.quant if number else first,
+            _form(item) if number else first,
             format_bytes(item.weights_bytes),
             f"{item.perplexity:.4g}",
             f"{change:+.2%}" if number else "",

@@ -87,6 +87,7 @@ def show(arguments: argparse.Namespace) -> int:
         ("file", f"{format_bytes(size)}, {growth(header.blocks_bytes, header.slot_bytes, header.num_tokens)}"),
         ("saved", f"{header.created_at:%Y-%m-%d %H:%M:%S} UTC"),
         ("run as", f"{identity.dtype}, quant {identity.quant}, {identity.device}, blocks of {identity.block_size}"),
+        ("recurrent parts", identity.state_dtype if header.slot_bytes else "none"),
     ):
         shown.add_row(name, Text(value))  # the file's own words are no markup
     output_console().print(shown)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from inference.errors import InvalidRequest, OutOfCacheBlocks
 from inference.host.units import format_bytes
 from inference.modelling.spec import ModelSpec
-from inference.modelling.specs.parts import DTYPE_BYTES, Dtype
+from inference.modelling.specs.parts import DTYPE_BYTES, STATE_DTYPES, Dtype, StateDtype
 
 MAX_BLOCK_SIZE = 1024
 SNAPSHOT_SHARE = 0.4
@@ -31,6 +31,7 @@ class EngineConfig:
             makes prefill faster, and each step (the gap between two tokens of a stream) longer.
         device: Device of states and network: ``cpu``, ``cuda:0``, …
         dtype: dtype of the states that have the model's dtype.
+        state_dtype: dtype in which recurrent states are stored; they are computed in float32.
         invalid_token_ids: Ids below vocab_size that no token of the vocabulary has; they are never sampled.
         prefix_cache: Keep computed state for requests with the same prefix.
         num_snapshot_slots: State slots for snapshots of recurrent state, beyond ``num_state_slots``. With 0, a model
@@ -49,6 +50,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     device: str = "cpu"
     dtype: Dtype = "float32"
+    state_dtype: StateDtype = "float32"
     invalid_token_ids: tuple[int, ...] = ()
     prefix_cache: bool = True
     num_snapshot_slots: int = 0
@@ -81,6 +83,11 @@ class EngineConfig:
             )
         if self.dtype not in DTYPE_BYTES:
             raise InvalidRequest(f"dtype is {self.dtype!r}, it must be one of {', '.join(DTYPE_BYTES)}.", param="dtype")
+        if self.state_dtype not in STATE_DTYPES:
+            raise InvalidRequest(
+                f"state_dtype is {self.state_dtype!r}, it must be one of {', '.join(STATE_DTYPES)}.",
+                param="state_dtype",
+            )
 
     @property
     def max_blocks_per_sequence(self) -> int:
@@ -147,6 +154,7 @@ def plan_state_budget(
     snapshot_share: float = SNAPSHOT_SHARE,
     max_spare_slots: int = 0,
     head: ModelSpec | None = None,
+    state_dtype: StateDtype = "float32",
 ) -> StatePlan:
     """Divide a byte budget into paged blocks, state slots and snapshots of the prefix cache.
 
@@ -156,7 +164,7 @@ def plan_state_budget(
     sequences of full length can use. The prefix cache needs no blocks of its own: it keeps state in unused blocks.
 
     Args:
-        dtype: dtype of the states that have the model's dtype.
+        dtype, state_dtype: dtype of the states that have the model's dtype, and that of recurrent states.
         budget_bytes: Budget for blocks and slots of all layers together.
         max_num_seqs: Maximum requests that run at the same time.
         max_snapshots: Maximum snapshots of recurrent state.
@@ -167,16 +175,15 @@ def plan_state_budget(
     Raises:
         OutOfCacheBlocks: The budget doesn't hold one sequence of ``max_model_len`` tokens.
     """
-    own_bytes, slot_bytes = spec.state_bytes_per_token(dtype) * block_size, spec.state_bytes_per_sequence(dtype)
+    own_bytes = spec.state_bytes_per_token(dtype) * block_size
+    slot_bytes = spec.state_bytes_per_sequence(dtype, state_dtype)
     block_bytes = own_bytes + (head_bytes := 0 if head is None else head.state_bytes_per_token(dtype) * block_size)
     blocks_each = blocks_for(max_model_len, block_size)
     least_spare = 1 if max_spare_slots and slot_bytes else 0
-    fixed = (2 + least_spare) * slot_bytes
-    needed = (blocks_each + 1) * block_bytes + fixed
+    needed = (blocks_each + 1) * block_bytes + (fixed := (2 + least_spare) * slot_bytes)
     if needed > budget_bytes:
         raise _too_small(needed, budget_bytes, block_bytes, fixed, block_size, max_model_len)
-    spare = budget_bytes - needed
-    spare_slots = least_spare
+    spare, spare_slots = budget_bytes - needed, least_spare
     if least_spare:
         spare_slots += min(max_spare_slots - 1, spare // 8 // slot_bytes)
         spare -= (spare_slots - 1) * slot_bytes

@@ -61,7 +61,7 @@ def allocate_states(spec: ModelSpec, config: EngineConfig) -> list[LayerState]:
         {
             part.name: zeros(
                 (num_tokens if part.per == "token" else num_slots, *part.shape),
-                dtype=torch.float32 if part.dtype == "float32" else TORCH_DTYPES[config.dtype],
+                dtype=TORCH_DTYPES[part.stored_dtype(config.dtype, config.state_dtype)],
             )
             for part in layer.state()
         }

@@ -29,7 +29,7 @@ class RequestChecks:
         self._block_size = config.block_size
         self._num_blocks = config.num_blocks - 1 if spec.state_bytes_per_token() else None
         self._token_bytes = spec.state_bytes_per_token(config.dtype)
-        self._slot_bytes = spec.state_bytes_per_sequence(config.dtype)
+        self._slot_bytes = spec.state_bytes_per_sequence(config.dtype, config.state_dtype)
         self._namespaces = Namespaces(spec)
 
     def check(self, source: EngineRequest) -> int:

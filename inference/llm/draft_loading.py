@@ -12,7 +12,7 @@ from inference.engine.model_runner import TORCH_DTYPES
 from inference.engine.speculation.draft_runner import DraftModel
 from inference.engine.speculation.setup import Speculation
 from inference.errors import InvalidRequest
-from inference.llm.loading import choose_dtype, engine_config
+from inference.llm.loading import choose_dtype, choose_state_dtype, engine_config
 from inference.llm.options import LLMOptions
 from inference.modelling.backends.backend import pack_weights
 from inference.modelling.layers.linear import network_bytes
@@ -20,7 +20,6 @@ from inference.modelling.spec import ModelSpec, PredictionHeadSpec
 from inference.modelling.specs.parts import Dtype
 from inference.modelling.weights.loader import load_network, load_prediction_head
 from inference.text.tokenisation.tokenizer import Tokenizer, load_tokenizer
-from inference.values.speculative_options import SpeculativeOptions
 from inference.values.tokenizer_spec import TokenizerSpec
 
 if TYPE_CHECKING:
@@ -44,23 +43,27 @@ class DraftCheckpoint:
     weight_paths: Sequence[Path]
 
 
-def plan_draft(draft: DraftCheckpoint, dtype: Dtype, options: SpeculativeOptions, plan: StatePlan) -> StatePlan:
+def plan_draft(draft: DraftCheckpoint, dtype: Dtype, options: LLMOptions, plan: StatePlan) -> StatePlan:
     """How the memory of the draft model's states is divided.
 
     Args:
-        options: How many requests it drafts for.
+        options: How the model is run that it drafts for; its states are stored in the same dtype.
     """
+    assert options.speculative is not None
+    max_num_seqs, state_dtype = options.speculative.max_num_seqs, choose_state_dtype(draft.spec, options)
     length = min(plan.max_model_len, draft.spec.max_position_embeddings or plan.max_model_len)
-    token_bytes, slot_bytes = draft.spec.state_bytes_per_token(dtype), draft.spec.state_bytes_per_sequence(dtype)
+    token_bytes = draft.spec.state_bytes_per_token(dtype)
+    slot_bytes = draft.spec.state_bytes_per_sequence(dtype, state_dtype)
     least = (blocks_for(length, plan.block_size) + 1) * plan.block_size * token_bytes + 3 * slot_bytes
     return plan_state_budget(
         draft.spec,
         dtype=dtype,
         budget_bytes=max(least, int(STATES_SHARE * plan.total_bytes)),
-        max_num_seqs=options.max_num_seqs,
+        max_num_seqs=max_num_seqs,
         max_model_len=length,
         block_size=plan.block_size,
-        max_spare_slots=options.max_num_seqs,
+        max_spare_slots=max_num_seqs,
+        state_dtype=state_dtype,
     )
 
 
@@ -159,7 +162,7 @@ def load_draft(
         draft.spec, draft.weight_paths, dtype=TORCH_DTYPES[dtype], device=options.device, quant=options.quant
     )
     pack_weights(network)
-    own_plan = plan_draft(draft, dtype, options.speculative, plan)
+    own_plan = plan_draft(draft, dtype, options, plan)
     num_seqs = min(options.speculative.max_num_seqs, own_plan.num_state_slots - 1)
     if own_plan.slot_bytes:
         num_seqs = min(num_seqs, own_plan.num_spare_slots)

@@ -18,7 +18,7 @@ from inference.host.machine import cpu_multiplies_bfloat16, keep_freed_memory
 from inference.llm.options import LLMOptions
 from inference.modelling.quantisation import REVISION
 from inference.modelling.spec import ModelSpec
-from inference.modelling.specs.parts import DTYPE_BYTES, Dtype
+from inference.modelling.specs.parts import DTYPE_BYTES, Dtype, StateDtype
 from inference.modelling.vision.encoder import ImageEncoder
 from inference.modelling.weights.loader import load_vision
 from inference.text.tokenisation.chat_template import ChatTemplate
@@ -126,6 +126,7 @@ def engine_config(
         max_num_batched_tokens=options.step_tokens(spec.num_active_parameters()),
         device=options.device,
         dtype=dtype,
+        state_dtype=choose_state_dtype(spec, options),
         invalid_token_ids=tuple(invalid_token_ids),
         prefix_cache=options.prefix_cache,
         num_snapshot_slots=plan.num_snapshot_slots,
@@ -150,6 +151,8 @@ def open_disk(
     if options.cache_dir is None or not options.prefix_cache or not options.cache_dir_bytes:
         return None
     numbers = f"{dtype} {options.quant} {REVISION} {options.device_kind} {options.block_size}{merge and f' {merge}'}"
+    if choose_state_dtype(spec, options) != "float32":
+        numbers += f" states {options.state_dtype}"
     key = model_key(spec, weight_files, numbers, memo_dir=options.cache_dir / "digests")
     return DiskTier(options.cache_dir, key, options.cache_dir_bytes)
 
@@ -204,6 +207,12 @@ def choose_dtype(spec: ModelSpec, options: LLMOptions) -> Dtype:
     if stored_bytes < SMALL_WEIGHTS_BYTES or DTYPE_BYTES[spec.dtype] > 2 or not cpu_multiplies_bfloat16():
         return "float32"
     return "bfloat16"
+
+
+def choose_state_dtype(spec: ModelSpec, options: LLMOptions) -> StateDtype:
+    """The dtype in which recurrent states are stored; float32 for ``auto`` and for a model that has none."""
+    has_any = any(part.dtype == "state" for layer in spec.layers for part in layer.state())
+    return options.state_dtype if has_any and options.state_dtype != "auto" else "float32"
 
 
 def choose_device(*, force_cpu: bool) -> str:

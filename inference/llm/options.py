@@ -9,7 +9,7 @@ from typing import Literal
 from inference.engine.pooling import POOLINGS, Pooling
 from inference.errors import InvalidRequest
 from inference.modelling.quantisation import QUANTS, Quant
-from inference.modelling.specs.parts import DTYPE_BYTES
+from inference.modelling.specs.parts import DTYPE_BYTES, STATE_DTYPES
 from inference.text.grammars.checker import GrammarLimits
 from inference.values.speculative_options import SpeculativeOptions
 
@@ -37,6 +37,7 @@ class LLMOptions:
     Attributes:
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         dtype: Of weights and activations; ``auto``: see ``choose_dtype``.
+        state_dtype: Of recurrent states in memory and in files; ``auto`` is float32. They are computed in float32.
         max_model_len: Most tokens of prompt and output; None: the model's own, or as many as the states'
             memory holds, if that is less.
         max_num_seqs: Most sequences that are computed together.
@@ -61,6 +62,7 @@ class LLMOptions:
 
     device: str = "cpu"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    state_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
@@ -86,6 +88,10 @@ class LLMOptions:
             raise InvalidRequest(f"device is {self.device!r}; it must be cpu, cuda or cuda:N.", param="device")
         if self.dtype != "auto" and self.dtype not in DTYPE_BYTES:
             raise InvalidRequest(f"dtype is {self.dtype!r}; it must be auto, {', '.join(DTYPE_BYTES)}.", param="dtype")
+        if self.state_dtype != "auto" and self.state_dtype not in STATE_DTYPES:
+            raise InvalidRequest(
+                f"state_dtype is {self.state_dtype!r}; it must be auto, {', '.join(STATE_DTYPES)}.", param="state_dtype"
+            )
         if self.quant not in QUANTS:
             raise InvalidRequest(f"quant is {self.quant!r}; it must be {', '.join(QUANTS)}.", param="quant")
         if self.pooling not in POOLINGS:

@@ -25,7 +25,7 @@ from inference.modelling.layers.linear import network_bytes
 from inference.modelling.network import HybridForCausalLM
 from inference.modelling.quantisation import Quant
 from inference.modelling.spec import ModelSpec
-from inference.modelling.specs.parts import Dtype
+from inference.modelling.specs.parts import Dtype, StateDtype
 from inference.modelling.weights.loader import load_network
 
 BLOCK_SIZE = 16
@@ -45,6 +45,7 @@ class Quality:
         perplexity: exp of the mean negative log-likelihood of the text's own next token.
         top1_agreement: Share of positions at which both networks have the same argmax.
         mean_kl: Mean Kullback-Leibler divergence from the unquantised network's distribution, in nats.
+        state_dtype: In which recurrent states are stored; if it isn't float32, the comparison is with float32 states.
     """
 
     quant: Quant
@@ -53,6 +54,7 @@ class Quality:
     perplexity: float
     top1_agreement: float
     mean_kl: float
+    state_dtype: StateDtype = "float32"
 
 
 class WindowRunner:
@@ -135,10 +137,7 @@ def measure_quality(
         InvalidRequest: Too few tokens.
         CheckpointError: The files can't be loaded.
     """
-    if len(token_ids) < 2:
-        raise InvalidRequest(f"the text has {len(token_ids)} tokens; at least 2 are needed to predict one.")
-    windows = [token_ids[at : at + window] for at in range(0, len(token_ids), window)]
-    windows = [part for part in windows if len(part) > 1]
+    windows = windows_of(token_ids, window)
     report = progress or (lambda share, detail: None)
     others: list[Quant] = [quant for quant in dict.fromkeys(quants) if quant != "none"]
     compared: list[Quant] = others if reference is None else list(dict.fromkeys(quants))
@@ -150,7 +149,7 @@ def measure_quality(
         for quant in compared:
             is_exact = quant == "none" and reference is None
             runner = exact if is_exact else load_runner(spec, weight_files, quant, options, window)
-            plain, found = _Sums(), _Sums()
+            plain, found = Sums(), Sums()
             for part in windows:
                 _compare(exact, runner, part, plain, found)
                 done += 1
@@ -163,6 +162,18 @@ def measure_quality(
             del runner
             gc.collect()
     return results
+
+
+def windows_of(token_ids: Sequence[int], window: int) -> list[Sequence[int]]:
+    """Cut a text into windows of at least two tokens; the last one may be shorter than the others.
+
+    Raises:
+        InvalidRequest: The text has fewer than two tokens.
+    """
+    if len(token_ids) < 2:
+        raise InvalidRequest(f"the text has {len(token_ids)} tokens; at least 2 are needed to predict one.")
+    windows = [token_ids[at : at + window] for at in range(0, len(token_ids), window)]
+    return [part for part in windows if len(part) > 1]
 
 
 def load_runner(
@@ -180,7 +191,7 @@ def load_runner(
 
 
 @dataclass(slots=True)
-class _Sums:
+class Sums:
     """Running sums over positions."""
 
     count: int = 0
@@ -195,7 +206,8 @@ class _Sums:
         self.agreed += int((log_probs.argmax(1) == reference.argmax(1)).sum())
         self.divergence += float((reference.exp() * (reference - log_probs)).double().sum())
 
-    def quality(self, quant: Quant, weights_bytes: int) -> Quality:
+    def quality(self, quant: Quant, weights_bytes: int, state_dtype: StateDtype = "float32") -> Quality:
+        """The means of a form, whose weights take so many bytes."""
         loss = self.loss / self.count
         perplexity = math.exp(loss) if loss < 700 else math.inf
         return Quality(
@@ -205,10 +217,11 @@ class _Sums:
             perplexity,
             self.agreed / self.count,
             max(self.divergence, 0.0) / self.count,
+            state_dtype,
         )
 
 
-def _compare(reference: WindowRunner, runner: WindowRunner, tokens: Sequence[int], plain: _Sums, found: _Sums) -> None:
+def _compare(reference: WindowRunner, runner: WindowRunner, tokens: Sequence[int], plain: Sums, found: Sums) -> None:
     expected = reference.hidden(tokens[:-1])
     hidden = expected if runner is reference else runner.hidden(tokens[:-1])
     targets = torch.tensor(tokens[1:], device=hidden.device)

@@ -8,7 +8,7 @@ from inference.engine.config import SNAPSHOT_SHARE, StatePlan, blocks_for, plan_
 from inference.errors import InvalidRequest
 from inference.host.machine import available_memory_bytes
 from inference.llm.draft_loading import DraftCheckpoint, plan_draft, prediction_head_of
-from inference.llm.loading import choose_dtype
+from inference.llm.loading import choose_dtype, choose_state_dtype
 from inference.llm.options import LLMOptions
 from inference.modelling.quantisation import weights_bytes
 from inference.modelling.spec import ModelSpec
@@ -45,7 +45,7 @@ def plan_states(spec: ModelSpec, options: LLMOptions) -> StatePlan:
             f"{spec.position_rows} or less.",
             param="max_model_len",
         )
-    token_bytes, sequence_bytes = _bytes_per_token(spec, options), spec.state_bytes_per_sequence(dtype)
+    token_bytes, sequence_bytes = _bytes_per_token(spec, options), _bytes_per_sequence(spec, options)
     max_snapshots, snapshot_share = _max_snapshots(options, sequence_bytes)
     max_spare_slots = _max_spare_slots(options)
     budget = options.cache_bytes
@@ -70,12 +70,13 @@ def plan_states(spec: ModelSpec, options: LLMOptions) -> StatePlan:
         snapshot_share=snapshot_share,
         max_spare_slots=max_spare_slots,
         head=head,
+        state_dtype=choose_state_dtype(spec, options),
     )
 
 
 def full_states_bytes(spec: ModelSpec, options: LLMOptions, max_model_len: int) -> int:
     """Bytes of states that hold ``max_num_seqs`` sequences of a length, with all snapshots and spare slots."""
-    sequence_bytes = spec.state_bytes_per_sequence(choose_dtype(spec, options))
+    sequence_bytes = _bytes_per_sequence(spec, options)
     blocks = options.max_num_seqs * blocks_for(max_model_len, options.block_size) + 1
     slots = options.max_num_seqs + 1 + _max_snapshots(options, sequence_bytes)[0] + _max_spare_slots(options)
     return blocks * options.block_size * _bytes_per_token(spec, options) + slots * sequence_bytes
@@ -90,6 +91,11 @@ def _bytes_per_token(spec: ModelSpec, options: LLMOptions) -> int:
     """Bytes of paged state of a token, those of the head for multi-token prediction included if it is used."""
     dtype, head = choose_dtype(spec, options), prediction_head_of(spec, options)
     return spec.state_bytes_per_token(dtype) + (0 if head is None else head.state_bytes_per_token(dtype))
+
+
+def _bytes_per_sequence(spec: ModelSpec, options: LLMOptions) -> int:
+    """Bytes of a sequence's recurrent state."""
+    return spec.state_bytes_per_sequence(choose_dtype(spec, options), choose_state_dtype(spec, options))
 
 
 def _weights_bytes(spec: ModelSpec, options: LLMOptions) -> int:
@@ -124,7 +130,7 @@ def needed_bytes(spec: ModelSpec, options: LLMOptions, draft: DraftCheckpoint | 
     if draft is not None and options.speculative is not None:
         dtype = choose_dtype(draft.spec, options)
         weights += weights_bytes(draft.spec, dtype, options.quant)
-        weights += plan_draft(draft, dtype, options.speculative, plan).total_bytes
+        weights += plan_draft(draft, dtype, options, plan).total_bytes
     return weights + plan.total_bytes + (options.adapter_bytes or 0 if options.max_adapters else 0)
 
 
@@ -137,7 +143,7 @@ def load_sizes(spec: ModelSpec, options: LLMOptions) -> dict[str, int]:
     Raises:
         OutOfCacheBlocks: As ``plan_states``.
     """
-    dtype, plan = choose_dtype(spec, options), plan_states(spec, options)
+    plan = plan_states(spec, options)
     blocks_each = blocks_for(plan.max_model_len, plan.block_size)
     by_blocks = (
         (plan.num_blocks - 1) // blocks_each if plan.block_bytes or plan.head_block_bytes else options.max_num_seqs
@@ -151,7 +157,7 @@ def load_sizes(spec: ModelSpec, options: LLMOptions) -> dict[str, int]:
         "snapshots_bytes": plan.snapshot_bytes,
         "full_states_bytes": full_states_bytes(spec, options, plan.max_model_len),
         "bytes_per_token": _bytes_per_token(spec, options),
-        "bytes_per_sequence": spec.state_bytes_per_sequence(dtype),
+        "bytes_per_sequence": _bytes_per_sequence(spec, options),
         "max_model_len": plan.max_model_len,
         "full_sequences": min(by_blocks, by_slots, options.max_num_seqs),
     }

@@ -27,6 +27,7 @@ from inference.host.cache_folder import cache_folder
 from inference.host.client_json import parse_json
 from inference.host.disk import try_lock
 from inference.host.units import format_bytes
+from inference.llm.loading import choose_state_dtype
 from inference.llm.options import LLMOptions
 from inference.llm.state_header import (
     StateHeader,
@@ -101,8 +102,17 @@ def identity_of(
     elif sum(path.stat().st_size for path in weight_files) >= MIN_MEMO_BYTES:
         memo_dir = cache_folder("digests")
     digests = [*sorted(file_digest(path, memo_dir) for path in weight_files), *((merge,) if merge else ())]
+    state_dtype = choose_state_dtype(spec, options)
     layout = [
-        [part.name, part.per, list(part.shape), part.dtype, dtype] for layer in spec.layers for part in layer.state()
+        [
+            part.name,
+            part.per,
+            list(part.shape),
+            "model" if part.dtype == "model" else part.stored_dtype(dtype, state_dtype),
+            dtype,
+        ]
+        for layer in spec.layers
+        for part in layer.state()
     ]
     return StateIdentity(
         weights=_sha256("\n".join(digests)),
@@ -114,6 +124,7 @@ def identity_of(
         block_size=str(options.block_size),
         revision=str(REVISION),
         layout=_sha256(json.dumps(layout)),
+        state_dtype=state_dtype,
     )
 
 

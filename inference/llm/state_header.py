@@ -41,6 +41,7 @@ _PATTERNS = {
     "quant": r"[a-z0-9]{1,16}",
     "device": r"[a-z]{1,16}",
     "adapter": rf"({_SHA256})?",
+    "state_dtype": r"([a-z0-9]{1,16})?",
     "block_size": r"[1-9][0-9]{0,4}",
     "revision": r"[0-9A-Za-z.]{1,16}",
     "created": r"(0|[1-9][0-9]{0,10})",
@@ -49,6 +50,7 @@ _WORDS = {
     "weights": "other weights",
     "spec": "other detected facts of the model (family, sizes, overrides)",
     "dtype": "dtype",
+    "state_dtype": "state_dtype",
     "quant": "quant",
     "device": "device",
     "block_size": "block_size",
@@ -58,6 +60,7 @@ _WORDS = {
 }
 _REMEDIES = {
     "dtype": "load the model with {}",
+    "state_dtype": "load the model with {}",
     "quant": "load the model with {}",
     "device": "use the same device",
     "adapter": "name the adapter that it was saved with",
@@ -75,6 +78,7 @@ class StateIdentity:
         revision: Revision of our quantisation.
         layout: SHA-256 of the layout of a state's bytes.
         adapter: Digest of the LoRA adapter that the tokens went through; empty: none.
+        state_dtype: What recurrent states are stored in; files without the member are older and hold float32.
     """
 
     weights: str
@@ -86,6 +90,7 @@ class StateIdentity:
     revision: str
     layout: str
     adapter: str = ""
+    state_dtype: str = "float32"
 
     def check(self, saved: StateIdentity, source: str) -> None:
         """Refuse a state of another model, or of the same model run otherwise.
@@ -107,7 +112,8 @@ class StateIdentity:
                 difference = f"{source} was saved with {words}: {theirs[:12]}…, this model's are {ours[:12]}…"
             else:
                 difference = f"{source} was saved with {words} {theirs}, this model is loaded with {ours}"
-            remedy = _REMEDIES.get(name, "use the model that it was saved with").format(f"--{name} {theirs}")
+            option = f"--{name.replace('_', '-')} {theirs}"
+            remedy = _REMEDIES.get(name, "use the model that it was saved with").format(option)
             raise InvalidRequest(f"{difference}; {remedy}, or save the state again.", param="state")
 
 
@@ -271,8 +277,9 @@ def header_of(descriptor: int, name: str) -> StateHeader:
     num_tokens = sizes["token_ids"] // _TOKEN_BYTES
     if not 2 <= num_tokens <= MAX_TOKENS:
         raise _refused(name, f"has {num_tokens} tokens; 2 to {MAX_TOKENS:,} are allowed")
+    found_identity = {field.name: metadata.get(field.name, "") for field in fields(StateIdentity)}
     return StateHeader(
-        StateIdentity(**{field.name: metadata.get(field.name, "") for field in fields(StateIdentity)}),
+        StateIdentity(**found_identity | {"state_dtype": metadata.get("state_dtype") or "float32"}),
         num_tokens,
         sizes.get("blocks", 0),
         sizes.get("slot", 0),

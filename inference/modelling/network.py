@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import nn
@@ -22,6 +23,7 @@ from inference.modelling.residual_stream import ResidualStream
 from inference.modelling.spec import ModelSpec
 from inference.modelling.specs.gated_streams import GatedStreamsSpec
 from inference.modelling.specs.hyper import HyperStreamsSpec
+from inference.modelling.stored_states import StepEntries, StoredStates
 
 
 def _build_streams(spec: ModelSpec) -> Streams | HyperStreams | StreamGate | None:
@@ -58,6 +60,7 @@ class HybridForCausalLM(nn.Module):
         )
         self.streams = _build_streams(spec)
         self._state_numbers = spec.state_numbers()
+        self._stored = StoredStates(spec)
         self._reads_embedding = bool(blocks)
         self.final_norm = build_norm(spec.final_norm, spec.hidden_size)
         self.lm_head = None if spec.tie_word_embeddings else Linear(spec.hidden_size, spec.vocab_size, spec.head_bias)
@@ -76,9 +79,14 @@ class HybridForCausalLM(nn.Module):
         Returns:
             (T, h), after the final norm.
         """
-        stream = self.embed(batch)
-        for layer, state in zip(self.layers, self.states_by_layer(states), strict=True):
-            layer(stream, batch, state)
+        stream, own_states = self.embed(batch), self.states_by_layer(states)
+        if self._stored.are_exact(states):
+            for layer, state in zip(self.layers, own_states, strict=True):
+                layer(stream, batch, state)
+            return self.finish(stream)
+        entries = StepEntries(batch)
+        for layer, state, names in zip(self.layers, own_states, self._stored.names, strict=True):
+            entries.run(partial(layer, stream), state, names)
         return self.finish(stream)
 
     def finish(self, stream: ResidualStream) -> torch.Tensor:

@@ -406,13 +406,13 @@ class ModelSpec:
         """Bytes of paged state (keys, values, latents) for each token of a sequence, all layers."""
         return self._state_bytes("token", model_dtype)
 
-    def state_bytes_per_sequence(self, model_dtype: str | None = None) -> int:
+    def state_bytes_per_sequence(self, model_dtype: str | None = None, state_dtype: str = "float32") -> int:
         """Bytes of fixed state (convolution and recurrent states) for each sequence, all layers."""
-        return self._state_bytes("sequence", model_dtype)
+        return self._state_bytes("sequence", model_dtype, state_dtype)
 
-    def _state_bytes(self, per: str, model_dtype: str | None) -> int:
-        dtype = model_dtype or self.dtype
-        return sum(part.size_bytes(dtype) for layer in self.layers for part in layer.state() if part.per == per)
+    def _state_bytes(self, per: str, model_dtype: str | None, state_dtype: str = "float32") -> int:
+        dtypes = model_dtype or self.dtype, state_dtype
+        return sum(part.size_bytes(*dtypes) for layer in self.layers for part in layer.state() if part.per == per)
 
     def without_head(self) -> ModelSpec:
         """The same without ``prediction_head``, on which no state of the model depends."""

@@ -30,7 +30,7 @@ from models_registry.models import Adapter, Checkpoint
 from models_registry.selectors import checkpoint_get, checkpoint_get_by_name
 from models_registry.services import checkpoint_files_verify
 
-MODEL_OPTIONS = ("dtype", "quant", "max_model_len", "max_num_seqs", "pooling")
+MODEL_OPTIONS = ("dtype", "quant", "state_dtype", "max_model_len", "max_num_seqs", "pooling")
 """Fields of ``LLMOptions`` that a model's settings may replace."""
 DEFAULT_MAX_ADAPTERS = 8
 """LoRA adapters that are resident at once, where a model has any and doesn't set it."""

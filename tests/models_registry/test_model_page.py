@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from django.test import Client
 
+from inference.errors import InvalidRequest
 from models_registry import services
 from models_registry.model_page import TABS
 from models_registry.models import Checkpoint
@@ -47,6 +48,16 @@ def test_the_search_of_tensors_gets_its_rows_alone(browser: Client, hybrid: Path
     response = browser.get(f"/models/{row.pk}/?tab=tensors&q=router", headers={"HX-Target": "tensor-region"})
     text = response.content.decode()
     assert text.startswith('<div id="tensor-region" ') and "1 to 1 of 1" in text
+
+
+def test_the_type_of_states_is_chosen_on_the_settings_tab(browser: Client, hybrid: Path) -> None:
+    row = services.checkpoint_register(path=hybrid)
+    services.checkpoint_settings_update(checkpoint=row, values={"state_dtype": "bfloat16"})
+    text = browser.get(f"/models/{row.pk}/?tab=settings").content.decode()
+    field = text[text.index('id="setting-state_dtype"') : text.index('id="hint-state_dtype"')]
+    assert "<option>float32</option><option selected>bfloat16</option>" in field
+    with pytest.raises(InvalidRequest, match="state_dtype is 'int8'; it must be one of auto, float32, bfloat16"):
+        services.checkpoint_settings_update(checkpoint=row, values={"state_dtype": "int8"})
 
 
 def test_the_settings_know_whose_files_a_deletion_would_remove(

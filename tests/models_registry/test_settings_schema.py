@@ -18,6 +18,7 @@ def test_legal_values_pass_and_null_means_default() -> None:
     [
         ({"dtype": "int3"}, "one of auto"),
         ({"dtype": 32}, "one of auto"),
+        ({"state_dtype": "float16"}, "state_dtype is .float16.; it must be one of auto, float32, bfloat16"),
         ({"max_model_len": 0}, "from 1"),
         ({"max_model_len": 1.5}, "an integer"),
         ({"max_model_len": "512"}, "a number"),

@@ -212,8 +212,8 @@ class Mamba1Spec:
     def state(self) -> tuple[StateTensor, ...]:
         """The last K-1 inputs of the convolution, and the recurrent state."""
         return (
-            StateTensor("conv_state", "sequence", (self.intermediate_size, self.conv_kernel - 1), "float32"),
-            StateTensor("ssm_state", "sequence", (self.intermediate_size, self.state_size), "float32"),
+            StateTensor("conv_state", "sequence", (self.intermediate_size, self.conv_kernel - 1), "state"),
+            StateTensor("ssm_state", "sequence", (self.intermediate_size, self.state_size), "state"),
         )
 
 
@@ -277,8 +277,8 @@ class Mamba2Spec:
     def state(self) -> tuple[StateTensor, ...]:
         """The last K-1 raw rows of x, B, C, and the recurrent state."""
         return (
-            StateTensor("conv_state", "sequence", (self.conv_width, self.conv_kernel - 1), "float32"),
-            StateTensor("ssm_state", "sequence", (self.num_heads, self.head_dim, self.state_size), "float32"),
+            StateTensor("conv_state", "sequence", (self.conv_width, self.conv_kernel - 1), "state"),
+            StateTensor("ssm_state", "sequence", (self.num_heads, self.head_dim, self.state_size), "state"),
         )
 
 

@@ -67,9 +67,9 @@ class GatedDeltaSpec:
     def state(self) -> tuple[StateTensor, ...]:
         """The last K-1 raw rows of queries, keys and values, and the recurrent state."""
         return (
-            StateTensor("conv_state", "sequence", (self.conv_width, self.conv_kernel - 1), "float32"),
+            StateTensor("conv_state", "sequence", (self.conv_width, self.conv_kernel - 1), "state"),
             StateTensor(
-                "delta_state", "sequence", (self.num_value_heads, self.key_head_dim, self.value_head_dim), "float32"
+                "delta_state", "sequence", (self.num_value_heads, self.key_head_dim, self.value_head_dim), "state"
             ),
         )
 
@@ -117,8 +117,8 @@ class KimiDeltaSpec:
     def state(self) -> tuple[StateTensor, ...]:
         """The last K-1 raw rows of queries, keys and values, and the recurrent state."""
         return (
-            StateTensor("conv_state", "sequence", (3 * self.width, self.conv_kernel - 1), "float32"),
-            StateTensor("delta_state", "sequence", (self.num_heads, self.head_dim, self.head_dim), "float32"),
+            StateTensor("conv_state", "sequence", (3 * self.width, self.conv_kernel - 1), "state"),
+            StateTensor("delta_state", "sequence", (self.num_heads, self.head_dim, self.head_dim), "state"),
         )
 
 
@@ -155,7 +155,7 @@ class LightningSpec:
 
     def state(self) -> tuple[StateTensor, ...]:
         """Σ e^(-s age) vᵀ k for each head."""
-        return (StateTensor("linear_state", "sequence", (self.num_heads, self.head_dim, self.head_dim), "float32"),)
+        return (StateTensor("linear_state", "sequence", (self.num_heads, self.head_dim, self.head_dim), "state"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +194,8 @@ class RGLRUSpec:
     def state(self) -> tuple[StateTensor, ...]:
         """The last K-1 inputs of the convolution, and the recurrence's value."""
         return (
-            StateTensor("conv_state", "sequence", (self.width, self.conv_kernel - 1), "float32"),
-            StateTensor("lru_state", "sequence", (self.width,), "float32"),
+            StateTensor("conv_state", "sequence", (self.width, self.conv_kernel - 1), "state"),
+            StateTensor("lru_state", "sequence", (self.width,), "state"),
         )
 
 
@@ -241,7 +241,7 @@ class MLSTMSpec:
         """The memory, the sum of what was written to it, and the greatest exponent of a gate, which both are over."""
         heads, key, value = self.num_heads, self.key_head_dim, self.value_head_dim
         return (
-            StateTensor("memory_state", "sequence", (heads, key, value), "float32"),
+            StateTensor("memory_state", "sequence", (heads, key, value), "state"),
             StateTensor("norm_state", "sequence", (heads, key), "float32"),
             StateTensor("max_state", "sequence", (heads,), "float32"),
         )
@@ -274,7 +274,7 @@ class ShortConvSpec:
 
     def state(self) -> tuple[StateTensor, ...]:
         """The last K-1 rows of B · x."""
-        return (StateTensor("conv_state", "sequence", (self.width, self.conv_kernel - 1), "float32"),)
+        return (StateTensor("conv_state", "sequence", (self.width, self.conv_kernel - 1), "state"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,12 +345,12 @@ class Mamba3Spec:
         """Recurrent state, previous expanded x and rotated B, running angle, convolution tail."""
         heads, wide, size = self.num_heads, self.state_head_dim, self.state_size
         found = [
-            StateTensor("ssm_state", "sequence", (heads, wide, size), "float32"),
-            StateTensor("x_state", "sequence", (heads, wide), "float32"),
-            StateTensor("b_state", "sequence", (heads, size), "float32"),
+            StateTensor("ssm_state", "sequence", (heads, wide, size), "state"),
+            StateTensor("x_state", "sequence", (heads, wide), "state"),
+            StateTensor("b_state", "sequence", (heads, size), "state"),
         ]
         if self.complex_rope:
             found.append(StateTensor("angle_state", "sequence", (heads, size // 2), "float32"))
         if self.conv_kernel is not None:
-            found.append(StateTensor("conv_state", "sequence", (self.conv_width, self.conv_kernel - 1), "float32"))
+            found.append(StateTensor("conv_state", "sequence", (self.conv_width, self.conv_kernel - 1), "state"))
         return tuple(found)

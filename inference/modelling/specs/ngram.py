@@ -81,5 +81,5 @@ class NGramSpec:
         channels = self.num_streams * self.hidden_size
         return (
             StateTensor("ngram_tokens", "sequence", (self.order - 1,), "float32"),
-            StateTensor("ngram_conv_state", "sequence", (channels, self.conv_length), "float32"),
+            StateTensor("ngram_conv_state", "sequence", (channels, self.conv_length), "state"),
         )

@@ -10,6 +10,9 @@ from typing import Literal, TypeVar
 _T = TypeVar("_T")
 Shape = tuple[int, ...]
 Dtype = Literal["float32", "bfloat16", "float16"]
+StateDtype = Literal["float32", "bfloat16"]
+STATE_DTYPES: tuple[StateDtype, ...] = ("float32", "bfloat16")
+"""What recurrent states are stored in."""
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
 
@@ -96,17 +99,23 @@ class StateTensor:
     """One tensor of a layer's generation state.
 
     ``per='token'`` lives in paged blocks, one entry of ``shape`` for each token; ``per='sequence'``
-    lives in a state slot, one entry for each running request. dtype ``model`` follows the weights.
+    lives in a state slot, one entry for each running request. dtype ``model`` follows the weights, ``state`` the option
+    ``state_dtype``; ``float32`` is for what a rounded value would spoil: token numbers, angles that add up, exponents,
+    and the sums that a result is divided by.
     """
 
     name: str
     per: Literal["token", "sequence"]
     shape: Shape
-    dtype: Literal["model", "float32"] = "model"
+    dtype: Literal["model", "state", "float32"] = "model"
 
-    def size_bytes(self, model_dtype: str) -> int:
+    def stored_dtype(self, model_dtype: str, state_dtype: str = "float32") -> str:
+        """The dtype in memory, given those of the weights and of recurrent states."""
+        return {"model": model_dtype, "state": state_dtype, "float32": "float32"}[self.dtype]
+
+    def size_bytes(self, model_dtype: str, state_dtype: str = "float32") -> int:
         """Bytes of one entry."""
-        return math.prod(self.shape) * DTYPE_BYTES["float32" if self.dtype == "float32" else model_dtype]
+        return math.prod(self.shape) * DTYPE_BYTES[self.stored_dtype(model_dtype, state_dtype)]
 
 
 def prefixed(prefix: str, named: Mapping[str, _T]) -> dict[str, _T]:

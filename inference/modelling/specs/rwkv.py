@@ -41,8 +41,8 @@ class TimeMixSpec:
     def state(self) -> tuple[StateTensor, ...]:
         """The last row; the weighted sum of values and the sum of weights, both over e^m, and m, in log domain."""
         return (
-            StateTensor("shift_state", "sequence", (self.row_width,), "float32"),
-            StateTensor("wkv_state", "sequence", (self.width,), "float32"),
+            StateTensor("shift_state", "sequence", (self.row_width,), "state"),
+            StateTensor("wkv_state", "sequence", (self.width,), "state"),
             StateTensor("weight_state", "sequence", (self.width,), "float32"),
             StateTensor("max_state", "sequence", (self.width,), "float32"),
         )
@@ -74,4 +74,4 @@ class ChannelMixSpec:
 
     def state(self) -> tuple[StateTensor, ...]:
         """The last row."""
-        return (StateTensor("shift_state", "sequence", (self.row_width,), "float32"),)
+        return (StateTensor("shift_state", "sequence", (self.row_width,), "state"),)

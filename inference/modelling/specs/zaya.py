@@ -57,9 +57,9 @@ class ConvolvedAttentionSpec(AttentionSpec):
         """Keys and values of each token; the last inputs of both convolutions, and the last delayed values."""
         return (
             *AttentionSpec.state(self),
-            StateTensor("conv_state", "sequence", (self.conv_width, self.channel_kernel - 1), "float32"),
-            StateTensor("head_conv_state", "sequence", (self.head_kernel - 1, self.conv_width), "float32"),
-            StateTensor("delayed_state", "sequence", (self.delayed_width,), "float32"),
+            StateTensor("conv_state", "sequence", (self.conv_width, self.channel_kernel - 1), "state"),
+            StateTensor("head_conv_state", "sequence", (self.head_kernel - 1, self.conv_width), "state"),
+            StateTensor("delayed_state", "sequence", (self.delayed_width,), "state"),
         )
 
 

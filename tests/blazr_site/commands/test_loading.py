@@ -15,7 +15,7 @@ from inference.values.sampling_params import SamplingParams
 
 def arguments(**values) -> Namespace:
     defaults = {"model": "demo", "vocab": None, "chat_template": None, "override": [], "cpu": True, "dtype": "auto",
-                "quant": "none", "speculative": None}  # fmt: skip
+                "quant": "none", "state_dtype": "auto", "speculative": None}  # fmt: skip
     return Namespace(**defaults | values)
 
 

@@ -50,6 +50,24 @@ def test_a_file_is_shown_without_the_model(saved, capsys):
     assert found["bytes"] == saved.stat().st_size and found["tokens"] > 90 and len(found["weights"]) == 64
 
 
+def test_states_in_bfloat16_have_half_the_recurrent_bytes_and_need_their_option(saved, capsys, tmp_path):
+    path, options = tmp_path / "half.state", ["--state-dtype", "bfloat16"]
+    text = saved.parent / "text"
+    assert main(["state", "save", *DEMO, *options, "--text", str(text), "-o", str(path)]) == 0
+    found = []
+    for file in (saved, path):
+        capsys.readouterr()
+        assert main(["state", "show", str(file), "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert [one["state_dtype"] for one in found] == ["float32", "bfloat16"]
+    assert found[0]["recurrent_bytes"] == 2 * found[1]["recurrent_bytes"] > 0
+    assert found[0]["paged_bytes"] == found[1]["paged_bytes"]
+    assert generated(capsys, *options, "--state", str(path), "--prompt", " A tuple").out
+    for file, given, remedy in ((path, [], "bfloat16"), (saved, options, "float32")):
+        assert main(["generate", *DEMO, *given, "--state", str(file), "--prompt", " A tuple"]) == 2
+        assert f"load the model with --state-dtype {remedy}" in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_state_is_taken_further(saved, capsys, tmp_path):
     path = tmp_path / "further.state"
     assert main(["state", "save", *DEMO, "--state", str(saved), "--prompt", " A tuple", "-o", str(path)]) == 0

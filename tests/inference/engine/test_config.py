@@ -42,12 +42,14 @@ def test_a_plan_keeps_its_budget_and_holds_one_whole_sequence(kind, budget, max_
     assert more.num_blocks >= plan.num_blocks and more.num_state_slots >= plan.num_state_slots
 
 
-def test_a_plan_says_what_the_tensors_take():
+@pytest.mark.parametrize("state_dtype", ["float32", "bfloat16"])
+def test_a_plan_says_what_the_tensors_take(state_dtype):
     spec = make_spec("hybrid")
-    plan = plan_state_budget(
-        spec, dtype="bfloat16", budget_bytes=50_000, max_num_seqs=8, max_model_len=512, block_size=BLOCK
+    sizes = {"budget_bytes": 50_000, "max_num_seqs": 8, "max_model_len": 512, "block_size": BLOCK}
+    plan = plan_state_budget(spec, dtype="bfloat16", state_dtype=state_dtype, **sizes)
+    config = EngineConfig(
+        512, plan.num_blocks, plan.num_state_slots, plan.block_size, dtype="bfloat16", state_dtype=state_dtype
     )
-    config = EngineConfig(512, plan.num_blocks, plan.num_state_slots, plan.block_size, dtype="bfloat16")
     tensors = [tensor for layer in allocate_states(spec, config) for tensor in layer.values()]
     assert sum(tensor.nbytes for tensor in tensors) == plan.total_bytes
 
@@ -79,6 +81,7 @@ def test_a_small_budget_is_refused_with_the_numbers():
         ({"block_size": 2000}, "block_size"),
         ({"max_num_seqs": 600}, "max_num_batched_tokens"),
         ({"dtype": "int3"}, "dtype"),
+        ({"state_dtype": "float16"}, "state_dtype"),
     ],
 )
 def test_bad_configurations_are_refused(options, named):

@@ -22,8 +22,9 @@ def draft_of(found: Checkpoint) -> DraftCheckpoint:
 
 
 def test_states_of_the_draft_model_are_a_share_of_the_models_own(checkpoint: Checkpoint) -> None:
-    plan = plan_states(checkpoint.spec, replace(OPTIONS, max_num_seqs=64, speculative=SPECULATIVE))
-    own = plan_draft(draft_of(checkpoint), "float32", SPECULATIVE, plan)
+    options = replace(OPTIONS, max_num_seqs=64, speculative=SPECULATIVE)
+    plan = plan_states(checkpoint.spec, options)
+    own = plan_draft(draft_of(checkpoint), "float32", options, plan)
     one_sequence = (plan.max_model_len // plan.block_size + 1) * own.block_bytes
     assert one_sequence <= own.total_bytes <= max(one_sequence, STATES_SHARE * plan.total_bytes)
     assert own.max_model_len == plan.max_model_len

@@ -21,6 +21,7 @@ from tests.inference.llm.harness import Checkpoint
         {"device": "tpu"},
         {"device": "cpu:1"},
         {"dtype": "int3"},
+        {"state_dtype": "float16"},
         {"max_model_len": 0},
         {"max_model_len": "64"},
         {"max_num_seqs": 0},

@@ -15,7 +15,7 @@ from inference.demo.paths import PREBUILT_DIRECTORY
 from inference.errors import InvalidRequest
 from inference.llm import quality
 from inference.llm.options import LLMOptions
-from inference.llm.quality import WindowRunner, _Sums, measure_quality
+from inference.llm.quality import Sums, WindowRunner, measure_quality
 from inference.modelling.weights.loader import load_network
 from models_registry.detection.inspection import inspect_checkpoint
 
@@ -34,7 +34,7 @@ def test_sums_are_the_definitions() -> None:
     generator = torch.Generator().manual_seed(0)
     reference, found = (torch.randn(5, 7, generator=generator).log_softmax(-1) for _ in range(2))
     targets = torch.tensor([0, 6, 3, 3, 1])
-    sums = _Sums()
+    sums = Sums()
     sums.add(found[:2], reference[:2], targets[:2])
     sums.add(found[2:], reference[2:], targets[2:])
     result = sums.quality("int8", 10)

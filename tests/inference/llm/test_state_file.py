@@ -17,11 +17,15 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load, save
 
+from inference.demo.paths import PREBUILT_DIRECTORY
 from inference.engine.saved_state import SavedState
 from inference.errors import InvalidRequest, StorageFull
 from inference.llm.options import LLMOptions
 from inference.llm.state_file import PromptState, identity_of, read_state_file, state_content, write_state_file
 from inference.llm.state_header import StateSizes, read_state_header
+from inference.modelling.specs.layers import Mamba2Spec
+from inference.modelling.specs.parts import NormSpec
+from models_registry.detection.inspection import inspect_checkpoint
 
 SIZES = StateSizes(token_bytes=45, slot_bytes=40, max_tokens=3)
 BLOCKS, SLOT = np.arange(90, dtype=np.uint8), np.arange(40, dtype=np.uint8)
@@ -134,6 +138,11 @@ def test_a_write_that_fails_leaves_nothing(tmp_path, state, identity, monkeypatc
             "bfloat16",
             "dtype bfloat16, this model is loaded with float32; load the model with --dtype bfloat16",
         ),
+        (
+            "state_dtype",
+            "bfloat16",
+            "state_dtype bfloat16, this model is loaded with float32; load the model with --state-dtype bfloat16",
+        ),
         ("quant", "int8", "quant int8, this model is loaded with auto; load the model with --quant int8"),
         ("device", "cuda", "device cuda, this model is loaded with cpu; use the same device"),
         ("block_size", "32", "block_size 32, this model is loaded with 16"),
@@ -164,6 +173,34 @@ def test_an_identity_follows_weights_and_options(checkpoint, identity, tmp_path)
     assert len({identity, *others}) == 7
     memo = LLMOptions(cache_dir=tmp_path)
     assert [identity_of(checkpoint.spec, checkpoint.files, "float32", memo) for _ in range(2)] == [identity] * 2
+
+
+def test_files_without_a_dtype_of_states_are_older_and_hold_float32(tmp_path, state, identity):
+    older = replace(state, identity=replace(identity, state_dtype=""))
+    write_state_file(tmp_path / "a.state", older)
+    assert read_state_header(tmp_path / "a.state").identity == identity
+    assert read_state_file(tmp_path / "a.state", identity, SIZES).state.digest == state.state.digest
+
+
+def test_the_file_of_a_mamba2_1_3b_has_half_the_bytes_in_bfloat16(identity):
+    """48 layers of 64 heads of 64 by 128, and of 4,352 convolved channels; the tokens' ids are beside them."""
+    mixer, sizes = Mamba2Spec(4096, 64, 64, 128, 1, 4, 4096, NormSpec()), {}
+    for dtype in ("float32", "bfloat16"):
+        slot = np.zeros(48 * sum(part.size_bytes("bfloat16", dtype) for part in mixer.state()), np.uint8)
+        for count in (100, 20_000):
+            kept = SavedState(tuple(range(count - 1)), np.empty(0, np.uint8), slot)
+            content = state_content(PromptState(tuple(range(count)), kept, replace(identity, state_dtype=dtype), 0))
+            sizes[dtype, count] = sum(len(piece) for piece in content) - 8 * count
+    assert sizes["float32", 100] == pytest.approx(103.2e6, rel=1e-3)
+    assert sizes["bfloat16", 100] == pytest.approx(51.6e6, rel=1e-3)
+    assert all(abs(sizes[dtype, 100] - sizes[dtype, 20_000]) < 100 for dtype in ("float32", "bfloat16"))
+
+
+def test_a_dtype_of_states_binds_models_that_have_some(checkpoint):
+    half, found = LLMOptions(state_dtype="bfloat16"), inspect_checkpoint(PREBUILT_DIRECTORY)
+    assert identity_of(checkpoint.spec, checkpoint.files, "float32", half).state_dtype == "float32"
+    plain, other = (identity_of(found.spec, found.weight_paths, "float32", options) for options in (LLMOptions(), half))
+    assert (plain.state_dtype, other.state_dtype) == ("float32", "bfloat16") and plain.layout != other.layout
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,7 @@ class SequenceRunner:
     network: HybridForCausalLM
     max_sequences: int = 8
     max_len: int = 128
+    state_dtype: torch.dtype = torch.float32
     states: list[LayerState] = field(default_factory=list)
     sequences: dict[str, Sequence_] = field(default_factory=dict)
 
@@ -82,7 +83,7 @@ class SequenceRunner:
             tensors: LayerState = {}
             for part in layer.state():
                 rows = num_blocks * BLOCK_SIZE if part.per == "token" else self.max_sequences + 1
-                kind = torch.float32 if part.dtype == "float32" else dtype
+                kind = {"model": dtype, "state": self.state_dtype, "float32": torch.float32}[part.dtype]
                 tensors[part.name] = torch.full((rows, *part.shape), 7.0, dtype=kind)
             self.states.append(tensors)
 

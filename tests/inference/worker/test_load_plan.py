@@ -41,6 +41,7 @@ def test_without_own_settings_the_sites_options_hold(row, options, settings):
 
 def test_a_models_own_settings_come_first(row, options, settings):
     own = {"max_num_seqs": 2, "max_model_len": 64, "quant": "int8", "pooling": "last", "dtype": "float32"}
+    own["state_dtype"] = "bfloat16"
     checkpoint_settings_update(
         checkpoint=row, values={**own, "keep_alive_s": 0, "pinned": "yes", "speculative": "ngram,k=2"}
     )

@@ -11,11 +11,13 @@ from inference.engine.prefix_cache.state_access import StateAccess
 from tests.inference.engine.fakes import make_spec
 
 
+@pytest.mark.parametrize("state_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("use_tensors", [False, True])
-def test_bytes_and_tensors_move_the_same(dtype, use_tensors):
+def test_bytes_and_tensors_move_the_same(dtype, state_dtype, use_tensors):
     spec = make_spec("hybrid")
-    config = EngineConfig(64, num_blocks=5, num_state_slots=4, block_size=4, max_num_seqs=2, dtype=dtype)
+    sizes = {"num_blocks": 5, "num_state_slots": 4, "block_size": 4, "max_num_seqs": 2}
+    config = EngineConfig(64, **sizes, dtype=dtype, state_dtype=state_dtype)
     layers = allocate_states(spec, config)
     generator = torch.Generator().manual_seed(0)
     for layer in layers:
@@ -39,4 +41,4 @@ def test_bytes_and_tensors_move_the_same(dtype, use_tensors):
                 wanted[2], wanted[3] = was[name][1], was[name][2]
             assert torch.equal(tensor, wanted)
     assert access.token_bytes == spec.state_bytes_per_token(dtype)
-    assert access.slot_bytes == spec.state_bytes_per_sequence(dtype)
+    assert access.slot_bytes == spec.state_bytes_per_sequence(dtype, state_dtype)

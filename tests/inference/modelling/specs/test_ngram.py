@@ -23,5 +23,5 @@ def test_shapes_follow_heads_and_streams() -> None:
 
 def test_tokens_and_inputs_of_the_convolution_are_kept() -> None:
     assert [(part.name, part.per, part.shape, part.dtype) for part in SPEC.state()] == [
-        ("ngram_tokens", "sequence", (2,), "float32"), ("ngram_conv_state", "sequence", (16, 9), "float32"),
+        ("ngram_tokens", "sequence", (2,), "float32"), ("ngram_conv_state", "sequence", (16, 9), "state"),
     ]  # fmt: skip

@@ -13,7 +13,9 @@ def test_norms_without_weight_have_no_parameters_and_layer_norms_a_bias():
 
 def test_a_state_takes_the_bytes_of_its_dtype():
     assert StateTensor("k", "token", (2, 8)).size_bytes("bfloat16") == 32
-    assert StateTensor("s", "sequence", (2, 8), "float32").size_bytes("bfloat16") == 64
+    assert StateTensor("s", "sequence", (2, 8), "float32").size_bytes("bfloat16", "bfloat16") == 64
+    recurrent = StateTensor("s", "sequence", (2, 8), "state")
+    assert (recurrent.size_bytes("bfloat16"), recurrent.size_bytes("float32", "bfloat16")) == (64, 32)
 
 
 def test_names_get_a_prefix():

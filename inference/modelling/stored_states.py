@@ -1,0 +1,76 @@
+"""StoredStates: run layers in float32 on recurrent states that are stored in bfloat16.
+
+Layers and their kernels read and write float32 states. Where the states are stored in bfloat16, a layer's entries of
+the step's sequences are copied to float32 before the layer and rounded back behind it: one rounding, to the nearest,
+for each step and layer, whatever the number of tokens. The copies live for one layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from inference.modelling.forward_batch import ForwardBatch, LayerState
+from inference.modelling.spec import ModelSpec
+
+Run = Callable[[ForwardBatch, LayerState], object]
+
+
+class StoredStates:
+    """Which state tensors of a network belong to sequences, and whether they are stored in float32.
+
+    Args:
+        spec: Specification of the network.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        parts = [[part for part in layer.state() if part.per == "sequence"] for layer in spec.layers]
+        self.names = [tuple(part.name for part in own) for own in parts]
+        self._probe = next(
+            ((number, part.name) for number, own in enumerate(parts) for part in own if part.dtype == "state"), None
+        )
+
+    def are_exact(self, states: Sequence[LayerState]) -> bool:
+        """Whether the layers can read the states as they are."""
+        if self._probe is None:
+            return True
+        number, name = self._probe
+        return states[number][name].dtype == torch.float32
+
+
+class StepEntries:
+    """The entries of one step's sequences, side by side: sequence i has slot i + 1, and slot 0 is scratch as before.
+
+    Args:
+        batch: The step.
+
+    Attributes:
+        batch: The step with these slots.
+    """
+
+    def __init__(self, batch: ForwardBatch) -> None:
+        slots = batch.state_slots
+        self._slots = slots
+        self._gathered = torch.cat((torch.zeros_like(slots[:1]), slots))
+        # Padding rows stay at scratch, which kernels neither read nor write.
+        numbers = torch.arange(1, len(slots) + 1, device=slots.device) * (slots != 0)
+        chunks = tuple(
+            replace(chunk, state_slot=chunk.sequence + 1 if chunk.state_slot else 0) for chunk in batch.prefills
+        )
+        self.batch = replace(batch, state_slots=numbers, prefills=chunks, shared={})
+
+    def run(self, layer: Run, state: LayerState, names: Sequence[str]) -> None:
+        """Run a layer on float32 copies of its entries, and store them again.
+
+        Args:
+            layer: Takes the step and the layer's state.
+            state: The layer's state tensors.
+            names: Those that belong to sequences.
+        """
+        entries = {name: state[name].index_select(0, self._gathered).float() for name in names}
+        layer(self.batch, state | entries)
+        for name, entry in entries.items():
+            pool = state[name]
+            pool.index_copy_(0, self._slots, entry[1:].to(pool.dtype))
