@@ -3,11 +3,16 @@
 An adapter is read in a thread when the first request names it; other requests go on meanwhile. It stays resident while
 a request uses it; of the others the one that has been unused for longest leaves when another one needs its place.
 Requests wait in the order of their rank: none overtakes one that waits for a place, or that one could wait for ever.
+
+Other threads may order an adapter to be read before a request names it, which pins it: it stays until another order
+evicts it. A request whose adapter has no place beside the pinned ones fails, because no other request's end would help.
 """
 
 from __future__ import annotations
 
+import time
 from bisect import insort
+from collections import deque
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -16,7 +21,7 @@ from operator import attrgetter
 from inference.engine.adapter import Adapter
 from inference.engine.failures import failure_of
 from inference.engine.running_request import Request
-from inference.errors import BlazrError, InvalidRequest
+from inference.errors import BlazrError, Conflict, InvalidRequest
 from inference.host.units import format_bytes
 from inference.modelling.adapters.loading import LoadedAdapter
 from inference.modelling.adapters.network import NetworkAdapters
@@ -36,6 +41,32 @@ class AdapterPoolStats:
     num_evictions: int
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterUse:
+    """What a resident adapter is used for.
+
+    Attributes:
+        num_requests: Running requests that go through it.
+        last_used_at: Unix time at which a request or an order named it last.
+    """
+
+    num_requests: int
+    last_used_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What another thread has ordered: to pin an adapter, or to evict it.
+
+    Attributes:
+        done: Done once the adapter is resident, or once it is unpinned and has left unless requests go through it.
+    """
+
+    adapter: Adapter
+    is_pin: bool
+    done: Future[None] = field(default_factory=Future)
+
+
 @dataclass(slots=True)
 class _Resident:
     """An adapter in a slot.
@@ -44,6 +75,9 @@ class _Resident:
         loading: The read, until it is done.
         users: Requests that go through it.
         last_use: Number of the last use among all.
+        last_used_at: Unix time of it.
+        is_pinned: It stays until it is ordered to leave.
+        is_leaving: It leaves as soon as no request goes through it.
     """
 
     slot: int
@@ -51,6 +85,9 @@ class _Resident:
     loading: Future[LoadedAdapter] | None
     users: int = 0
     last_use: int = 0
+    last_used_at: float = 0.0
+    is_pinned: bool = False
+    is_leaving: bool = False
 
     @property
     def is_being_read(self) -> bool:
@@ -72,7 +109,7 @@ class Placed:
 
 
 class AdapterPool:
-    """The adapters of one engine; belongs to its thread.
+    """The adapters of one engine; belongs to its thread, but for ``pin``, ``evict``, ``uses`` and ``stats``.
 
     Args:
         adapters: Of the engine's network.
@@ -87,6 +124,8 @@ class AdapterPool:
         self._resident: dict[str, _Resident] = {}
         self._free_slots = list(range(adapters.num_slots, 0, -1))
         self._waiting: list[Request] = []
+        self._orders: deque[_Order] = deque()
+        self._pins: list[_Order] = []
         self._in_use: dict[Request, _Resident] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="load-adapter")
         self._num_uses = self._num_loads = self._num_evictions = 0
@@ -108,9 +147,26 @@ class AdapterPool:
         """Let a request wait for its adapter."""
         insort(self._waiting, request, key=_rank)
 
-    def has_waiting(self) -> bool:
-        """Whether requests wait for adapters."""
-        return bool(self._waiting)
+    def pin(self, adapter: Adapter) -> Future[None]:
+        """Order an adapter to be read and to stay; any thread. The engine must step for it.
+
+        Returns:
+            Done once the adapter is resident; a ``BlazrError`` if it can't be read, or if pinned ones have all places.
+        """
+        return self._order(adapter, is_pin=True)
+
+    def evict(self, adapter: Adapter) -> Future[None]:
+        """Order an adapter to leave, after the requests that go through it; any thread. The engine must step for it.
+
+        Returns:
+            Done once it stays no longer than these requests.
+        """
+        return self._order(adapter, is_pin=False)
+
+    def has_work(self) -> bool:
+        """Whether requests wait for adapters, orders are there, or an adapter can leave."""
+        is_leaving = any(item.is_leaving and not item.users for item in self._resident.values())
+        return is_leaving or bool(self._waiting or self._orders or self._pins)
 
     def await_load(self, timeout: float) -> None:
         """Wait for a read, if one is under way, unless one that a request waits for has ended."""
@@ -124,10 +180,11 @@ class AdapterPool:
             wait(loading, timeout=timeout, return_when="FIRST_COMPLETED")
 
     def place(self) -> Placed:
-        """Go through the waiting requests: begin reads while there are places, and return those that can run."""
+        """Go through orders and waiting requests: begin reads while there are places; return requests that can run."""
+        self._take_orders()
         placed, left = Placed(), list[Request]()
         broken: dict[str, BlazrError] = {}
-        is_open = True
+        is_open = self._place_pins()
         for request in self._waiting:
             adapter = request.source.adapter
             assert adapter is not None
@@ -135,7 +192,9 @@ class AdapterPool:
                 placed.failed.append((request, broken[adapter.digest]))
                 continue
             item = self._find(adapter) if is_open else None
-            if item is None:
+            if item is None and is_open and (full := self._full_of_pinned(adapter)) is not None:
+                placed.failed.append((request, full))
+            elif item is None:
                 is_open = False
                 left.append(request)
             elif item.loading is not None and not item.loading.done():
@@ -147,6 +206,9 @@ class AdapterPool:
                 self._use(request, item)
                 placed.ready.append(request)
         self._waiting = left
+        for item in [item for item in self._resident.values() if _can_leave(item)]:
+            if item.adapter.digest not in self._requested():
+                self._remove(item)
         return placed
 
     def release(self, request: Request) -> None:
@@ -154,6 +216,7 @@ class AdapterPool:
         item = self._in_use.pop(request, None)
         if item is not None:
             item.users -= 1
+            item.last_used_at = time.time()
         elif request in self._waiting:
             self._waiting.remove(request)
 
@@ -169,13 +232,86 @@ class AdapterPool:
             num_evictions=self._num_evictions,
         )
 
-    def users(self) -> Mapping[str, int]:
-        """Number of running requests of each resident adapter, by digest; other threads may call it, too."""
-        return {digest: item.users for digest, item in list(self._resident.items()) if item.loading is None}
+    def uses(self) -> Mapping[str, AdapterUse]:
+        """What each resident adapter is used for, by digest; other threads may call it, too."""
+        items = list(self._resident.items())
+        return {digest: AdapterUse(item.users, item.last_used_at) for digest, item in items if item.loading is None}
 
     def close(self) -> None:
-        """Wait for the thread."""
+        """Cancel the orders, and wait for the thread."""
+        for order in (*self._orders, *self._pins):
+            order.done.cancel()
         self._thread.shutdown(cancel_futures=True)
+
+    def _order(self, adapter: Adapter, *, is_pin: bool) -> Future[None]:
+        order = _Order(adapter, is_pin)
+        self._orders.append(order)
+        return order.done
+
+    def _take_orders(self) -> None:
+        """Carry out the orders to evict, and let those to pin wait for their places."""
+        while self._orders:
+            order = self._orders.popleft()
+            if order.is_pin:
+                self._pins.append(order)
+                continue
+            for pin in [pin for pin in self._pins if pin.adapter.digest == order.adapter.digest]:
+                self._pins.remove(pin)
+                _fail(pin, Conflict("the adapter was unloaded before it was read.", param="adapter"))
+            item = self._resident.get(order.adapter.digest)
+            if item is not None:
+                item.is_pinned, item.is_leaving = False, True
+                if _can_leave(item) and order.adapter.digest not in self._requested():
+                    self._remove(item)
+            if order.done.set_running_or_notify_cancel():
+                order.done.set_result(None)
+
+    def _place_pins(self) -> bool:
+        """Begin the reads of adapters to pin, and pin those that are read; False: one waits for a place."""
+        waiting, self._pins = self._pins, []
+        is_open = True
+        for order in waiting:
+            if order.done.cancelled():
+                self._drop_pin(order)
+                continue
+            item = self._find(order.adapter) if is_open else None
+            if item is None and is_open and (full := self._full_of_pinned(order.adapter)) is not None:
+                _fail(order, full)
+            elif item is None:
+                is_open = False
+                self._pins.append(order)
+            elif item.is_being_read:
+                item.is_pinned, item.is_leaving = True, False
+                self._pins.append(order)
+            elif (error := self._finish_load(item)) is not None:
+                _fail(order, error)
+            else:
+                item.is_pinned = order.done.set_running_or_notify_cancel()
+                item.is_leaving = False
+                self._record_use(item)
+                if item.is_pinned:
+                    order.done.set_result(None)
+        return is_open
+
+    def _drop_pin(self, order: _Order) -> None:
+        """Nobody waits for an order any more: the adapter that is read for it stays like any other."""
+        item = self._resident.get(order.adapter.digest)
+        if item is not None and item.loading is not None:
+            item.is_pinned = False
+
+    def _full_of_pinned(self, adapter: Adapter) -> BlazrError | None:
+        """Why an adapter never gets a place beside the pinned ones; None: it does, once others have left."""
+        pinned = [item.adapter for item in self._resident.values() if item.is_pinned]
+        together = self._bytes_of([*pinned, adapter])
+        if len(pinned) < self._adapters.num_slots and (self._budget_bytes is None or together <= self._budget_bytes):
+            return None
+        places = f"{self._adapters.num_slots} place{'s' if self._adapters.num_slots > 1 else ''}"
+        budget = "" if self._budget_bytes is None else f" of {format_bytes(self._budget_bytes)}"
+        return Conflict(
+            f"adapters that were loaded ahead ({len(pinned)}) leave no place for this one: the model has {places}"
+            f"{budget} for adapters; unload one of them, or raise max_adapters.",
+            param="adapter",
+        )
 
     def _find(self, adapter: Adapter) -> _Resident | None:
         """The adapter's place, whose read begins now if it has none; None: all places are in use."""
@@ -210,20 +346,26 @@ class AdapterPool:
         """Let the adapter go that has been unused for longest; False: all are in use."""
         requested = self._requested()
         # Of a read that has ended all requests may have left: it keeps no place either.
-        idle = [item for item in self._resident.values() if not item.users and not item.is_being_read]
+        idle = [
+            item for item in self._resident.values() if not item.users and not item.is_being_read and not item.is_pinned
+        ]
         if not idle:
             return False
         # One that a waiting request needs leaves last: that request is behind the one that needs the place.
         victim = min(idle, key=lambda item: (item.adapter.digest in requested, item.last_use))
-        if victim.loading is None:
-            self._adapters.remove(victim.slot)
-        self._free(victim)
+        self._remove(victim)
         self._num_evictions += 1
         return True
 
+    def _remove(self, item: _Resident) -> None:
+        if item.loading is None:
+            self._adapters.remove(item.slot)
+        self._free(item)
+
     def _requested(self) -> set[str]:
-        """Digests of the adapters that requests wait for."""
-        return {request.source.adapter.digest for request in self._waiting if request.source.adapter is not None}
+        """Digests of the adapters that requests and orders wait for."""
+        found = {request.source.adapter.digest for request in self._waiting if request.source.adapter is not None}
+        return found | {order.adapter.digest for order in self._pins}
 
     def _free(self, item: _Resident) -> None:
         del self._resident[item.adapter.digest]
@@ -245,8 +387,21 @@ class AdapterPool:
         return error
 
     def _use(self, request: Request, item: _Resident) -> None:
-        self._num_uses += 1
         item.users += 1
-        item.last_use = self._num_uses
+        self._record_use(item)
         self._in_use[request] = item
         request.adapter_slot = item.slot
+
+    def _record_use(self, item: _Resident) -> None:
+        self._num_uses += 1
+        item.last_use, item.last_used_at = self._num_uses, time.time()
+
+
+def _can_leave(item: _Resident) -> bool:
+    """Whether an adapter that was ordered to leave can: nobody goes through it, and no thread reads it."""
+    return item.is_leaving and not item.users and not item.is_being_read
+
+
+def _fail(order: _Order, error: BlazrError) -> None:
+    if order.done.set_running_or_notify_cancel():
+        order.done.set_exception(error)

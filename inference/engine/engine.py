@@ -8,7 +8,7 @@ engine ends with ``EngineDead``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 
@@ -88,6 +88,9 @@ class Engine:
         speculation: Speculative decoding; None: off.
         adapters: The LoRA adapters of the network; None: requests can't name any.
         vision: The model's vision encoder; None: requests with pictures are refused.
+
+    Attributes:
+        adapters: The resident adapters; None: requests can't name any.
     """
 
     def __init__(
@@ -118,7 +121,7 @@ class Engine:
             row_maxima, fetch = self._runner.backend.row_maxima, self._unusable.fetch
             self._sampler = Sampler(config.invalid_token_ids, self._device, row_maxima, fetch)
         self._copies = StateCopies(access, in_background=self._device.type == "cpu")
-        self._adapters = (
+        self.adapters = (
             None if adapters is None else AdapterPool(adapters, config.adapter_bytes, self._runner.state_bytes)
         )
         self._scheduler = Scheduler(config, self._states, self._prefix_cache, self._copies)
@@ -165,21 +168,21 @@ class Engine:
         request.known_ending = request.ending()
         self._arrivals += 1
         self._counts["num_prompt_tokens"] += request.num_prompt_tokens
-        if source.adapter is None or self._adapters is None:
+        if source.adapter is None or self.adapters is None:
             self._queue(request)
         else:
-            self._adapters.add(request)
+            self.adapters.add(request)
         self._requests[request.request_id] = request
         if request.known_ending is not None and not request.computes_prompt:
             self._finish(request, request.known_ending)
 
     def _check_adapter(self, adapter: Adapter) -> None:
-        if self._adapters is None:
+        if self.adapters is None:
             raise InvalidRequest(
                 "the model is loaded without room for adapters; load it with max_adapters of at least 1.",
                 param="adapter",
             )
-        self._adapters.check(adapter)
+        self.adapters.check(adapter)
 
     def _queue(self, request: Request) -> None:
         """Put a request into the queue, after a background read of its prefix from disk if there is one."""
@@ -203,20 +206,16 @@ class Engine:
         self._sampler.masks.close()
         self._copies.close()
         self._prefix_cache.close()
-        if self._adapters is not None:
-            self._adapters.close()
+        if self.adapters is not None:
+            self.adapters.close()
 
     def flush(self) -> None:
         """Wait until the prefix cache has written its pending files."""
         self._prefix_cache.flush()
 
-    def adapter_users(self) -> Mapping[str, int]:
-        """Return the number of running requests of each resident adapter, by digest; may be called from any thread."""
-        return {} if self._adapters is None else self._adapters.users()
-
     def has_unfinished(self) -> bool:
-        """Whether requests are unfinished or outputs wait for the next ``step``."""
-        return bool(self._requests or self._pending)
+        """Whether requests are unfinished, or outputs or orders for adapters wait for the next ``step``."""
+        return bool(self._requests or self._pending) or (self.adapters is not None and self.adapters.has_work())
 
     def stats(self) -> EngineStats:
         """Return the current counters and gauges."""
@@ -232,7 +231,7 @@ class Engine:
             state_bytes=self._runner.state_bytes,
             prefix_cache=self._prefix_cache.stats(),
             speculation=None if self._speculator is None else self._speculator.stats(),
-            adapters=None if self._adapters is None else self._adapters.stats(),
+            adapters=None if self.adapters is None else self.adapters.stats(),
             **self._counts,
         )
 
@@ -284,8 +283,8 @@ class Engine:
     def _schedule(self) -> SchedulerOutput:
         """Choose the step's tokens, draft tokens included."""
         self._prefix_cache.poll()
-        if self._adapters is not None and self._adapters.has_waiting():
-            self._place_adapters(self._adapters)
+        if self.adapters is not None and self.adapters.has_work():
+            self._place_adapters(self.adapters)
         if self._fetching:
             self._take_fetched()
         if self._copies:
@@ -451,8 +450,8 @@ class Engine:
             except BlazrError as error:
                 reason, request.error = FinishReason.ERROR, error
         self._scheduler.finish(request)
-        if self._adapters is not None:
-            self._adapters.release(request)
+        if self.adapters is not None:
+            self.adapters.release(request)
         del self._requests[request.request_id]
         self._counts["num_failed"] += reason is FinishReason.ERROR
         output = self._report(request, new_token_ids)

@@ -77,6 +77,7 @@ class EngineLoop(Generic[ItemT, EventT]):
         self._condition = threading.Condition()
         self._submitted: deque[ItemT] = deque()
         self._aborted: list[str] = []
+        self._is_woken = False
         self._is_draining = False
         self._is_stopping = False
         self._has_ended = False
@@ -108,6 +109,12 @@ class EngineLoop(Generic[ItemT, EventT]):
         """Request the early end of a request; unknown ids are ignored."""
         with self._condition:
             self._aborted.append(request_id)
+            self._condition.notify()
+
+    def wake(self) -> None:
+        """Look whether the owner has work: another thread has given it some."""
+        with self._condition:
+            self._is_woken = True
             self._condition.notify()
 
     def stop(self, *, drain: bool, timeout_s: float) -> bool:
@@ -192,12 +199,13 @@ class EngineLoop(Generic[ItemT, EventT]):
         """Wait for work and pass it to the owner; return False when the loop has to end."""
         while True:
             with self._condition:
-                while not (self._submitted or self._aborted or self.is_busy or self._is_draining):
+                while not (self._submitted or self._aborted or self._is_woken or self.is_busy or self._is_draining):
                     release_compute_threads()  # other models' loops need the processors
                     self._condition.wait()
                 if self._is_stopping:
                     return False
                 aborted, self._aborted = self._aborted, []
+                self._is_woken = False
                 is_draining = self._is_draining
             if not self.is_busy:
                 self.last_step_at = time.monotonic()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from inference.engine.adapter import Adapter
+from inference.engine.adapter_pool import AdapterPool
 from inference.engine.engine import Engine
 from inference.errors import InvalidRequest, UnknownModel
 from inference.llm.merging import stored_shapes
@@ -38,6 +40,8 @@ class AdapterFacts:
         num_bytes: Memory that it takes while it is resident.
         is_resident: Whether it is in memory.
         num_requests: Requests that go through it now.
+        last_used_at: Unix time at which something named it last; 0: it isn't in memory.
+        is_pinned: It was loaded ahead of its requests, and stays until it is unloaded.
     """
 
     name: str
@@ -50,6 +54,8 @@ class AdapterFacts:
     num_bytes: int
     is_resident: bool = False
     num_requests: int = 0
+    last_used_at: float = 0.0
+    is_pinned: bool = False
 
 
 class AdapterRegistry:
@@ -61,7 +67,7 @@ class AdapterRegistry:
         size_of: Memory that an adapter takes in the network.
         state_bytes: Memory of the states that X-LoRAs have together, beside the base's.
         tokenizer: The base's tokenizer.json; None: it has none, so that no adapter's is compared.
-        users: Number of requests of each resident adapter, by digest.
+        pool: The resident adapters.
         budget_bytes: Memory for resident adapters; None: it isn't limited.
     """
 
@@ -73,14 +79,15 @@ class AdapterRegistry:
         size_of: Callable[[AdapterPlan | XLoraPlan], int],
         state_bytes: int,
         tokenizer: Path | None,
-        users: Callable[[], Mapping[str, int]],
+        pool: AdapterPool,
         budget_bytes: int | None = None,
     ) -> None:
         self._spec, self._weight_files = spec, tuple(weight_files)
-        self._size_of, self._tokenizer, self._users = size_of, tokenizer, users
+        self._size_of, self._tokenizer, self._pool = size_of, tokenizer, pool
         self._budget_bytes, self._state_bytes = budget_bytes, state_bytes
         self._lock = threading.Lock()
         self._known: dict[str, tuple[Adapter, AdapterFacts]] = {}
+        self._pinned: dict[str, Future[None]] = {}
         self._base: BaseModules | None = None
 
     def check(self, path: Path, name: str = "") -> AdapterFacts:
@@ -108,7 +115,7 @@ class AdapterRegistry:
         return found[1]
 
     def remove(self, name: str) -> None:
-        """Forget a name; requests that run go on.
+        """Forget a name; requests that run go on, and the adapter leaves the memory when the engine steps after them.
 
         Raises:
             UnknownModel: There is none.
@@ -116,7 +123,45 @@ class AdapterRegistry:
         with self._lock:
             if name not in self._known:
                 raise self._unknown(name)
-            del self._known[name]
+            adapter, _ = self._known.pop(name)
+            self._pinned.pop(name, None)
+            if all(other.digest != adapter.digest for other, _ in self._known.values()):
+                self._pool.evict(adapter)
+
+    def pin(self, name: str) -> Future[None]:
+        """Read an adapter into memory before a request names it; it stays until ``unpin``. The engine must step for it.
+
+        Returns:
+            Done once it is in memory; a ``BlazrError`` if it can't be read, or if pinned ones have all places.
+
+        Raises:
+            UnknownModel: There is none of that name.
+            InvalidRequest: It takes more than all of the memory for adapters.
+        """
+        adapter = self.get(name)
+        self._pool.check(adapter)
+        with self._lock:
+            found = self._pinned[name] = self._pool.pin(adapter)
+        return found
+
+    def unpin(self, name: str) -> Future[None]:
+        """Let an adapter leave the memory, after the requests that go through it. The engine must step for it.
+
+        Returns:
+            Done once it stays no longer than these requests, or than another name of the same files that is pinned.
+
+        Raises:
+            UnknownModel: There is none of that name.
+        """
+        adapter = self.get(name)
+        with self._lock:
+            self._pinned.pop(name, None)
+            pinned = {self._known[other][0].digest for other in self._pinned if other in self._known}
+        if adapter.digest not in pinned:
+            return self._pool.evict(adapter)
+        found: Future[None] = Future()
+        found.set_result(None)
+        return found
 
     def get(self, name: str) -> Adapter:
         """The adapter of a name.
@@ -131,11 +176,19 @@ class AdapterRegistry:
 
     def facts(self) -> dict[str, AdapterFacts]:
         """All adapters by name."""
-        users = self._users()
+        uses = self._pool.uses()
         with self._lock:
-            known = dict(self._known)
+            known, pinned = dict(self._known), {name for name, order in self._pinned.items() if _is_pinned(order)}
         return {
-            name: replace(facts, is_resident=facts.digest in users, num_requests=users.get(facts.digest, 0))
+            name: replace(
+                facts,
+                is_resident=True,
+                num_requests=use.num_requests,
+                last_used_at=use.last_used_at,
+                is_pinned=name in pinned,
+            )
+            if (use := uses.get(facts.digest)) is not None
+            else facts
             for name, (_, facts) in known.items()
         }
 
@@ -184,6 +237,10 @@ class AdapterRegistry:
             return self._base
 
 
+def _is_pinned(order: Future[None]) -> bool:
+    return order.done() and not order.cancelled() and order.exception() is None
+
+
 def make_registry(
     spec: ModelSpec,
     weight_files: Sequence[Path],
@@ -202,7 +259,7 @@ def make_registry(
         InvalidRequest: There are adapters and no room for them.
         CheckpointError: One of them doesn't fit.
     """
-    if resident is None:
+    if resident is None or engine.adapters is None:
         if adapters:
             require_adapters(None)
         return None
@@ -212,7 +269,7 @@ def make_registry(
         size_of=resident.size_of,
         state_bytes=engine.stats().state_bytes,
         tokenizer=comparable_file(tokenizer.path),
-        users=engine.adapter_users,
+        pool=engine.adapters,
         budget_bytes=engine.config.adapter_bytes,
     )
     for name, given in adapters.items():

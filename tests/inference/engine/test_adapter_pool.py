@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 
 from inference.engine.adapter import Adapter
 from inference.engine.adapter_pool import AdapterPool
-from inference.errors import CorruptCheckpoint, InvalidRequest
+from inference.errors import Conflict, CorruptCheckpoint, InvalidRequest
 
 
 class Network:
@@ -63,6 +64,11 @@ def make(tmp_path: Path):
         pool.close()
 
 
+def adapter(name: str, size: int = 1) -> Adapter:
+    file = Path(__file__)
+    return Adapter(name, name, (file,), size, (file.stat().st_mtime_ns,))
+
+
 class Hashable(SimpleNamespace):
     __hash__ = object.__hash__
     __eq__ = object.__eq__
@@ -88,7 +94,8 @@ def test_the_longest_unused_leaves_and_none_in_use(make) -> None:
     assert placed(pool) == [c] and set(network.resident.values()) == {"b", "c"}
     again = request("b")
     assert placed(pool) == [again] and pool.stats().num_loads == 3
-    assert pool.users() == {"b": 2, "c": 1}
+    assert {name: use.num_requests for name, use in pool.uses().items()} == {"b": 2, "c": 1}
+    assert all(abs(time.time() - use.last_used_at) < 60 for use in pool.uses().values())
 
 
 def test_none_overtakes_one_that_waits_for_a_place(make) -> None:
@@ -147,7 +154,7 @@ def test_a_broken_file_fails_its_requests_only(make) -> None:
     network.broken.add("bad")
     bad, good, worse = request("bad"), request("good"), request("bad")
     found = pool.place()
-    while pool.has_waiting():
+    while pool.has_work():
         pool.await_load(5)
         more = pool.place()
         found.ready += more.ready
@@ -165,7 +172,7 @@ def test_a_request_that_waits_can_leave(make) -> None:
     b = request("b")
     pool.place()
     pool.release(b)
-    assert not pool.has_waiting()
+    assert not pool.has_work()
     pool.release(a)
     pool.release(a)  # again: it has ended
     assert pool.stats().num_in_use == 0
@@ -188,3 +195,109 @@ def test_an_adapter_may_come_while_another_thread_reads_the_counters(make, monke
     monkeypatch.setattr(AdapterPool, "_bytes_of", come_meanwhile)
     assert pool.stats().num_resident == 1
     assert len(pool._resident) == 2
+
+
+def test_a_pinned_adapter_is_read_ahead_and_stays_until_it_is_evicted(make) -> None:
+    network, pool, request = make(2)
+    pinned = pool.pin(adapter("a"))
+    assert pool.has_work() and not pinned.done()
+    assert placed(pool) == [] and pinned.result(0) is None and not pool.has_work()
+    assert set(network.resident.values()) == {"a"} and pool.uses()["a"].num_requests == 0
+    for name in ("b", "c", "a"):  # the others take turns in the place that is left
+        one = request(name)
+        assert placed(pool) == [one]
+        pool.release(one)
+    assert set(network.resident.values()) == {"a", "c"} and pool.stats().num_loads == 3
+    evicted = pool.evict(adapter("a"))
+    pool.place()
+    assert evicted.result(0) is None and set(network.resident.values()) == {"c"} and not pool.has_work()
+
+
+def test_one_that_is_in_use_leaves_after_its_requests(make) -> None:
+    network, pool, request = make(1)
+    first = request("a")
+    assert placed(pool) == [first]
+    second = request("a")
+    pool.evict(adapter("a"))
+    assert placed(pool) == [second]  # which waited already
+    for one, left in ((first, {"a"}), (second, set())):
+        pool.release(one)
+        pool.place()
+        assert set(network.resident.values()) == left
+    assert not pool.has_work()
+    again = request("a")
+    assert placed(pool) == [again] and pool.stats().num_loads == 2
+
+
+def test_places_of_pinned_adapters_are_no_ones_else(make) -> None:
+    _, pool, request = make(2, budget=10)
+    for name, size in (("a", 4), ("b", 3)):
+        pool.pin(adapter(name, size))
+    placed(pool)
+    for full, words in ((pool.pin(adapter("c")), "2 places of 10 B"), (pool.pin(adapter("a", 4)), "")):
+        placed(pool)
+        if not words:
+            assert full.result(0) is None  # it is there
+            continue
+        with pytest.raises(Conflict, match=rf"loaded ahead \(2\) leave no place .* {words}"):
+            full.result(0)
+    lost, found = request("c"), request("a", 4)
+    now = pool.place()
+    assert now.ready == [found] and [one for one, _ in now.failed] == [lost]
+    assert "unload one of them, or raise max_adapters" in now.failed[0][1].message
+    pool.evict(adapter("b", 3))
+    large = pool.pin(adapter("d", 7))
+    pool.place()
+    with pytest.raises(Conflict):
+        large.result(0)
+    fits = pool.pin(adapter("e", 6))
+    placed(pool)
+    assert fits.result(0) is None
+
+
+def test_a_pin_waits_for_a_place_in_use_before_later_requests(make) -> None:
+    _, pool, request = make(1)
+    a = request("a")
+    assert placed(pool) == [a]
+    pinned, later = pool.pin(adapter("b")), request("a")
+    assert placed(pool) == [] and not pinned.done()
+    pool.release(a)
+    failed = [one for _ in range(5) for one, _ in (pool.place().failed, pool.await_load(5))[0]]
+    assert pinned.result(0) is None and failed == [later]
+
+
+def test_a_pin_that_can_not_be_read_or_was_called_off_leaves_nothing(make) -> None:
+    network, pool, request = make(2)
+    network.broken.add("bad")
+    bad = pool.pin(adapter("bad"))
+    placed(pool)
+    with pytest.raises(CorruptCheckpoint, match="bad is broken"):
+        bad.result(0)
+    network.gate.clear()
+    cancelled, unloaded = pool.pin(adapter("a")), pool.pin(adapter("b"))
+    pool.place()
+    assert cancelled.cancel()
+    pool.evict(adapter("b"))
+    pool.place()
+    with pytest.raises(Conflict, match="unloaded before it was read"):
+        unloaded.result(0)
+    network.gate.set()
+    c, d = request("c"), request("d")
+    assert placed(pool) == [c, d] and set(network.resident.values()) == {"c", "d"}
+    last = pool.pin(adapter("d"))
+    pool.close()
+    assert last.cancelled()
+
+
+def test_an_adapter_that_is_evicted_while_it_is_read_does_not_stay(make) -> None:
+    network, pool, _ = make(1)
+    network.gate.clear()
+    pool.pin(adapter("a"))
+    pool.place()
+    pool.evict(adapter("a"))
+    pool.place()
+    assert pool.has_work()  # it leaves when the read ends
+    network.gate.set()
+    pool.await_load(5)
+    pool.place()
+    assert not network.resident and not pool.has_work() and pool.stats().resident_bytes == 0

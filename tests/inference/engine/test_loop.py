@@ -317,3 +317,22 @@ def test_the_time_with_work_is_counted_also_within_a_step():
     total = harness.loop.work_s
     assert total > first and harness.loop.work_s == total  # an idle loop's time stands
     harness.loop.stop(drain=True, timeout_s=60)
+
+
+def test_an_idle_loop_is_woken_for_work_of_another_thread(harness) -> None:
+    class Owner(EngineOwner):
+        has_order = False
+
+        def has_unfinished(self) -> bool:
+            return self.has_order or super().has_unfinished()
+
+        def step(self):
+            self.has_order = False
+            return super().step()
+
+    made = harness(Owner(make_engine()))
+    wait_until(lambda: not made.loop.is_busy)
+    made.owner.has_order = True
+    assert not made.owner.begun.is_set()
+    made.loop.wake()
+    assert made.owner.begun.wait(60)

@@ -259,3 +259,43 @@ def test_no_room_for_adapters_is_said(checkpoint: Checkpoint, tmp_path: Path) ->
             tokens(llm, "a")
     finally:
         llm.close()
+
+
+def finish(llm: LLM) -> None:
+    while llm.has_unfinished():
+        llm.step()
+
+
+def test_an_adapter_is_read_ahead_and_unloaded(checkpoint: Checkpoint, directory: Path, tmp_path: Path) -> None:
+    llm = load(checkpoint, directory, 3, max_adapters=2)
+    try:
+        pinned = llm.adapters.pin("a0")
+        finish(llm)
+        facts = llm.adapters.facts()["a0"]
+        assert pinned.result(0) is None
+        assert (facts.is_resident, facts.is_pinned, facts.num_requests) == (True, True, 0) and facts.last_used_at
+        for name in ("a1", "a2", "a1"):
+            tokens(llm, name)
+        assert llm.stats()["adapters"]["num_loads"] == 4
+        llm.adapters.add("twin", directory / "a0")  # other names of the same files
+        llm.adapters.pin("twin")
+        llm.adapters.unpin("a0").result(0)
+        finish(llm)
+        assert llm.adapters.facts()["a0"].is_resident and not llm.adapters.facts()["a0"].is_pinned
+        llm.adapters.remove("twin")
+        llm.adapters.unpin("a0")
+        finish(llm)
+        facts = llm.adapters.facts()["a0"]
+        assert (facts.is_resident, facts.is_pinned, facts.last_used_at) == (False, False, 0)
+        llm.adapters.remove("a1")
+        finish(llm)
+        assert llm.stats()["adapters"]["num_resident"] == 0
+        broken = llm.adapters.add("broken", write_adapter(tmp_path / "broken", 3))
+        (tmp_path / "broken" / "adapter_model.safetensors").unlink()
+        lost = llm.adapters.pin(broken.name)
+        finish(llm)
+        with pytest.raises(Conflict, match="add it again"):
+            lost.result(0)
+        assert not llm.adapters.facts()["broken"].is_pinned
+    finally:
+        llm.close()
