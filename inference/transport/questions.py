@@ -1,4 +1,4 @@
-"""Query the workers from the web process: which requests run, and whether a model would fit."""
+"""Query the workers from the web process: which requests run, whether a model fits; load and unload adapters."""
 
 from __future__ import annotations
 
@@ -6,25 +6,29 @@ import json
 import secrets
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from inference.errors import BlazrError, Unavailable
 from inference.transport import keys as redis_keys
 from inference.transport.clients import redis_client
 from inference.transport.control import send_control
 from inference.transport.worker_states import worker_states
+from inference.values.states import ResidentAdapter
 
 REPLY_TIMEOUT_S = 3.0
+ADAPTER_TIMEOUT_S = 60.0
+"""Seconds for an order that reads an adapter's files; twice those that a worker waits for a place in its memory."""
 POLL_TIMEOUT_S = 0.5
 MIN_POLL_S = 0.01
 _FITTING = ("resident", "fits", "fits_after_eviction")
 
 
-async def query_workers(kind: str, **values: Any) -> list[dict[str, Any]]:
-    """Send a query to all workers; return the replies that arrive within ``REPLY_TIMEOUT_S``.
+async def query_workers(kind: str, *, timeout_s: float | None = None, **values: Any) -> list[dict[str, Any]]:
+    """Send a query to all workers; return the replies that arrive in time.
 
     Args:
-        kind: ``requests`` or ``fit``.
+        kind: ``requests``, ``fit``, ``load-adapter`` or ``unload-adapter``.
+        timeout_s: Seconds for the replies; None: ``REPLY_TIMEOUT_S``.
         values: Further members of the query.
 
     Raises:
@@ -36,7 +40,7 @@ async def query_workers(kind: str, **values: Any) -> list[dict[str, Any]]:
     query_id = secrets.token_hex(12)
     await send_control("query", json.dumps({"id": query_id, "kind": kind, **values}))
     replies: list[dict[str, Any]] = []
-    deadline = time.monotonic() + REPLY_TIMEOUT_S
+    deadline = time.monotonic() + (REPLY_TIMEOUT_S if timeout_s is None else timeout_s)
     async with redis_client() as client:
         while len(replies) < len(workers):
             left_s = deadline - time.monotonic()
@@ -70,6 +74,25 @@ async def model_fit(checkpoint_id: str, sizes: tuple[int, int] | None = None) ->
     found = [{"worker_id": reply["worker_id"], **reply["fit"]} for reply in replies if "fit" in reply]
     if not found:
         raise BlazrError.from_dict(replies[0]["error"])
+    return found
+
+
+async def adapter_order(
+    kind: Literal["load-adapter", "unload-adapter"], checkpoint_id: str, adapter_id: str
+) -> list[ResidentAdapter]:
+    """Let all workers that hold a model load a LoRA adapter of it ahead of its requests, or unload it.
+
+    Returns:
+        The adapter as each worker has it in memory now.
+
+    Raises:
+        BlazrError: A worker couldn't load it, and none has; the error of the first one.
+    """
+    replies = await query_workers(kind, timeout_s=ADAPTER_TIMEOUT_S, checkpoint_id=checkpoint_id, adapter_id=adapter_id)
+    found = [ResidentAdapter.from_dict(reply["adapter"]) for reply in replies if reply.get("adapter")]
+    errors = [reply["error"] for reply in replies if "error" in reply]
+    if errors and not found:
+        raise BlazrError.from_dict(errors[0])
     return found
 
 

@@ -14,6 +14,32 @@ _ORDER: Mapping[str, int] = {"unloaded": 0, "failed": 1, "loading": 2, "ready": 
 
 
 @dataclass(frozen=True, slots=True)
+class ResidentAdapter:
+    """One LoRA adapter in the memory of one worker, or of several.
+
+    Attributes:
+        adapter_id: Primary key of the adapter.
+        memory_bytes: Memory that it takes.
+        num_requests: Running requests that go through it.
+        last_used_at: Unix time at which a request or an order named it last.
+        is_pinned: It was loaded ahead of its requests, and stays until it is unloaded.
+        num_workers: Workers that hold it.
+    """
+
+    adapter_id: str
+    memory_bytes: int = 0
+    num_requests: int = 0
+    last_used_at: float = 0.0
+    is_pinned: bool = False
+    num_workers: int = 1
+
+    @classmethod
+    def from_dict(cls, payload: Mapping[str, Any]) -> ResidentAdapter:
+        """Read ``asdict``'s form; members that this version doesn't know are left out."""
+        return cls(**_known(cls, payload))
+
+
+@dataclass(frozen=True, slots=True)
 class ResidentModel:
     """One model on one worker.
 
@@ -37,6 +63,7 @@ class ResidentModel:
         states_bytes: Part of ``memory_bytes`` that is reserved for states of requests; 0 while loading.
         adapter_bytes: Part of ``memory_bytes`` that is reserved for adapters; 0 while loading.
         outlook: When further requests could start.
+        adapters: The LoRA adapters in memory.
     """
 
     checkpoint_id: str
@@ -58,6 +85,7 @@ class ResidentModel:
     states_bytes: int = 0
     adapter_bytes: int = 0
     outlook: StartOutlook = field(default_factory=StartOutlook)
+    adapters: tuple[ResidentAdapter, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +204,8 @@ class ModelState:
     """One model over all workers.
 
     ``status`` is the best of the workers'; ``failed`` when none holds it and its last load went wrong, with ``error``
-    as ``BlazrError.to_dict`` made it. Counts and rates are sums, ``progress`` is the furthest load's.
+    as ``BlazrError.to_dict`` made it. Counts and rates are sums, ``progress`` is the furthest load's, ``adapters`` are
+    those in the memory of some worker.
     """
 
     checkpoint_id: str
@@ -194,6 +223,7 @@ class ModelState:
     max_model_len: int = 0
     states_bytes: int = 0
     adapter_bytes: int = 0
+    adapters: tuple[ResidentAdapter, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -237,8 +267,29 @@ def merge_models(workers: Iterable[WorkerState]) -> dict[str, ModelState]:
                 max_model_len=max(seen.max_model_len, model.max_model_len),
                 states_bytes=seen.states_bytes + model.states_bytes,
                 adapter_bytes=seen.adapter_bytes + model.adapter_bytes,
+                adapters=merge_adapters((*seen.adapters, *model.adapters)),
             )
     return merged
+
+
+def merge_adapters(adapters: Iterable[ResidentAdapter]) -> tuple[ResidentAdapter, ...]:
+    """Put what several workers hold together, by adapter: bytes and counts are sums."""
+    merged: dict[str, ResidentAdapter] = {}
+    for item in adapters:
+        seen = merged.get(item.adapter_id)
+        merged[item.adapter_id] = (
+            item
+            if seen is None
+            else ResidentAdapter(
+                item.adapter_id,
+                memory_bytes=seen.memory_bytes + item.memory_bytes,
+                num_requests=seen.num_requests + item.num_requests,
+                last_used_at=max(seen.last_used_at, item.last_used_at),
+                is_pinned=seen.is_pinned or item.is_pinned,
+                num_workers=seen.num_workers + item.num_workers,
+            )
+        )
+    return tuple(merged.values())
 
 
 def departures_of(
@@ -268,7 +319,9 @@ def departures_of(
 
 def _resident_model(values: Mapping[str, Any]) -> ResidentModel:
     known = _known(ResidentModel, values)
-    return ResidentModel(**{**known, "outlook": StartOutlook.from_dict(known.get("outlook", {}))})
+    adapters = tuple(map(ResidentAdapter.from_dict, known.get("adapters", ())))
+    outlook = StartOutlook.from_dict(known.get("outlook", {}))
+    return ResidentModel(**{**known, "outlook": outlook, "adapters": adapters})
 
 
 def _known(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:

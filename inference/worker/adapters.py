@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from inference.errors import CheckpointError, ChecksumMismatch, CorruptCheckpoint, InvalidRequest, UnknownModel
 from inference.values.messages import GenerateMessage
+from inference.values.states import ResidentAdapter
 from inference.worker.interfaces import ServedLLM
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,10 @@ FindAdapter = Callable[[str, str], AdapterFile]
 """From the ids of a checkpoint and of its adapter; raises ``BlazrError``, ``UnknownModel`` if there is no such row."""
 
 
+PinnedAdapters = Callable[[str], Sequence[str]]
+"""From the id of a checkpoint; the ids of its adapters that are loaded with it; raises ``BlazrError``."""
+
+
 class NeedsReload(Exception):
     """The model must be loaded again with room for an adapter of ``num_bytes``."""
 
@@ -59,7 +64,13 @@ class ServedAdapters:
         self._lock = threading.Lock()
 
     def ensure(self, llm: ServedLLM, message: GenerateMessage) -> None:
-        """Make the adapter that a message names known to its model; the first time reads all of the files.
+        """Make the adapter that a message names known to its model, as ``ensure_known``."""
+        adapter_id = message.get("adapter")
+        if adapter_id is not None:
+            self.ensure_known(llm, message["model"], adapter_id)
+
+    def ensure_known(self, llm: ServedLLM, checkpoint_id: str, adapter_id: str) -> None:
+        """Make an adapter known to its model; the first time reads all of the files.
 
         Raises:
             NeedsReload: The model has been loaded with none, or with too little.
@@ -68,13 +79,12 @@ class ServedAdapters:
             CheckpointError: As ``llm.adapters.add``, without the path: callers don't see paths of the server.
             BlazrError: The database can't be reached.
         """
-        adapter_id = message.get("adapter")
-        if adapter_id is None or knows(llm, adapter_id):
+        if knows(llm, adapter_id):
             return
         with self._lock:  # several requests come with a new adapter, and its files are read once
             if knows(llm, adapter_id):
                 return
-            file = self._find(message["model"], adapter_id)
+            file = self._find(checkpoint_id, adapter_id)
             try:
                 registry = llm.adapters
             except InvalidRequest:
@@ -125,11 +135,23 @@ def knows(llm: ServedLLM, adapter_id: str) -> bool:
     return True
 
 
-def forget(llms: Iterable[ServedLLM], adapter_id: str) -> None:
-    """Take an adapter away from the models that know it; requests that run go on."""
-    for llm in llms:
-        if knows(llm, adapter_id):
-            llm.adapters.remove(adapter_id)
+def resident_adapters(llm: ServedLLM) -> tuple[ResidentAdapter, ...]:
+    """Return the adapters that a model has in memory."""
+    try:
+        found = llm.adapters.facts()
+    except InvalidRequest:  # it has no room for any
+        return ()
+    return tuple(
+        ResidentAdapter(
+            name,
+            memory_bytes=facts.num_bytes,
+            num_requests=facts.num_requests,
+            last_used_at=facts.last_used_at,
+            is_pinned=facts.is_pinned,
+        )
+        for name, facts in found.items()
+        if facts.is_resident
+    )
 
 
 def no_adapters(checkpoint_id: str, adapter_id: str) -> AdapterFile:

@@ -37,7 +37,7 @@ def make_runtime() -> WorkerRuntime:
     # Celery imports its pool, and so this module, before Django is set up.
     # Torch comes with the first of them: now and not at the first load, so that a ready worker loads without delay.
     from inference.modelling.backends.native import library
-    from inference.worker.load_plan import find_adapter, plan_load  # needs Django
+    from inference.worker.load_plan import find_adapter, pinned_adapters, plan_load  # needs Django
 
     library.select(settings.BLAZR_NATIVE)
     if settings.BLAZR_TRACES_ENDPOINT:
@@ -61,6 +61,7 @@ def make_runtime() -> WorkerRuntime:
             checkpoint_id, sizes, device=device, memory_bytes=config.budget_bytes
         ),
         find_adapter=find_adapter,
+        pinned_adapters=pinned_adapters,
         counters=energy_counters(device),
         start_background=lambda manager: start_job_runner(manager, config.worker_id),
     )

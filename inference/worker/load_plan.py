@@ -196,6 +196,22 @@ def find_adapter(checkpoint_id: str, adapter_id: str) -> AdapterFile:
     return AdapterFile(row.name, Path(row.path), row.digest)
 
 
+def pinned_adapters(checkpoint_id: str) -> list[str]:
+    """Return the ids of the LoRA adapters that are loaded with a checkpoint, ahead of their requests.
+
+    Raises:
+        ModelLoadFailed: The database can't be reached.
+    """
+    close_old_connections()
+    try:
+        keys = Adapter.objects.filter(base__pk=checkpoint_id, is_pinned=True).values_list("pk", flat=True)
+        return [str(key) for key in keys]
+    except DatabaseError as error:
+        raise _no_database() from error
+    finally:
+        close_old_connections()
+
+
 def _draft(name: str) -> DraftCheckpoint:
     """Return the registered draft model.
 

@@ -35,6 +35,7 @@ class ModelLoader:
         admit: Starts the requests that can enter their engines.
         fail: Ends a request whose model could not be loaded.
         min_residence_s: See ``ModelManager``.
+        on_ready: Called with the id of each checkpoint that was loaded and stays, in the loader's thread.
 
     Attributes:
         load_cost_s: Seconds of the longest load so far, with the evictions for it.
@@ -50,6 +51,7 @@ class ModelLoader:
         admit: Callable[[], object],
         fail: Callable[[ActiveRequest, BlazrError], object],
         min_residence_s: float,
+        on_ready: Callable[[str], object] = lambda checkpoint_id: None,
     ) -> None:
         self._residents = residents
         self._presence = presence
@@ -58,6 +60,7 @@ class ModelLoader:
         self._admit = admit
         self._fail_request = fail
         self._min_residence_s = min_residence_s
+        self._on_ready = on_ready
         self.load_cost_s = 0.0
 
     def start(self) -> None:
@@ -120,6 +123,8 @@ class ModelLoader:
         logger.info("%s is ready after %.1f s, %s", plan.name, load_s, format_bytes(memory_bytes))
         if must_unload:
             self.unload(resident)
+        else:
+            self._on_ready(resident.checkpoint_id)
         self._presence.changed()
 
     def _finish_failed(self, resident: Resident, error: BlazrError) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,15 @@ from inference.errors import BlazrError, EngineDead, EngineError, GenerationCanc
 from inference.host.units import format_bytes
 from inference.values.messages import GenerateMessage, GenerationEvent, error_event
 from inference.values.states import Departure, ResidentModel
-from inference.worker.adapters import FindAdapter, NeedsReload, ServedAdapters, forget, no_adapters
+from inference.worker.adapter_orders import AdapterOrders
+from inference.worker.adapters import (
+    FindAdapter,
+    NeedsReload,
+    PinnedAdapters,
+    ServedAdapters,
+    no_adapters,
+    resident_adapters,
+)
 from inference.worker.fit import plan_for_fit, with_suggestion
 from inference.worker.interfaces import LoadPlan, LoadSizes, OnAlone, OnEvents, PlanLoad, Presence, ServedLLM
 from inference.worker.loader import ModelLoader
@@ -33,6 +41,8 @@ from inference.worker.saved_states import SavedStates
 from inference.worker.start_queue import StartQueue
 
 logger = logging.getLogger(__name__)
+
+RELOAD_REASON = "it is loaded again with room for an adapter"
 
 
 class ModelManager:
@@ -45,6 +55,7 @@ class ModelManager:
         on_dead: Called when an engine has died and the process must be replaced. The engine's requests get no event.
         min_residence_s: Minimum seconds from load to eviction; at least the time of the load (up to a limit) if not 0.
         find_adapter: Finds the files of a LoRA adapter that a request names.
+        pinned_adapters: Finds the LoRA adapters that are loaded with a model, ahead of their requests.
     """
 
     def __init__(
@@ -56,6 +67,7 @@ class ModelManager:
         on_dead: Callable[[EngineDead], None],
         min_residence_s: float = 0.0,
         find_adapter: FindAdapter = no_adapters,
+        pinned_adapters: PinnedAdapters = lambda checkpoint_id: (),
     ) -> None:
         self._plan = plan
         self._presence = presence
@@ -64,6 +76,9 @@ class ModelManager:
         self._starts = StartQueue(self._prepare)
         self._states = SavedStates()
         self._adapters = ServedAdapters(find_adapter)
+        self._adapter_orders = AdapterOrders(
+            self._adapters, engines=self._residents.engines, pinned=pinned_adapters, reload=self._reload
+        )
         self._loader = ModelLoader(
             self._residents,
             presence,
@@ -72,6 +87,7 @@ class ModelManager:
             admit=self._admit,
             fail=self._fail,
             min_residence_s=min_residence_s,
+            on_ready=self._adapter_orders.load_pinned,
         )
         self._loader.start()
 
@@ -139,7 +155,27 @@ class ModelManager:
 
     def forget_adapter(self, adapter_id: str) -> None:
         """Take a removed LoRA adapter away from the model that knows it; requests that run go on."""
-        forget((engine.llm for engine in self._residents.engines()), adapter_id)
+        self._adapter_orders.forget(adapter_id)
+        self._presence.changed()
+
+    def load_adapter(self, checkpoint_id: str, adapter_id: str) -> dict[str, Any] | None:
+        """Load a LoRA adapter ahead of its requests, if its model is loaded here.
+
+        Returns:
+            The adapter as in the heartbeat; None: its model isn't loaded here, or is loaded again with room for it.
+
+        Raises:
+            BlazrError: As ``AdapterOrders.load``.
+        """
+        found = self._adapter_orders.load(checkpoint_id, adapter_id)
+        self._presence.changed()
+        return None if found is None else asdict(found)
+
+    def unload_adapter(self, checkpoint_id: str, adapter_id: str) -> dict[str, Any] | None:
+        """Let a LoRA adapter leave the memory; return it while requests go through it, as in the heartbeat."""
+        found = self._adapter_orders.unload(checkpoint_id, adapter_id)
+        self._presence.changed()
+        return None if found is None else asdict(found)
 
     def set_pinned(self, checkpoint_id: str, pinned: bool) -> bool:
         """Pin or unpin a model, which keeps it until an order to unload; False if the model isn't here."""
@@ -175,7 +211,11 @@ class ModelManager:
 
     def describe(self) -> tuple[ResidentModel, ...]:
         """Return the models in the form of the heartbeat."""
-        return tuple(self._with_preparations(model) for model in self._residents.describe())
+        adapters = {engine.checkpoint_id: resident_adapters(engine.llm) for engine in self._residents.engines()}
+        return tuple(
+            replace(self._with_preparations(model), adapters=adapters.get(model.checkpoint_id, ()))
+            for model in self._residents.describe()
+        )
 
     def _with_preparations(self, model: ResidentModel) -> ResidentModel:
         waiting, running = self._starts.num_preparations(model.checkpoint_id)
@@ -275,25 +315,34 @@ class ModelManager:
     def _reload_for(self, request: ActiveRequest, num_bytes: int) -> None:
         """Let a request wait until its model is loaded again, with room for the request's adapter."""
         try:
-            plan = self._plan(request.message["model"])
+            self._check_fits_adapter(request.message["model"], num_bytes)
         except BlazrError as error:
             self._fail(request, error)
             return
-        if plan.adapter_bytes < num_bytes:
-            self._fail(
-                request,
-                InvalidRequest(
-                    f"{plan.name} has room for {format_bytes(plan.adapter_bytes)} of adapters, this one takes "
-                    f"{format_bytes(num_bytes)}; set max_adapters of the model to at least 1, or leave it out.",
-                    param="model",
-                ),
-            )
-            return
         self._starts.remove(request.request_id)
-        resident = self._residents.wait_for_reload(request, "it is loaded again with room for an adapter")
+        resident = self._residents.wait_for_reload(request, RELOAD_REASON)
         if resident is not None:
             self._loader.unload(resident)
         self._admit()
+
+    def _check_fits_adapter(self, checkpoint_id: str, num_bytes: int) -> None:
+        """Refuse an adapter for which a model has no room, however it is loaded."""
+        plan = self._plan(checkpoint_id)
+        if plan.adapter_bytes < num_bytes:
+            raise InvalidRequest(
+                f"{plan.name} has room for {format_bytes(plan.adapter_bytes)} of adapters, this one takes "
+                f"{format_bytes(num_bytes)}; set max_adapters of the model to at least 1, or leave it out.",
+                param="model",
+            )
+
+    def _reload(self, checkpoint_id: str, num_bytes: int) -> None:
+        """Load a model again, with room for an adapter; its requests end first."""
+        self._check_fits_adapter(checkpoint_id, num_bytes)
+        is_pinned = any(item.pinned for item in self._residents.describe() if item.checkpoint_id == checkpoint_id)
+        resident = self._residents.request_unload(checkpoint_id, RELOAD_REASON)
+        if resident is not None:
+            self._residents.request_load(checkpoint_id, pinned=is_pinned)
+            self._loader.unload(resident)
 
     # --- its events out
 

@@ -1,4 +1,4 @@
-"""Reply to queries on the control stream: which requests run here, and whether a model would fit."""
+"""Reply to queries on the control stream: requests that run here, whether a model fits, orders for adapters."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from inference.worker.interfaces import LoadSizes
 
 logger = logging.getLogger(__name__)
 
+_ADAPTER_ORDERS = ("load-adapter", "unload-adapter")
+
 
 class Manager(Protocol):
     """The methods of ``inference.worker.model_manager.ModelManager`` that replies need."""
@@ -28,9 +30,17 @@ class Manager(Protocol):
         """Return whether a model would fit, with sizes in place of its settings if they are given."""
         ...
 
+    def load_adapter(self, checkpoint_id: str, adapter_id: str) -> dict[str, Any] | None:
+        """Load a LoRA adapter ahead of its requests; return it, or None if its model isn't loaded."""
+        ...
+
+    def unload_adapter(self, checkpoint_id: str, adapter_id: str) -> dict[str, Any] | None:
+        """Let a LoRA adapter leave the memory; return it if requests still go through it."""
+        ...
+
 
 class Questions:
-    """Reply to queries, in a thread of its own.
+    """Reply to queries, in a thread of its own; orders for adapters have another one.
 
     Args:
         client: Redis client for the replies.
@@ -44,20 +54,33 @@ class Questions:
         self._manager = manager
         # Reading a checkpoint's inspection is slow, and the control stream must not wait for it.
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="questions")
+        # Reading an adapter is slower still, and may wait for a place in memory.
+        self._adapter_thread = ThreadPoolExecutor(1, thread_name_prefix="adapter-orders")
 
     def take(self, subject: str) -> None:
-        """Queue one query: a JSON object with ``id``, ``kind`` and, for ``fit``, ``checkpoint_id`` and ``sizes``."""
-        self._threads.submit(self._reply_to, json.loads(subject))
+        """Queue one query: a JSON object with ``id`` and ``kind``.
+
+        For ``fit`` it has ``checkpoint_id`` and ``sizes``, for ``load-adapter`` and ``unload-adapter``
+        ``checkpoint_id`` and ``adapter_id``.
+        """
+        query = json.loads(subject)
+        threads = self._adapter_thread if query.get("kind") in _ADAPTER_ORDERS else self._threads
+        threads.submit(self._reply_to, query)
 
     def stop(self) -> None:
-        """End the thread."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """End the threads."""
+        for threads in (self._threads, self._adapter_thread):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def _reply_to(self, query: dict[str, Any]) -> None:
         reply: dict[str, Any] = {"worker_id": self._worker_id}
         try:
             if query["kind"] == "requests":
                 reply["requests"] = self._manager.requests()
+            elif query["kind"] in _ADAPTER_ORDERS:
+                is_load = query["kind"] == "load-adapter"
+                order = self._manager.load_adapter if is_load else self._manager.unload_adapter
+                reply["adapter"] = order(query["checkpoint_id"], query["adapter_id"])
             else:
                 sizes = query.get("sizes")
                 reply["fit"] = self._manager.fit(query["checkpoint_id"], LoadSizes(*sizes) if sizes else None)

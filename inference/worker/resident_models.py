@@ -193,7 +193,7 @@ class ResidentModels:
             # A request for a loaded model means that Redis has lost its advertisement; advertise it again.
             return True
 
-    def request_unload(self, checkpoint_id: str) -> Resident | None:
+    def request_unload(self, checkpoint_id: str, reason: str = "an unload was requested") -> Resident | None:
         """Order the unload of a model; return the model if its unload begins now."""
         with self._condition:
             resident = self._residents.get(checkpoint_id)
@@ -206,7 +206,7 @@ class ResidentModels:
             if resident.status == "unloading":
                 resident.reload_requested = False
                 return None
-            self._begin_unload(resident, "an unload was requested")
+            self._begin_unload(resident, reason)
             return resident
 
     def wait_for_reload(self, request: ActiveRequest, reason: str) -> Resident | None:

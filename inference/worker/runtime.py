@@ -17,7 +17,7 @@ from inference.transport.held_messages import release_dead_workers, release_work
 from inference.transport.keys import fenced
 from inference.transport.publisher import EventPublisher
 from inference.values.states import WorkerState
-from inference.worker.adapters import FindAdapter, no_adapters
+from inference.worker.adapters import FindAdapter, PinnedAdapters, no_adapters
 from inference.worker.deliveries import Deliveries
 from inference.worker.energy import NO_COUNTERS, EnergyCounters, EnergyMeter
 from inference.worker.heartbeat import Heartbeat
@@ -80,6 +80,7 @@ class WorkerRuntime:
         plan: Returns the load plan of a checkpoint (see ``ModelManager``).
         config: Settings of the worker.
         find_adapter: Finds the files of a LoRA adapter (see ``ModelManager``).
+        pinned_adapters: Finds the LoRA adapters that are loaded with a model (see ``ModelManager``).
         counters: Energy counters of its device.
         start_background: Called after the start with the manager; returns the part that is stopped first, or None.
     """
@@ -90,6 +91,7 @@ class WorkerRuntime:
         plan: PlanLoad,
         *,
         find_adapter: FindAdapter = no_adapters,
+        pinned_adapters: PinnedAdapters = lambda checkpoint_id: (),
         counters: EnergyCounters = NO_COUNTERS,
         start_background: Callable[[ModelManager], Background | None] = lambda manager: None,
     ) -> None:
@@ -120,11 +122,9 @@ class WorkerRuntime:
         self.manager = ModelManager(
             plan=plan,
             presence=RedisPresence(self._client, config.worker_id, self.intake, changed=self.heartbeat.wake),
-            budget_bytes=config.budget_bytes,
-            on_dead=self._on_engine_dead,
-            min_residence_s=config.min_residence_s,
-            find_adapter=find_adapter,
-        )
+            budget_bytes=config.budget_bytes, on_dead=self._on_engine_dead, min_residence_s=config.min_residence_s,
+            find_adapter=find_adapter, pinned_adapters=pinned_adapters,
+        )  # fmt: skip
         self.deliveries = Deliveries(
             self._client, config.worker_id, manager=self.manager, publisher=self.publisher, cancelled=self.cancelled
         )

@@ -9,11 +9,17 @@ from typing import Any
 
 import pytest
 
-from inference.errors import PromptTooLong, Unavailable
+from inference.errors import Conflict, PromptTooLong, Unavailable
 from inference.transport import keys as redis_keys
 from inference.transport import questions
-from inference.transport.questions import fits_somewhere, model_fit, query_workers, running_requests
-from inference.values.states import WorkerState
+from inference.transport.questions import (
+    adapter_order,
+    fits_somewhere,
+    model_fit,
+    query_workers,
+    running_requests,
+)
+from inference.values.states import ResidentAdapter, WorkerState
 
 
 @pytest.fixture(autouse=True)
@@ -98,3 +104,27 @@ async def test_where_no_worker_can_look_the_first_ones_error_is_raised(client, w
 )
 def test_fits_somewhere(verdicts, fits):
     assert fits_somewhere([{"verdict": verdict} for verdict in verdicts]) is fits
+
+
+async def test_an_order_for_an_adapter_gives_what_the_workers_have(client, workers):
+    found, sent = await replied(
+        client,
+        adapter_order("load-adapter", "c", "k"),
+        {"worker_id": "a", "adapter": {"adapter_id": "k", "memory_bytes": 5, "newer": 1}},
+        {"worker_id": "b", "adapter": None},
+    )
+    assert found == [ResidentAdapter("k", 5)]
+    assert sent == {"id": sent["id"], "kind": "load-adapter", "checkpoint_id": "c", "adapter_id": "k"}
+
+
+@pytest.mark.parametrize("has_one", [False, True])
+async def test_an_order_fails_if_no_worker_could_carry_it_out(client, workers, has_one: bool):
+    replies = [
+        {"worker_id": "a", "error": Conflict("leave no place").to_dict()},
+        {"worker_id": "b", "adapter": {"adapter_id": "k"} if has_one else None},
+    ]
+    if has_one:
+        assert (await replied(client, adapter_order("load-adapter", "c", "k"), *replies))[0] == [ResidentAdapter("k")]
+        return
+    with pytest.raises(Conflict, match="leave no place"):
+        await replied(client, adapter_order("load-adapter", "c", "k"), *replies)

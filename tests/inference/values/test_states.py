@@ -7,18 +7,27 @@ from dataclasses import replace
 
 import pytest
 
-from inference.values.states import Departure, EnergyReading, ResidentModel, WorkerState, departures_of, merge_models
+from inference.values.states import (
+    Departure,
+    EnergyReading,
+    ResidentAdapter,
+    ResidentModel,
+    WorkerState,
+    departures_of,
+    merge_models,
+)
 
 
 def test_json_round_trip_leaves_unknown_members_out() -> None:
+    model = ResidentModel("a", "ready", adapters=(ResidentAdapter("k", 5),))
     state = WorkerState(
-        "w", num_active=1, max_active=4, models=(ResidentModel("a", "ready"),), departures=(Departure("b", "room"),),
+        "w", num_active=1, max_active=4, models=(model,), departures=(Departure("b", "room"),),
         energy=(EnergyReading("boot/0", "box/package-0", "rapl", 5.0, {"a": 2.0}, 1.5, 1.25),), energy_notice="none",
     )  # fmt: skip
     assert WorkerState.from_json(state.to_json()) == state
     values = json.loads(state.to_json()) | {"newer": 1}
     values["models"][0]["newer"] = 2
-    values["energy"][0]["newer"] = 3
+    values["energy"][0]["newer"] = values["models"][0]["adapters"][0]["newer"] = 3
     assert WorkerState.from_json(json.dumps(values)) == state
 
 
@@ -42,6 +51,22 @@ def test_a_model_has_the_best_status_and_the_sums_of_its_workers() -> None:
     assert (model.states_bytes, model.shown()["adapter_bytes"]) == (5, 7)
     assert merge_models(reversed(workers))["a"].status == "ready"
     assert "error" not in model.shown() and model.to_dict()["error"] is None
+
+
+def test_adapters_of_several_workers_are_summed() -> None:
+    first = ResidentAdapter("k", 5, num_requests=1, last_used_at=9.0)
+    second = ResidentAdapter("k", 6, num_requests=2, last_used_at=8.0, is_pinned=True)
+    other = ResidentAdapter("other", 1)
+    workers = [
+        WorkerState("w1", models=(ResidentModel("a", "ready", adapters=(first, other)),)),
+        WorkerState("w2", models=(ResidentModel("a", "ready", adapters=(second,)), ResidentModel("b", "ready"))),
+    ]
+    merged = merge_models(workers)
+    assert merged["a"].adapters == (
+        ResidentAdapter("k", 11, num_requests=3, last_used_at=9.0, is_pinned=True, num_workers=2),
+        other,
+    )
+    assert merged["b"].adapters == ()
 
 
 def test_departures_of_one_model_are_ordered_by_time() -> None:

@@ -35,6 +35,10 @@ class FakeLLM:
         self.closed = False
         self.die = False
 
+    @property
+    def adapters(self) -> Any:
+        raise InvalidRequest("no room for adapters")
+
     def prepare(self, message: GenerateMessage) -> Prepared:
         if message["prompt"].get("text") == "refuse me":
             raise InvalidRequest("refused as asked.", param="prompt")

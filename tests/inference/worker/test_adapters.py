@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,18 +10,37 @@ from typing import Any
 
 import pytest
 
-from inference.errors import CheckpointError, ChecksumMismatch, CorruptCheckpoint, InvalidRequest, UnknownModel
-from inference.worker.adapters import AdapterFile, NeedsReload, ServedAdapters, forget, knows, no_adapters
+from inference.errors import (
+    BlazrError,
+    CheckpointError,
+    ChecksumMismatch,
+    CorruptCheckpoint,
+    InvalidRequest,
+    UnknownModel,
+)
+from inference.values.states import ResidentAdapter
+from inference.worker.adapters import (
+    AdapterFile,
+    NeedsReload,
+    ServedAdapters,
+    knows,
+    no_adapters,
+    resident_adapters,
+)
 from inference.worker.model_manager import ModelManager
 from tests.inference.worker.fakes import Client, FakeLLM, FakePlans, FakePresence, message
 
 
 @dataclass
 class Registry:
-    """Adapters of 100 bytes each whose digest is their path."""
+    """Adapters of 100 bytes each whose digest is their path; orders are carried out at once, unless it is stuck."""
 
     budget_bytes: int | None = None
     known: dict[str, Path] = field(default_factory=dict)
+    resident: dict[str, bool] = field(default_factory=dict)
+    orders: list[Future[None]] = field(default_factory=list)
+    error: BlazrError | None = None
+    is_stuck: bool = False
 
     def check(self, path: Path, name: str) -> Any:
         return SimpleNamespace(digest=str(path), num_bytes=100)
@@ -35,6 +55,34 @@ class Registry:
 
     def remove(self, name: str) -> None:
         del self.known[name]
+        self.resident.pop(name, None)
+
+    def facts(self) -> dict[str, Any]:
+        def facts(name: str) -> Any:
+            found = {"num_requests": int(name == "busy"), "last_used_at": 7.0, "is_pinned": self.resident.get(name)}
+            return SimpleNamespace(num_bytes=100, is_resident=name in self.resident, **found)
+
+        return {name: facts(name) for name in self.known}
+
+    def pin(self, name: str) -> Future[None]:
+        self.get(name)
+        if self.error is None and not self.is_stuck:
+            self.resident[name] = True
+        return self._ordered()
+
+    def unpin(self, name: str) -> Future[None]:
+        self.resident.pop(name, None)
+        if name == "busy":
+            self.resident[name] = False
+        return self._ordered()
+
+    def _ordered(self) -> Future[None]:
+        self.orders.append(Future())
+        if self.error is not None:
+            self.orders[-1].set_exception(self.error)
+        elif not self.is_stuck:
+            self.orders[-1].set_result(None)
+        return self.orders[-1]
 
 
 class AdaptedLLM(FakeLLM):
@@ -67,8 +115,14 @@ def test_an_adapter_is_found_once() -> None:
         adapters.ensure(llm, message("a", adapter="k"))
     adapters.ensure(llm, message("b"))
     assert rows.asked == [(message("a")["model"], "k")]
-    forget([AdaptedLLM(None), llm], "k")
-    assert not knows(llm, "k")
+    assert knows(llm, "k") and not knows(AdaptedLLM(None), "k")
+
+
+def test_those_in_memory_are_described() -> None:
+    registry = Registry(known={"a": Path("/a"), "b": Path("/b")}, resident={"a": True})
+    assert resident_adapters(AdaptedLLM(None)) == ()
+    found = ResidentAdapter("a", memory_bytes=100, last_used_at=7.0, is_pinned=True)
+    assert resident_adapters(AdaptedLLM(registry)) == (found,)
 
 
 @pytest.mark.parametrize("is_there", [True, False])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from inference.errors import BlazrError, UnknownModel
+from inference.errors import BlazrError, CorruptCheckpoint, UnknownModel
 from inference.transport import keys as redis_keys
 from inference.worker.interfaces import LoadSizes
 from inference.worker.questions import Questions
@@ -31,6 +31,15 @@ class Manager:
         if checkpoint_id == "broken":
             raise RuntimeError("secret detail")
         return {"verdict": "fits", "needed_bytes": 7}
+
+    def load_adapter(self, checkpoint_id: str, adapter_id: str) -> dict[str, Any] | None:
+        self.gate.wait(60)
+        if adapter_id == "bad":
+            raise CorruptCheckpoint("The file is cut off.")
+        return {"adapter_id": adapter_id}
+
+    def unload_adapter(self, checkpoint_id: str, adapter_id: str) -> dict[str, Any] | None:
+        return None
 
 
 @pytest.fixture
@@ -92,3 +101,14 @@ def test_a_slow_answer_does_not_hold_the_asking_thread(client, ask, manager):
     assert client.llen(key) == 0
     manager.gate.set()
     assert answer(client, key)["fit"]["verdict"] == "fits"
+
+
+def test_orders_for_adapters_are_carried_out_beside_queries(client, ask, manager):
+    manager.gate.clear()
+    slow = ask("load-adapter", checkpoint_id="a", adapter_id="k")
+    assert answer(client, ask("requests")) == {"requests": [{"id": "r", "tokens": 3}]}
+    manager.gate.set()
+    assert answer(client, slow) == {"adapter": {"adapter_id": "k"}}
+    assert answer(client, ask("unload-adapter", checkpoint_id="a", adapter_id="k")) == {"adapter": None}
+    found = answer(client, ask("load-adapter", checkpoint_id="a", adapter_id="bad"))
+    assert isinstance(BlazrError.from_dict(found["error"]), CorruptCheckpoint)

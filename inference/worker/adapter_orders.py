@@ -1,0 +1,132 @@
+"""Load LoRA adapters ahead of the requests that name them, unload them, and forget removed ones."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import CancelledError, Future
+
+from inference.errors import BlazrError, Unavailable
+from inference.values.states import ResidentAdapter
+from inference.worker.adapters import NeedsReload, PinnedAdapters, ServedAdapters, knows, resident_adapters
+from inference.worker.resident import Engine
+
+logger = logging.getLogger(__name__)
+
+PLACE_WAIT_S = 30.0
+"""Seconds for which an adapter waits for a place in memory that running requests of others have, and for its read."""
+
+
+class AdapterOrders:
+    """Carries out what people order; thread-safe, and slow: an order may read gigabytes.
+
+    Args:
+        adapters: Makes adapters known to models.
+        engines: Returns the engines of all models that are loaded here.
+        pinned: Finds the adapters that are loaded with a model.
+        reload: Loads a model again with room for an adapter of so many bytes; raises ``BlazrError`` if it has none.
+    """
+
+    def __init__(
+        self,
+        adapters: ServedAdapters,
+        *,
+        engines: Callable[[], Iterable[Engine]],
+        pinned: PinnedAdapters,
+        reload: Callable[[str, int], None],
+    ) -> None:
+        self._adapters = adapters
+        self._engines = engines
+        self._find_pinned = pinned
+        self._reload = reload
+
+    def load(self, checkpoint_id: str, adapter_id: str) -> ResidentAdapter | None:
+        """Load an adapter ahead of its requests; it stays in memory until ``unload``.
+
+        Returns:
+            None: Its model isn't loaded here, or is loaded again with room for it. ``load_pinned`` follows its load.
+
+        Raises:
+            Conflict: Adapters that were loaded ahead have all places.
+            Unavailable: Running requests of other adapters have all places, or the model goes.
+            BlazrError: As ``ServedAdapters.ensure_known``, and what reading the weights raises.
+        """
+        engine = self._engine(checkpoint_id)
+        if engine is None:
+            return None
+        try:
+            self._adapters.ensure_known(engine.llm, checkpoint_id, adapter_id)
+        except NeedsReload as missing:
+            self._reload(checkpoint_id, missing.num_bytes)
+            return None
+        _wait(engine, engine.llm.adapters.pin(adapter_id))
+        return _find(engine, adapter_id)
+
+    def unload(self, checkpoint_id: str, adapter_id: str) -> ResidentAdapter | None:
+        """Let an adapter leave the memory, after the requests that go through it.
+
+        Returns:
+            The adapter, if requests go through it now, or if another name of the same files was loaded ahead.
+
+        Raises:
+            Unavailable: The engine's step takes too long, or the model goes.
+        """
+        engine = self._engine(checkpoint_id)
+        if engine is None or not knows(engine.llm, adapter_id):
+            return None
+        _wait(engine, engine.llm.adapters.unpin(adapter_id))
+        return _find(engine, adapter_id)
+
+    def load_pinned(self, checkpoint_id: str) -> None:
+        """Load the adapters that belong to a model that was just loaded, in a thread of its own."""
+        threading.Thread(
+            target=self._load_pinned, args=(checkpoint_id,), name="load-pinned-adapters", daemon=True
+        ).start()
+
+    def forget(self, adapter_id: str) -> None:
+        """Take an adapter away from the models that know it; requests that run go on."""
+        for engine in self._engines():
+            if knows(engine.llm, adapter_id):
+                engine.llm.adapters.remove(adapter_id)
+                engine.loop.wake()
+
+    def _load_pinned(self, checkpoint_id: str) -> None:
+        try:
+            for adapter_id in self._find_pinned(checkpoint_id):
+                try:
+                    self.load(checkpoint_id, adapter_id)
+                except BlazrError as error:
+                    logger.error("the adapter %s could not be loaded with its model: %s", adapter_id, error.message)
+        except BlazrError as error:
+            logger.error("the adapters of checkpoint %s could not be loaded with it: %s", checkpoint_id, error.message)
+        except Exception:
+            logger.exception("the adapters of checkpoint %s could not be loaded with it", checkpoint_id)
+
+    def _engine(self, checkpoint_id: str) -> Engine | None:
+        return next((engine for engine in self._engines() if engine.checkpoint_id == checkpoint_id), None)
+
+
+def _wait(engine: Engine, order: Future[None]) -> None:
+    """Let the engine carry out an order.
+
+    Raises:
+        Unavailable: It hasn't within ``PLACE_WAIT_S``, and won't.
+        BlazrError: What the order raises.
+    """
+    engine.loop.wake()
+    try:
+        order.result(PLACE_WAIT_S)
+    except (TimeoutError, CancelledError):
+        if order.cancel():
+            engine.loop.wake()
+            raise Unavailable(
+                f"the adapter has no place in memory after {PLACE_WAIT_S:g} s: running requests of others have all "
+                "places, or its model goes; try again, or raise max_adapters.",
+                retry_after_s=5,
+            ) from None
+        order.result(1)  # it is done at this moment
+
+
+def _find(engine: Engine, adapter_id: str) -> ResidentAdapter | None:
+    return next((item for item in resident_adapters(engine.llm) if item.adapter_id == adapter_id), None)

@@ -1,0 +1,160 @@
+"""Adapters that are loaded ahead: by order and with their model, with a reload where the model has no room for any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from inference.errors import Conflict, InvalidRequest, ModelLoadFailed, Unavailable, UnknownModel
+from inference.worker import adapter_orders
+from inference.worker.adapters import AdapterFile
+from inference.worker.model_manager import ModelManager
+from tests.inference.worker.fakes import Client, FakePresence, message, wait_until
+from tests.inference.worker.test_adapters import AdaptedLLM, Plans, Registry, Rows
+
+MODEL = message("a")["model"]
+
+
+class Pinned:
+    """The adapters that are loaded with their model."""
+
+    def __init__(self, *ids: str) -> None:
+        self.ids = list(ids)
+        self.has_database = True
+
+    def __call__(self, checkpoint_id: str) -> list[str]:
+        if not self.has_database:
+            raise ModelLoadFailed("The database can't be reached; try again.")
+        return self.ids
+
+
+class Made:
+    """A manager whose first load has room for adapters, or hasn't."""
+
+    def __init__(self, *, has_room: bool = True, pinned: Pinned | None = None) -> None:
+        self.plans = Plans()
+        self.plans.make = lambda checkpoint_id: AdaptedLLM(
+            Registry(100) if has_room or len(self.plans.loads) > 1 else None
+        )
+        self.pinned = pinned or Pinned()
+        self.manager = ModelManager(
+            plan=self.plans, presence=FakePresence(), budget_bytes=100, on_dead=lambda error: None,
+            find_adapter=SomeRows(), pinned_adapters=self.pinned,
+        )  # fmt: skip
+
+    def load_model(self) -> Registry:
+        self.manager.ensure(MODEL)
+        wait_until(lambda: MODEL in self.plans.llms and any(m.status == "ready" for m in self.manager.describe()))
+        return self.registry
+
+    @property
+    def registry(self) -> Registry:
+        found = self.plans.llms[MODEL]
+        assert isinstance(found, AdaptedLLM) and found.registry is not None
+        return found.registry
+
+    def resident(self) -> list[str]:
+        return [item.adapter_id for model in self.manager.describe() for item in model.adapters]
+
+
+@pytest.fixture
+def make():
+    made: list[Made] = []
+
+    def build(**options: Any) -> Made:
+        made.append(Made(**options))
+        return made[-1]
+
+    yield build
+    for one in made:
+        one.manager.drain(1)
+
+
+def test_an_adapter_is_loaded_ahead_shown_and_unloaded(make) -> None:
+    made = make()
+    assert made.manager.load_adapter(MODEL, "k") is None  # the model isn't here
+    assert made.manager.unload_adapter(MODEL, "k") is None
+    made.load_model()
+    assert made.manager.unload_adapter(MODEL, "k") is None  # nothing has named it
+    assert made.manager.load_adapter(MODEL, "k") == {
+        "adapter_id": "k", "memory_bytes": 100, "num_requests": 0, "last_used_at": 7.0, "is_pinned": True,
+        "num_workers": 1,
+    }  # fmt: skip
+    assert made.resident() == ["k"]
+    assert made.manager.unload_adapter(MODEL, "k") is None and made.resident() == []
+    made.manager.load_adapter(MODEL, "busy")
+    left = made.manager.unload_adapter(MODEL, "busy")
+    assert left is not None and (left["num_requests"], left["is_pinned"]) == (1, False)
+    made.manager.forget_adapter("busy")
+    assert made.resident() == [] and "busy" not in made.registry.known
+
+
+def test_a_model_without_room_is_loaded_again_and_then_has_it(make) -> None:
+    made = make(has_room=False, pinned=Pinned("k"))
+    made.pinned.ids = []
+    made.manager.ensure(MODEL, pinned=True)
+    wait_until(lambda: any(model.status == "ready" for model in made.manager.describe()))
+    made.pinned.ids = ["k"]  # the row says so before the worker hears of it
+    assert made.manager.load_adapter(MODEL, "k") is None
+    wait_until(lambda: made.resident() == ["k"])
+    assert len(made.plans.loads) == 2 and [model.pinned for model in made.manager.describe()] == [True]
+    assert [item.reason for item in made.manager.departures] == ["it is loaded again with room for an adapter"]
+
+
+def test_a_model_that_may_have_none_refuses_and_stays(make) -> None:
+    made = make(has_room=False)
+    made.plans.adapter_bytes = 0
+    made.manager.ensure(MODEL)
+    wait_until(lambda: any(model.status == "ready" for model in made.manager.describe()))
+    with pytest.raises(InvalidRequest, match="set max_adapters of the model to at least 1"):
+        made.manager.load_adapter(MODEL, "k")
+    assert len(made.plans.loads) == 1
+
+
+class SomeRows(Rows):
+    """Finds every adapter but one."""
+
+    def __call__(self, checkpoint_id: str, adapter_id: str) -> AdapterFile:
+        if adapter_id == "gone":
+            raise UnknownModel("The adapter was removed.")
+        return super().__call__(checkpoint_id, adapter_id)
+
+
+def test_those_of_a_model_come_with_each_load_without_a_broken_one(make, caplog) -> None:
+    made = make(pinned=Pinned("gone", "k"))
+    for number in (1, 2):
+        made.load_model()
+        wait_until(lambda: made.resident() == ["k"])
+        assert caplog.text.count("the adapter gone could not be loaded with its model") == number
+        made.manager.unload(MODEL)
+        wait_until(lambda: made.manager.describe() == ())
+
+
+def test_without_a_database_the_model_is_there_alone(make, caplog) -> None:
+    pinned = Pinned("k")
+    pinned.has_database = False
+    made = make(pinned=pinned)
+    made.load_model()
+    wait_until(lambda: "could not be loaded with it: The database can't be reached" in caplog.text)
+    client = Client()
+    made.manager.submit(message("r"), client.on_events)
+    client.wait("r")
+    assert client.events["r"][-1]["type"] == "done"
+
+
+def test_what_the_engine_refuses_is_the_orders_error(make) -> None:
+    made = make()
+    made.load_model().error = Conflict("adapters that were loaded ahead (1) leave no place for this one")
+    with pytest.raises(Conflict, match="leave no place"):
+        made.manager.load_adapter(MODEL, "k")
+
+
+def test_an_order_that_waits_too_long_is_called_off(make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter_orders, "PLACE_WAIT_S", 0.05)
+    made = make()
+    registry = made.load_model()
+    registry.is_stuck = True
+    with pytest.raises(Unavailable, match=r"no place in memory after 0\.05 s.*or raise max_adapters"):
+        made.manager.load_adapter(MODEL, "k")
+    assert registry.orders[-1].cancelled()
