@@ -12,6 +12,7 @@ from inference.modelling.lora.plan import AdapterPlan
 from inference.modelling.lora.xlora_plan import XLoraPlan
 from inference.modelling.spec import ModelSpec
 from models_registry.detection.adapter_tokenizer import check_tokenizer, comparable_file
+from models_registry.detection.adapter_values import check_values
 from models_registry.detection.inspection import Inspection
 from models_registry.detection.xlora_files import read_files
 
@@ -49,7 +50,7 @@ class InspectedAdapter:
 
 
 def base_facts(base: Inspection) -> dict[str, Any]:
-    """What ``inspect_adapter`` needs to know of a base, as JSON: spec, shapes by name, path of tokenizer.json."""
+    """What ``inspect_adapter`` needs to know of a base, as JSON: spec, shapes by name, path of tokenizer file."""
     names = {name for source in base.spec.parameters.values() for name in source.tensor_names()}
     shapes = {name: info.shape for name, info in base.tensors.items()}
     shapes |= {item.name: item.shape for item in base.spec.encoded}
@@ -69,7 +70,7 @@ def inspect_adapter(path: Path, base: Mapping[str, Any]) -> InspectedAdapter:
         base: As ``base_facts`` gives it.
 
     Raises:
-        CheckpointError: The files are broken, or don't fit; names the tensor and both shapes.
+        CheckpointError: The files are broken, or don't fit; names the tensor, and both shapes or its values.
     """
     files = read_files(path)
     check_tokenizer(files, None if base["tokenizer"] is None else Path(base["tokenizer"]))
@@ -78,6 +79,7 @@ def inspect_adapter(path: Path, base: Mapping[str, Any]) -> InspectedAdapter:
     is_xlora = isinstance(plan, XLoraPlan)
     if isinstance(plan, AdapterPlan):  # an X-LoRA's plan has refused what can't be scaled
         plan.check_per_request()
+    check_values(files)
     return InspectedAdapter(files.digest(), plan.rank, plan.targets, _num_values(plan), files.size_bytes, is_xlora)
 
 

@@ -19,6 +19,9 @@ from models_registry.detection.safetensors_header import read_header
 WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLE_FILE = "adapter_model.bin"
 TOKENIZER_FILE = "tokenizer.json"
+SENTENCEPIECE_FILE = "tokenizer.model"
+TOKENIZER_FILES = (TOKENIZER_FILE, "vocab.json", SENTENCEPIECE_FILE)
+"""Files with a vocabulary that trainers save beside an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +33,14 @@ class AdapterFiles:
         config_path: adapter_config.json.
         config: What it says.
         tensors: By name.
-        tokenizer: The tokenizer that was saved beside it; None: there is none.
+        tokenizers: The files of ``TOKENIZER_FILES`` that were saved beside it.
     """
 
     weights: Path
     config_path: Path
     config: LoraConfig
     tensors: Mapping[str, TensorInfo]
-    tokenizer: Path | None
+    tokenizers: tuple[Path, ...]
 
     @property
     def weight_files(self) -> tuple[Path, ...]:
@@ -114,6 +117,9 @@ def read_adapter(path: Path) -> AdapterFiles:
     with advising():
         content, tensors = read_object(directory / CONFIG_FILE), read_header(weights)
     config = LoraConfig.from_dict(content)
-    path = directory / TOKENIZER_FILE
-    tokenizer = path if path.is_file() else None
-    return AdapterFiles(weights, directory / CONFIG_FILE, config, tensors, tokenizer)
+    return AdapterFiles(weights, directory / CONFIG_FILE, config, tensors, saved_tokenizers(directory))
+
+
+def saved_tokenizers(directory: Path) -> tuple[Path, ...]:
+    """The files of ``TOKENIZER_FILES`` in a directory."""
+    return tuple(directory / name for name in TOKENIZER_FILES if (directory / name).is_file())

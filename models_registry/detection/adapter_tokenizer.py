@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from inference.errors import UnsupportedFormat
-from models_registry.detection.adapter_files import TOKENIZER_FILE, AdapterFiles, advising
+from inference.text.tokenisation.sentencepiece_file import read_sentencepiece
+from models_registry.detection.adapter_files import SENTENCEPIECE_FILE, TOKENIZER_FILE, AdapterFiles, advising
 from models_registry.detection.json_file import read_object
 from models_registry.detection.xlora_files import XLoraFiles
 
@@ -14,14 +15,17 @@ MAX_TOKENIZER_BYTES = 64 << 20
 
 def comparable_file(path: str | None) -> Path | None:
     """Return a base's tokenizer by its path if adapters' are compared with it; None: it is of another format."""
-    return None if path is None or not path.endswith(TOKENIZER_FILE) else Path(path)
+    return None if path is None or not path.endswith((TOKENIZER_FILE, SENTENCEPIECE_FILE)) else Path(path)
 
 
 def check_tokenizer(files: AdapterFiles | XLoraFiles, base: Path | None) -> None:
     """Refuse an adapter whose tokenizer gives tokens of the base other numbers.
 
+    A tokenizer.json, or a vocab.json without one, is compared with a tokenizer.json, and a tokenizer.model with a
+    tokenizer.model: conversions between the two formats may number tokens anew.
+
     Args:
-        base: The base's tokenizer.json; None: it has none, and nothing is compared.
+        base: The base's tokenizer.json or tokenizer.model; None: it has none, and nothing is compared.
 
     Raises:
         UnsupportedFormat: Names the first such token.
@@ -30,15 +34,17 @@ def check_tokenizer(files: AdapterFiles | XLoraFiles, base: Path | None) -> None
         return
     ours: dict[str, int] = {}
     for item in (files, *(files.adapters if isinstance(files, XLoraFiles) else ())):
-        if item.tokenizer is None:
+        is_piece_model = base.name.endswith(SENTENCEPIECE_FILE)
+        found = [path for path in item.tokenizers if (path.name == SENTENCEPIECE_FILE) == is_piece_model]
+        if not found:
             continue
         with advising():
-            theirs = _token_ids(item.tokenizer)
+            theirs = _token_ids(found[0])
         ours = ours or _token_ids(base)
         for token, number in theirs.items():
             if token in ours and ours[token] != number:
                 raise UnsupportedFormat(
-                    f"the adapter was trained with another tokenizer: {item.tokenizer.name} beside it gives the token "
+                    f"the adapter was trained with another tokenizer: {found[0].name} beside it gives the token "
                     f"{token[:40]!r} the number {number}, the base's gives it {ours[token]}; use the base that it was "
                     f"trained on{', ' + item.config.base_model if item.config.base_model else ''}.",
                     param="tokenizer",
@@ -46,9 +52,14 @@ def check_tokenizer(files: AdapterFiles | XLoraFiles, base: Path | None) -> None
 
 
 def _token_ids(path: Path) -> dict[str, int]:
-    """Numbers of the tokens of a tokenizer.json."""
+    """Numbers of the tokens of one of ``TOKENIZER_FILES``."""
+    if path.name.endswith(SENTENCEPIECE_FILE):
+        pieces = read_sentencepiece(path).vocabulary.tokens
+        return {piece: number for number, piece in enumerate(pieces) if piece}
     content = read_object(path, MAX_TOKENIZER_BYTES)
     found: dict[str, int] = {}
+    if not path.name.endswith(TOKENIZER_FILE):  # vocab.json: numbers by token
+        return {token: number for token, number in content.items() if isinstance(number, int)}
     model = content.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocabulary, dict):

@@ -19,12 +19,12 @@ from inference.modelling.lora.modules import BaseModules
 from inference.modelling.lora.xlora_config import MAX_ADAPTERS, Ordering, XLoraConfig
 from inference.modelling.lora.xlora_plan import XLoraPlan, naming_adapter, plan_xlora
 from models_registry.detection.adapter_files import (
-    TOKENIZER_FILE,
     WEIGHTS_FILE,
     AdapterFiles,
     advising,
     content_digest,
     read_adapter,
+    saved_tokenizers,
 )
 from models_registry.detection.json_file import read_object
 from models_registry.detection.safetensors_header import read_header
@@ -47,7 +47,7 @@ class XLoraFiles:
         tensors: Of the classifier, by name.
         adapters: The files of each adapter, in that order.
         ordering: What its ordering file says; None: there is none.
-        tokenizer: The tokenizer that was saved beside it; None: there is none.
+        tokenizers: The files with a vocabulary that were saved beside it.
     """
 
     classifier: Path
@@ -56,7 +56,7 @@ class XLoraFiles:
     tensors: Mapping[str, TensorInfo]
     adapters: tuple[AdapterFiles, ...]
     ordering: Ordering | None
-    tokenizer: Path | None
+    tokenizers: tuple[Path, ...]
 
     @property
     def weight_files(self) -> tuple[Path, ...]:
@@ -144,11 +144,7 @@ def _read_xlora(directory: Path, config_file: str, classifier_file: str) -> XLor
         place = _place_of(name, path, known, directory, config_file)
         with naming_adapter(name):
             adapters.append(read_adapter(place))
-    tokenizer = directory / TOKENIZER_FILE
-    return XLoraFiles(
-        classifier, config_path, config, tensors, tuple(adapters), ordering,
-        tokenizer if tokenizer.is_file() else None,
-    )  # fmt: skip
+    return XLoraFiles(classifier, config_path, config, tensors, tuple(adapters), ordering, saved_tokenizers(directory))
 
 
 def _read_ordering(directory: Path) -> Ordering | None:

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from inference.errors import CorruptCheckpoint
-from inference.modelling.lora.plan import MatrixPlan
+from inference.modelling.lora.plan import MatrixPlan, not_finite
 from inference.modelling.spec import Piece
 from inference.modelling.weights.piece_rows import take_rows
 
@@ -22,11 +21,7 @@ def check_finite(name: str, value: torch.Tensor) -> torch.Tensor:
         CorruptCheckpoint: A value is infinite or no number, as after a training that has diverged.
     """
     if not value.isfinite().all():
-        raise CorruptCheckpoint(
-            f"{name} of the adapter has values that are infinite or no numbers, as after a training that has diverged; "
-            "take an earlier checkpoint of it.",
-            param=name,
-        )
+        raise not_finite(name)
     return value
 
 

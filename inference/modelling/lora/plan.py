@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from inference.errors import MissingTensor, TensorShapeMismatch, UnsupportedFormat
+from inference.errors import CorruptCheckpoint, MissingTensor, TensorShapeMismatch, UnsupportedFormat
 from inference.modelling.families.config import TensorInfo
 from inference.modelling.lora.config import MAX_RANK, LoraConfig
 from inference.modelling.lora.modules import EMBEDDING, TABLES, BaseModules, Place
@@ -417,3 +417,12 @@ class _Planner:
 
 def _expected_kind(is_table: bool) -> str:
     return "lora_embedding_A and lora_embedding_B" if is_table else "lora_A.weight and lora_B.weight"
+
+
+def not_finite(name: str) -> CorruptCheckpoint:
+    """The error of a tensor with values that are infinite or no numbers."""
+    return CorruptCheckpoint(
+        f"{name} of the adapter has values that are infinite or no numbers, as after a training that has diverged; "
+        "take an earlier checkpoint of it.",
+        param=name,
+    )

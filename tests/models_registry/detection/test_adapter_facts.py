@@ -85,3 +85,11 @@ def test_broken_files_are_refused_in_words(base: Inspection, tmp_path: Path) -> 
     (path / "adapter_model.safetensors").write_bytes(b"no header")
     with pytest.raises(CorruptCheckpoint):
         inspect_adapter_in_child(path, base)
+
+
+def test_values_that_are_no_numbers_are_found_in_the_child(base: Inspection, tmp_path: Path) -> None:
+    tensors = factors(1)
+    name = next(iter(tensors))
+    tensors[name][0, 0] = torch.nan
+    with pytest.raises(CorruptCheckpoint, match=f"{name} of the adapter has values that are infinite or no numbers"):
+        inspect_adapter_in_child(write_adapter(tmp_path / "nan", tensors=tensors), base)

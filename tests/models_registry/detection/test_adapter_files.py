@@ -16,10 +16,10 @@ def test_a_directory_and_its_file_are_the_same(tmp_path: Path) -> None:
     path = write_adapter(tmp_path / "a")
     found = read_adapter(path)
     assert found == read_adapter(path / "adapter_model.safetensors")
-    assert found.config.rank == 4 and found.tensors.keys() == factors(0).keys() and found.tokenizer is None
+    assert found.config.rank == 4 and found.tensors.keys() == factors(0).keys() and found.tokenizers == ()
     assert found.size_bytes == sum(tensor.nbytes for tensor in factors(0).values())
     (path / "tokenizer.json").write_text("{}")
-    assert read_adapter(path).tokenizer == path / "tokenizer.json"
+    assert read_adapter(path).tokenizers == (path / "tokenizer.json",)
 
 
 @pytest.mark.parametrize(

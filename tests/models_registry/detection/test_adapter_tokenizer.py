@@ -12,6 +12,7 @@ from inference.errors import CorruptCheckpoint, UnsupportedFormat
 from models_registry.detection.adapter_tokenizer import check_tokenizer, comparable_file
 from models_registry.detection.xlora_files import read_files
 from tests.inference.llm.adapter_writing import write_adapter, write_xlora
+from tests.inference.text.tokenisation.file_vocabularies import pieces
 
 BASE = {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 2}}, "added_tokens": [{"id": 3, "content": "<s>"}]}
 
@@ -23,9 +24,10 @@ def base(tmp_path: Path) -> Path:
     return path
 
 
-def test_only_a_tokenizer_json_is_compared() -> None:
-    assert comparable_file("/srv/base/tokenizer.json") == Path("/srv/base/tokenizer.json")
-    assert comparable_file("/srv/base/tokenizer.model") is comparable_file(None) is None
+def test_tokenizers_of_two_formats_are_compared() -> None:
+    for name in ("tokenizer.json", "tokenizer.model"):
+        assert comparable_file(f"/srv/base/{name}") == Path(f"/srv/base/{name}")
+    assert comparable_file("/srv/base/tekken.json") is comparable_file(None) is None
 
 
 @pytest.mark.parametrize(
@@ -60,3 +62,31 @@ def test_those_of_an_xloras_adapters_are_compared_and_broken_ones_said(base: Pat
     inner.write_text("{")
     with pytest.raises(CorruptCheckpoint, match=r"tokenizer\.json is not JSON.*; copy the adapter again"):
         check_tokenizer(read_files(path), base)
+
+
+def test_a_vocab_json_is_compared_where_it_stands_alone(base: Path, tmp_path: Path) -> None:
+    path = write_adapter(tmp_path / "sql")
+    vocabulary = path / "vocab.json"
+    vocabulary.write_text(json.dumps({"a": 0, "b": 1, "new": 9, "odd": "x"}))
+    check_tokenizer(read_files(path), base)
+    vocabulary.write_text(json.dumps({"a": 0, "b": 7}))
+    with pytest.raises(UnsupportedFormat, match=r"vocab\.json beside it gives the token 'b' the number 7, .* it 1"):
+        check_tokenizer(read_files(path), base)
+    (path / "tokenizer.json").write_text(json.dumps(BASE))
+    check_tokenizer(read_files(path), base)
+
+
+def test_a_tokenizer_model_is_compared_with_one_of_its_format(base: Path, tmp_path: Path) -> None:
+    ours = tmp_path / "tokenizer.model"
+    ours.write_bytes(pieces("bpe"))
+    path = write_adapter(tmp_path / "sql")
+    theirs = path / "tokenizer.model"
+    theirs.write_bytes(pieces("bpe"))
+    check_tokenizer(read_files(path), ours)
+    theirs.write_bytes(pieces("unigram"))
+    with pytest.raises(UnsupportedFormat, match=r"another tokenizer: tokenizer\.model beside it gives the token"):
+        check_tokenizer(read_files(path), ours)
+    check_tokenizer(read_files(path), base)  # of another format
+    theirs.write_bytes(b"x")
+    with pytest.raises(CorruptCheckpoint, match="is no SentencePiece model"):
+        check_tokenizer(read_files(path), ours)
