@@ -15,9 +15,9 @@ from asgiref.sync import async_to_sync
 from inference.errors import BlazrError, Unavailable
 from inference.transport import queue as broker
 from inference.transport.control import forget_adapter_sync, request_unload_sync
-from inference.transport.questions import fits_somewhere, model_fit
+from inference.transport.questions import adapter_order, fits_somewhere, model_fit
 from inference.transport.worker_states import model_states_sync, worker_states_sync
-from inference.values.states import ModelState, WorkerState, departures_of
+from inference.values.states import ModelState, ResidentAdapter, WorkerState, departures_of, merge_adapters
 from models_registry.models import Checkpoint
 
 
@@ -38,6 +38,12 @@ class Live:
         shown = state.shown() | {"error": str((state.error or {}).get("message", ""))}
         shown["departures"] = departures_of(self.workers, state.checkpoint_id)
         return shown | {"status": "unknown"} if self.notice else shown
+
+    def adapters(self) -> dict[str, ResidentAdapter] | None:
+        """Return the LoRA adapters in memory by id; None: the state could not be read."""
+        if self.notice:
+            return None
+        return {item.adapter_id: item for state in self.models.values() for item in state.adapters}
 
     def worker_rows(self, checkpoints: Iterable[Checkpoint]) -> list[dict[str, Any]]:
         names = {str(row.pk): row.served_model_name for row in checkpoints}
@@ -129,6 +135,27 @@ def unload_before_delete(checkpoint: Checkpoint) -> None:
         unload(checkpoint)
     except Unavailable:
         return
+
+
+def load_adapter(checkpoint_id: str, adapter_id: str) -> ResidentAdapter | None:
+    """Load a LoRA adapter on the workers that hold its model; return it as they have it, None if none holds the model.
+
+    Raises:
+        Unavailable: Redis can't be reached, or no worker replied.
+        BlazrError: No worker could load it; the error is the reason.
+    """
+    found = async_to_sync(adapter_order)("load-adapter", checkpoint_id, adapter_id)
+    return next(iter(merge_adapters(found)), None)
+
+
+def unload_adapter(checkpoint_id: str, adapter_id: str) -> ResidentAdapter | None:
+    """Let a LoRA adapter leave the memory of all workers; return it while requests go through it.
+
+    Raises:
+        Unavailable: Redis can't be reached, or no worker replied.
+    """
+    found = async_to_sync(adapter_order)("unload-adapter", checkpoint_id, adapter_id)
+    return next(iter(merge_adapters(found)), None)
 
 
 def forget_adapter(adapter_id: str) -> None:

@@ -17,7 +17,7 @@ from models_registry import live, selectors
 from models_registry.adapter_names import MAX_ADAPTER_CHARS
 from models_registry.adapters import adapter_list, aliases_by_adapter
 from models_registry.aliases import alias_names
-from models_registry.api.adapter_views import AdapterSerializer
+from models_registry.api.adapter_views import adapter_values
 from models_registry.api.passport_views import passport_context
 from models_registry.api.quantisation_views import quantisation_list
 from models_registry.api.serializers import CheckpointSerializer, OverrideSerializer
@@ -207,7 +207,8 @@ class ModelPage(StaffPage):
 
     def _adapters_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:
         rows, aliases = adapter_list(checkpoint), aliases_by_adapter(checkpoint)
-        shown = [{**AdapterSerializer(row).data, "aliases": aliases.get(row.pk, [])} for row in rows]
+        values = zip(rows, adapter_values(rows), strict=True)
+        shown = [{**item, "aliases": aliases.get(row.pk, [])} for row, item in values]
         return {"adapters": shown, "max_name": MAX_ADAPTER_CHARS, "alias_names": alias_names()}
 
     def _passport_tab(self, checkpoint: Checkpoint) -> dict[str, Any]:

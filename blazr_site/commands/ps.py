@@ -12,6 +12,7 @@ from blazr_site.commands.tables import output_console, table
 from inference.errors import Unavailable
 from inference.host.units import format_bytes
 from inference.transport.worker_states import worker_states_sync
+from models_registry.models import Adapter
 from models_registry.selectors import checkpoint_list
 
 
@@ -24,7 +25,9 @@ def run(arguments: argparse.Namespace) -> int:
         console.print("No server is running on this data directory. Try: blazr serve")
         return 1
     names = {str(key): name for key, name in checkpoint_list().values_list("pk", "served_model_name")}
-    resident = table("name", "state", "memory", "running", "waiting", "tokens/s", "prefix cache", "worker", "device")
+    columns = ("name", "state", "memory", "running", "waiting", "tokens/s", "prefix cache", "adapters")
+    resident = table(*columns, "worker", "device")
+    adapters = {str(key): name for key, name in Adapter.objects.values_list("pk", "name")}
     for worker in workers.values():
         for model in worker.models:
             state = model.status if model.status == "ready" else f"{model.status} {model.progress:.0%}"
@@ -36,6 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
                 model.num_waiting,
                 f"{model.tokens_per_s:.1f}",
                 _prefix_cache(model.stats),
+                ", ".join(sorted(adapters.get(item.adapter_id, item.adapter_id) for item in model.adapters)),
                 worker.worker_id,
                 worker.device,
             )

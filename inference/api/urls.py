@@ -37,6 +37,7 @@ from inference.api.platform.lifecycle_views import (
     RequestCancelView,
     RequestsView,
 )
+from inference.api.platform.lora_views import LoadLoraView, UnloadLoraView
 from inference.api.platform.probe_views import HealthView, LivezView, MetricsView, ReadyzView
 from inference.api.platform.schedule_views import (
     SchedulePreviewView,
@@ -75,6 +76,8 @@ urlpatterns = [
     path("v1/models/<str:model_id>/revisions", AliasRevisionsView.as_view(), name="alias-revisions"),
     path("v1/models/<str:model_id>/promote", PromoteView.as_view(), name="alias-promote"),
     path("v1/models/<str:model_id>/rollback", RollbackView.as_view(), name="alias-rollback"),
+    path("v1/load_lora_adapter", LoadLoraView.as_view(), name="load-lora-adapter"),
+    path("v1/unload_lora_adapter", UnloadLoraView.as_view(), name="unload-lora-adapter"),
     path("v1/requests", RequestsView.as_view(), name="requests"),
     path("v1/requests/<str:request_id>/cancel", RequestCancelView.as_view(), name="request-cancel"),
     path("v1/models/<path:model_id>", ModelView.as_view(), name="model"),

@@ -165,7 +165,7 @@ def _models(seen: live.Live) -> Any:
     for key, state in sorted(seen.models.items()):
         item = state.shown()
         # Moments and averages change all the time and matter to nobody.
-        shown.append((key, {**item, "tokens_per_s": round(item["tokens_per_s"], 1)}))
+        shown.append((key, {**item, "tokens_per_s": round(item["tokens_per_s"], 1)}, state.adapters))
     workers = [
         (w.worker_id, w.memory_used_bytes, w.memory_budget_bytes, w.num_active, w.draining, w.is_late)
         for w in seen.workers

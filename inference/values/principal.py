@@ -41,6 +41,8 @@ _RULES: tuple[tuple[str, str, Scope | None], ...] = (
     ("GET", "/v1/models", "models"),
     ("GET", "/tokenizer_info", "models"),
     ("*", "/v1/models", "admin"),
+    ("*", "/v1/load_lora_adapter", "admin"),
+    ("*", "/v1/unload_lora_adapter", "admin"),
     ("*", "/v1/files", "files"),
     ("*", "/v1/uploads", "files"),
     ("*", "/v1/batches", "files"),

@@ -15,7 +15,9 @@ from inference.values.principal import Principal
 from models_registry.models import Checkpoint
 
 SCOPE = "admin"
-PERMISSIONS = frozenset(f"models_registry.{name}" for name in ("view_checkpoint", "add_upload", "delete_checkpoint"))
+PERMISSIONS = frozenset(
+    f"models_registry.{name}" for name in ("view_checkpoint", "add_upload", "delete_checkpoint", "load_checkpoint")
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from models_registry.api import (
 )
 
 _ONE = "checkpoints/<uuid:checkpoint_id>"
+_ADAPTER = f"{_ONE}/adapters/<uuid:adapter_id>"
 _PASSPORT = "passports/<uuid:passport_id>"
 _RUN = "runs/<uuid:run_id>"
 _SPAN = "span-measurements/<uuid:measurement_id>"
@@ -35,7 +36,9 @@ urlpatterns = [
     ),
     path(f"{_ONE}/settings", views.SettingsView.as_view(), name="registry-settings"),
     path(f"{_ONE}/adapters", adapter_views.AdapterListView.as_view(), name="registry-adapters"),
-    path(f"{_ONE}/adapters/<uuid:adapter_id>", adapter_views.AdapterView.as_view(), name="registry-adapter"),
+    path(_ADAPTER, adapter_views.AdapterView.as_view(), name="registry-adapter"),
+    path(f"{_ADAPTER}/load", adapter_views.AdapterLoadView.as_view(), name="registry-adapter-load"),
+    path(f"{_ADAPTER}/unload", adapter_views.AdapterUnloadView.as_view(), name="registry-adapter-unload"),
     path(f"{_ONE}/fit", views.FitView.as_view(), name="registry-fit"),
     path(f"{_ONE}/load", views.LoadView.as_view(), name="registry-load"),
     path(f"{_ONE}/unload", views.UnloadView.as_view(), name="registry-unload"),

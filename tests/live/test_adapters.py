@@ -178,6 +178,71 @@ def test_changed_files_are_refused_in_words(
         complete(adapted, "tiny:new")
 
 
+def test_adapters_are_loaded_ahead_shown_unloaded_and_evicted(
+    adapted: LiveServer, session: httpx.Client, checkpoint: Checkpoint, answers: dict[str, list[int]]
+) -> None:
+    path = f"/registry/checkpoints/{adapted.checkpoint_id('tiny')}"
+    small = session.patch(f"{path}/settings", json={"settings": {"max_adapters": 2}})
+    assert small.status_code == 200, small.text
+    places = {name: write_adapter(checkpoint.directory / "few" / name, number) for number, name in enumerate("pqr", 20)}
+    wanted = run_alone(checkpoint, places)
+    keys = {}
+    for name, place in places.items():
+        made = session.post(f"{path}/adapters", json={"path": str(place)})
+        assert made.status_code == 201, made.text
+        keys[name] = made.json()["id"]
+    assert session.post(f"{path}/unload").status_code in (200, 202)  # its next load has two places
+
+    def rows() -> dict[str, Any]:
+        return {row["name"]: row for row in session.get(f"{path}/adapters").json() if row["resident"]}
+
+    def order(name: str, word: str) -> httpx.Response:
+        return session.post(f"{path}/adapters/{keys[name]}/{word}")
+
+    wait_until(lambda: not adapted.workers()[0].models, what="the unload of the base")
+    waits = order("p", "load")
+    assert (waits.status_code, waits.json()["resident"], waits.json()["pinned"]) == (202, False, True), waits.text
+    assert complete(adapted, "tiny") == answers["tiny"]
+    wait_until(lambda: rows().keys() == {"p"}, what="the adapter that comes with its base")
+    shown = rows()["p"]
+    assert shown["memory_bytes"] > 0 and shown["num_requests"] == 0 and shown["last_used_at"]
+    for name in ("q", "r", "p"):  # q leaves for r, p stays
+        assert complete(adapted, f"tiny:{name}") == wanted[f"tiny:{name}"]
+    wait_until(lambda: rows().keys() == {"p", "r"}, what="the eviction")
+    page = session.get(f"/models/{adapted.checkpoint_id('tiny')}/?tab=adapters").text
+    assert page.count("used <time") == 2 and page.count(">pinned</span>") == 1
+    second = order("q", "load")
+    assert (second.status_code, second.json()["resident"]) == (200, True), second.text
+    full = order("r", "load")
+    assert full.status_code == 409 and "leave no place for this one" in full.json()["error"]["message"], full.text
+    assert not next(row for row in session.get(f"{path}/adapters").json() if row["name"] == "r")["pinned"]
+    with pytest.raises(openai.ConflictError, match="unload one of them, or raise max_adapters"):
+        complete(adapted, "tiny:r")
+    gone = order("p", "unload")
+    assert (gone.status_code, gone.json()["resident"]) == (200, False), gone.text
+    assert complete(adapted, "tiny:r") == wanted["tiny:r"]
+    wait_until(lambda: rows().keys() == {"q", "r"}, what="the other adapter in the free place")
+    for name in "pqr":
+        assert session.delete(f"{path}/adapters/{keys[name]}").status_code == 204
+    wait_until(lambda: not adapted.workers()[0].models[0].adapters, what="the memory of removed ones")
+
+
+def test_tools_made_for_vllm_load_and_unload(
+    adapted: LiveServer, checkpoint: Checkpoint, answers: dict[str, list[int]]
+) -> None:
+    place = write_adapter(checkpoint.directory / "few" / "vllm", 30)
+    wanted = run_alone(checkpoint, {"vllm": place})["tiny:vllm"]
+    with httpx.Client(base_url=adapted.url, headers=adapted.admin_headers, timeout=60) as client:
+        loaded = client.post("/v1/load_lora_adapter", json={"lora_name": "tiny:vllm", "lora_path": str(place)})
+        assert (loaded.status_code, loaded.text) == (200, "Success: LoRA adapter 'tiny:vllm' added successfully.")
+        assert complete(adapted, "tiny:vllm") == wanted
+        unloaded = client.post("/v1/unload_lora_adapter", json={"lora_name": "tiny:vllm"})
+        assert unloaded.status_code == 200, unloaded.text
+    with pytest.raises(openai.NotFoundError):
+        complete(adapted, "tiny:vllm")
+    assert complete(adapted, "tiny") == answers["tiny"]
+
+
 def test_an_xlora_is_loaded_with_room_for_both_passes(
     adapted: LiveServer, session: httpx.Client, checkpoint: Checkpoint, answers: dict[str, list[int]]
 ) -> None:

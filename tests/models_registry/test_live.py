@@ -7,7 +7,14 @@ import time
 import pytest
 
 from inference.errors import ModelLoadFailed, Unavailable
-from inference.values.states import Departure, EnergyReading, ModelState, ResidentModel, WorkerState
+from inference.values.states import (
+    Departure,
+    EnergyReading,
+    ModelState,
+    ResidentAdapter,
+    ResidentModel,
+    WorkerState,
+)
 from models_registry import live
 from models_registry.live import Live
 from tests.inference.rows import make_checkpoint
@@ -102,3 +109,25 @@ def test_orders_reach_the_workers(checkpoint, redis_urls_in_settings):
     assert client.llen(redis_keys.DEFAULT_QUEUE) == 1
     client.delete(redis_keys.DEFAULT_QUEUE, redis_keys.CONTROL_STREAM)
     client.close()
+
+
+def test_adapters_in_memory_are_known_by_their_ids():
+    states = {"a": ModelState("a", adapters=(ResidentAdapter("k", 5),)), "b": ModelState("b")}
+    assert Live(states, ()).adapters() == {"k": ResidentAdapter("k", 5)}
+    assert Live({}, ()).adapters() == {}
+    assert Live({}, (), "Redis is away.").adapters() is None
+
+
+@pytest.mark.parametrize("order", [live.load_adapter, live.unload_adapter])
+def test_orders_for_adapters_sum_what_the_workers_reply(monkeypatch, order):
+    sent = []
+
+    async def replied(*arguments):
+        sent.append(arguments)
+        return [ResidentAdapter("k", 5), ResidentAdapter("k", 5)] if len(sent) == 1 else []
+
+    monkeypatch.setattr(live, "adapter_order", replied)
+    assert order("c", "k") == ResidentAdapter("k", 10, num_workers=2)
+    assert order("c", "k") is None
+    kind = "load-adapter" if order is live.load_adapter else "unload-adapter"
+    assert sent == [(kind, "c", "k")] * 2

@@ -1,4 +1,4 @@
-// A model's LoRA adapters: register one by path, promote one to an alias, remove one.
+// A model's LoRA adapters: register one by path, load and unload one, promote one to an alias, remove one.
 import { $, act, call, confirmDialog, pageData, redrawParts, toast } from "./kit.js";
 import { promotions } from "./promote.js";
 
@@ -16,6 +16,22 @@ $("#add-adapter")?.addEventListener("submit", (event) => {
     form.reset();
     await redrawParts("adapter-region");
     toast(`Requests may name ${row.model} now.`);
+  });
+});
+
+function memoryWords(row) {
+  if (row.resident && row.pinned) return `${row.model} is in memory and stays there.`;
+  if (row.pinned) return `${row.model} will be in memory as soon as its base is.`;
+  if (row.resident) return `${row.model} leaves the memory when its requests have ended.`;
+  return `${row.model} is out of memory; the next request loads it again.`;
+}
+
+$("#adapter-region").addEventListener("click", (event) => {
+  const button = event.target.closest("[data-memory]");
+  if (!button) return;
+  act(button, async () => {
+    toast(memoryWords(await call("POST", `${base}/${button.dataset.key}/${button.dataset.memory}`)));
+    await redrawParts("adapter-region");
   });
 });
 

@@ -13,10 +13,13 @@ from blazr_site.commands.arguments import COMMANDS
 from blazr_site.server_client import RefusedByServer
 from inference.access.api_keys import api_key_create
 from inference.errors import InvalidRequest, UnknownModel
-from models_registry.models import Adapter
+from inference.values.states import ModelState, ResidentAdapter
+from models_registry import live
+from models_registry.models import Adapter, Checkpoint
 from models_registry.services import checkpoint_register
 from tests.inference.llm.adapter_writing import write_adapter
 from tests.inference.llm.harness import Checkpoint as TinyCheckpoint
+from tests.inference.rows import make_adapter
 
 
 def parsed(*words: str) -> argparse.Namespace:
@@ -52,6 +55,7 @@ def test_an_adapter_is_added_listed_and_removed(blazr, tmp_path: Path, capsys: p
     assert blazr("list", "tiny", "--json") == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["model"] for row in rows] == ["tiny:again", "tiny:sql"]
+    assert [row["pinned"] for row in rows] == [False, False]
     assert blazr("remove", "tiny:sql") == 0
     assert [row.name for row in Adapter.objects.all()] == ["again"] and place.is_dir()
 
@@ -82,3 +86,21 @@ def test_a_server_and_a_key_are_needed(monkeypatch: pytest.MonkeyPatch, tmp_path
     arguments = parsed("list", "--server", "http://127.0.0.1:9")
     with pytest.raises(InvalidRequest, match="needs an API key with the scope admin"):
         run(arguments)
+
+
+def test_an_adapter_is_loaded_shown_and_unloaded(blazr, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
+    row = make_adapter(Checkpoint.objects.get(), "sql")
+    seen: list[ResidentAdapter] = []
+    monkeypatch.setattr(live, "look", lambda: live.Live({"a": ModelState("a", adapters=tuple(seen))}, ()))
+    monkeypatch.setattr(live, "load_adapter", lambda *ids: next(iter(seen), None))
+    monkeypatch.setattr(live, "unload_adapter", lambda *ids: next(iter(seen), None))
+    assert blazr("load", "tiny:sql") == 0 and "will load tiny:sql with its base" in capsys.readouterr().err
+    assert blazr("list") == 0 and "with its base" in capsys.readouterr().out
+    seen.append(ResidentAdapter(str(row.pk), 3 << 20, num_requests=2))
+    assert blazr("load", "tiny:sql") == 0 and "has tiny:sql in memory" in capsys.readouterr().err
+    assert blazr("list") == 0 and "3.0 MiB, pinned, 2 running" in " ".join(capsys.readouterr().out.split())
+    assert blazr("unload", "tiny:sql") == 0 and "unloads tiny:sql after 2 requests" in capsys.readouterr().err
+    seen.clear()
+    assert blazr("unload", "tiny:sql") == 0 and "has unloaded tiny:sql" in capsys.readouterr().err
+    with pytest.raises(UnknownModel, match="no adapter 'tiny:csv'"):
+        blazr("load", "tiny:csv")

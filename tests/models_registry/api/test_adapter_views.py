@@ -11,12 +11,14 @@ from django.test import Client
 
 from inference.errors import UnknownModel
 from inference.serving.served_models import served_model_read
+from inference.values.states import ModelState, ResidentAdapter
 from models_registry import live
 from models_registry.models import Adapter, Checkpoint
 from models_registry.services import checkpoint_register
 from tests.accounts import account
 from tests.inference.llm.adapter_writing import write_adapter, write_xlora
 from tests.inference.llm.harness import Checkpoint as TinyCheckpoint
+from tests.inference.rows import make_adapter
 from tests.models_registry.api.test_run_views import error_of, send
 from tests.models_registry.api.test_views import SOME_ID
 
@@ -112,3 +114,51 @@ def test_an_xlora_is_registered_like_any_adapter(browser: Client, base: Checkpoi
     (place / "adapters" / "adapter_1" / "adapter_model.safetensors").unlink()
     error = error_of(register(browser, path, path=str(place), name="again"), 422)
     assert "has no adapter_model.safetensors" in error["message"]
+
+
+def test_an_adapter_is_loaded_ahead_shown_and_unloaded(
+    browser: Client, base: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = f"/registry/checkpoints/{base.pk}/adapters"
+    page = f"/models/{base.pk}/?tab=adapters"
+    made = register(browser, path, path=str(write_adapter(tmp_path / "adapters" / "sql", 1))).json()
+    assert (made["pinned"], made["resident"]) == (False, None)  # nobody knows without Redis
+    assert ">unknown</span>" in browser.get(page).content.decode()
+    seen: list[ResidentAdapter] = []
+    monkeypatch.setattr(live, "look", lambda: live.Live({"a": ModelState("a", adapters=tuple(seen))}, ()))
+    monkeypatch.setattr(live, "load_adapter", lambda *ids: next(iter(seen), None))
+    monkeypatch.setattr(live, "unload_adapter", lambda *ids: next(iter(seen), None))
+    text = browser.get(page).content.decode()
+    assert 'data-memory="load"' in text and 'data-memory="unload"' not in text
+    waits = send(browser, "POST", f"{path}/{made['id']}/load")
+    assert (waits.status_code, waits.json()["pinned"], waits.json()["resident"]) == (202, True, False), waits.content
+    text = browser.get(page).content.decode()
+    assert "comes with its base" in text and 'data-memory="unload"' in text
+    seen.append(ResidentAdapter(made["id"], 3 << 20, num_requests=2, last_used_at=1.5, is_pinned=True))
+    loaded = send(browser, "POST", f"{path}/{made['id']}/load")
+    assert loaded.status_code == 200
+    assert browser.get(path).json() == [loaded.json()]
+    found = {name: loaded.json()[name] for name in ("resident", "memory_bytes", "num_requests", "last_used_at")}
+    assert found == {
+        "resident": True, "memory_bytes": 3 << 20, "num_requests": 2, "last_used_at": "1970-01-01T00:00:01.500000Z"
+    }  # fmt: skip
+    text = browser.get(page).content.decode()
+    assert "3.0 MiB" in text and "2 requests now" in text and ">pinned</span>" in text
+    left = send(browser, "POST", f"{path}/{made['id']}/unload")
+    assert (left.status_code, left.json()["pinned"], left.json()["num_requests"]) == (202, False, 2)
+    text = browser.get(page).content.decode()
+    assert ">Pin</button>" in text and ">Unload</button>" in text
+    seen.clear()
+    gone = send(browser, "POST", f"{path}/{made['id']}/unload")
+    assert (gone.status_code, gone.json()["resident"], gone.json()["last_used_at"]) == (200, False, None)
+    for word in ("load", "unload"):
+        assert error_of(send(browser, "POST", f"{path}/{SOME_ID}/{word}"), 404)["param"] == "adapter"
+
+
+def test_who_may_only_look_loads_nothing(base: Checkpoint, tmp_path: Path) -> None:
+    row = make_adapter(base, "sql")
+    client = Client()
+    client.force_login(account("mia", "member"))
+    assert "data-memory" not in client.get(f"/models/{base.pk}/?tab=adapters").content.decode()
+    for word in ("load", "unload"):
+        assert send(client, "POST", f"/registry/checkpoints/{base.pk}/adapters/{row.pk}/{word}").status_code == 403

@@ -54,7 +54,8 @@ def test_a_key_for_some_models_sees_and_changes_no_others(data_dir):
     key = api_key_create(name="part", scopes=["admin"], models=["mine"])[1]
     listed = send(key, "GET", "/registry/checkpoints").json()
     assert [row["served_model_name"] for row in listed] == ["mine"]
-    for method, path in (("GET", ""), ("POST", ""), ("DELETE", f"/{kept.pk}")):
+    orders = [("POST", f"/{kept.pk}/{word}") for word in ("load", "unload")]
+    for method, path in (("GET", ""), ("POST", ""), ("DELETE", f"/{kept.pk}"), *orders):
         refused = send(key, method, f"/registry/checkpoints/{other.pk}/adapters{path}")
         assert refused.status_code == 403, (method, refused.content)
         assert "may not use the model" in error_of(refused)["message"]

@@ -1,0 +1,66 @@
+"""Load LoRA adapters into memory ahead of their requests, and unload them."""
+
+from __future__ import annotations
+
+import uuid
+
+from inference.errors import BlazrError, Conflict, Unavailable
+from inference.values.states import ResidentAdapter
+from models_registry import live
+from models_registry.adapter_names import full_name
+from models_registry.adapters import adapter_get
+from models_registry.checkpoint_jobs import check_available
+from models_registry.models import Adapter, Checkpoint
+
+
+def adapter_load(*, checkpoint: Checkpoint, adapter_id: uuid.UUID) -> tuple[Adapter, ResidentAdapter | None]:
+    """Load an adapter on the workers that hold its base, and with each load of the base, until ``adapter_unload``.
+
+    Returns:
+        The row, and the adapter in memory; None: no worker holds the base now, or one loads it again with room for it.
+
+    Raises:
+        NotFound: The checkpoint has none with this id.
+        Conflict: Its files, or those of its base, are missing, or adapters that were loaded ahead have all places.
+        Unavailable: No worker runs, or running requests of other adapters have all places.
+        BlazrError: It can't be read.
+    """
+    row = adapter_get(checkpoint=checkpoint, adapter_id=adapter_id)
+    check_available(checkpoint)
+    if row.state != Adapter.State.AVAILABLE:
+        raise Conflict(
+            f"the files of the adapter {full_name(checkpoint.served_model_name, row.name)!r} are missing; restore "
+            "them, or remove it.",
+            param="adapter",
+        )
+    was_pinned = row.is_pinned
+    # First: a worker that loads the base meanwhile looks at the row.
+    _set_pinned(row, True)
+    try:
+        found = live.load_adapter(str(checkpoint.pk), str(row.pk))
+    except BlazrError:
+        _set_pinned(row, was_pinned)
+        raise
+    return row, found
+
+
+def adapter_unload(*, checkpoint: Checkpoint, adapter_id: uuid.UUID) -> tuple[Adapter, ResidentAdapter | None]:
+    """Let an adapter leave the memory; requests that go through it end first, and the next one loads it again.
+
+    Returns:
+        The row, and the adapter while it is still in memory.
+
+    Raises:
+        NotFound: The checkpoint has none with this id.
+    """
+    row = adapter_get(checkpoint=checkpoint, adapter_id=adapter_id)
+    _set_pinned(row, False)
+    try:
+        return row, live.unload_adapter(str(checkpoint.pk), str(row.pk))
+    except Unavailable:  # no worker runs, and none has it
+        return row, None
+
+
+def _set_pinned(row: Adapter, is_pinned: bool) -> None:
+    Adapter.objects.filter(pk=row.pk).update(is_pinned=is_pinned)
+    row.is_pinned = is_pinned
