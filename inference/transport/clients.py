@@ -88,8 +88,9 @@ def _is_cut(error: Exception) -> bool:
 
 def connect(url: str, *, timeout_s: float = 10, connect_timeout_s: float = 2) -> sync_redis.Redis:
     """Return a synchronous client, whose timeout is by default longer than any blocking read of a worker."""
+    # Without a name for CLIENT SETINFO: redis-py would parse its own package's metadata for each connection (5 ms).
     return sync_redis.Redis.from_url(
-        url, protocol=2, socket_timeout=timeout_s, socket_connect_timeout=connect_timeout_s
+        url, protocol=2, socket_timeout=timeout_s, socket_connect_timeout=connect_timeout_s, driver_info=None
     )
 
 
