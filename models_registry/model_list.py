@@ -16,9 +16,11 @@ from inference.models.readable_rows import readable_rows
 from models_registry import live, selectors
 from models_registry.layer_ribbon import MIXES, ribbon_legend
 from models_registry.list_facts import ListFacts, list_facts
+from models_registry.page_numbers import number_of
 from models_registry.views import StaffPage
 
 MAX_QUERY_CHARS = 200
+MODELS_SHOWN = 50
 MAX_RATE = 1e12
 """More tokens per second are no measurement but a damaged row."""
 STATES: Mapping[str, str] = {
@@ -86,6 +88,10 @@ class ModelsPage(StaffPage):
             and state in ("", row["status"])
             and mix in ("", row["mix"])
         ]
+        last_offset = max(len(found) - 1, 0) // MODELS_SHOWN * MODELS_SHOWN
+        # The address may be of a time when more models matched.
+        offset = min(number_of(query.get("offset"), 0, 0, 1 << 31), last_offset)
+        shown = sorted_rows(found, sort, order)[offset : offset + MODELS_SHOWN]
         return {
             "q": words,
             "state": state,
@@ -93,11 +99,16 @@ class ModelsPage(StaffPage):
             "layers": mix,
             "mixes": MIXES.items(),
             "is_filtered": bool(words.strip() or state or mix),
-            "rows": sorted_rows(found, sort, order),
+            "rows": shown,
+            "found": len(found),
+            "first": offset + 1,
+            "last": offset + len(shown),
+            "back": _at_offset(query, max(0, offset - MODELS_SHOWN)) if offset else "",
+            "next": _at_offset(query, offset + MODELS_SHOWN) if offset < last_offset else "",
             "sort": sort,
             "order": order,
             "columns": _headings(query, sort, order),
-            "legend": ribbon_legend(row["facts"].ribbon for row in found if row["facts"].ribbon),
+            "legend": ribbon_legend(row["facts"].ribbon for row in shown if row["facts"].ribbon),
             "total": len(rows),
             "notice": notice,
         }
@@ -106,7 +117,8 @@ class ModelsPage(StaffPage):
 def model_rows() -> tuple[list[dict[str, Any]], str]:
     """Return all checkpoints by name, each with what the list shows of it, and why the workers' state isn't known."""
     seen = live.look()
-    checkpoints = live.with_live(readable_rows(selectors.checkpoint_list()), seen)
+    stored = selectors.checkpoint_list().only(*(name for name in _ROW if name != "live"), "updated_at")
+    checkpoints = live.with_live(readable_rows(stored), seen)
     facts, peaks = list_facts(checkpoints), peak_rates()
     # Not by the API's serializer, which takes a fifth of the page's time.
     shown = ({name: getattr(checkpoint, name) for name in _ROW} for checkpoint in checkpoints)
@@ -154,6 +166,13 @@ def _chosen(query: QueryDict, name: str, known: Any) -> str:
     return value if value in known else ""
 
 
+def _at_offset(query: QueryDict, offset: int) -> str:
+    """Return the address of the same list from another row on."""
+    address = query.copy()
+    address["offset"] = str(offset)
+    return f"?{address.urlencode()}"
+
+
 def _headings(query: QueryDict, sort: str, order: str) -> list[dict[str, Any]]:
     """Return the columns with the addresses that sort by them; the sorted one's turns the order round."""
     found = []
@@ -161,6 +180,7 @@ def _headings(query: QueryDict, sort: str, order: str) -> list[dict[str, Any]]:
         is_sorted = name == sort
         turned = "asc" if order == "desc" else "desc"
         address = query.copy()
+        address.pop("offset", None)
         address["sort"], address["order"] = name, turned if is_sorted else column.first_order
         found.append(
             {

@@ -46,6 +46,55 @@ def test_sorting_filters_and_ticks_outlive_a_live_update(
         assert_fits_and_can_be_read(narrow, with_axe=True)
 
 
+def test_ticks_count_for_rows_that_are_not_shown(page: Page, site: LiveServer) -> None:
+    with row_like_demo(site, "demo-small") as small, row_like_demo(site, "demo-large") as large:
+        page.goto("/models/")
+        page.check("[aria-label='Compare demo-large']")
+        page.fill("#search", "demo-small")
+        expect(page.locator("#models tbody .name-link")).to_have_text(["demo-small"])
+        page.check("[aria-label='Compare demo-small']")
+        page.click("#compare-button")
+        expect(page.locator("h1")).to_have_text("Compare")
+        assert {page.locator(f"#{name}").input_value() for name in "ab"} == {small, large}
+
+
+def test_pages_of_the_list_are_drawn_in_place(page: Page, site: LiveServer) -> None:
+    made = site.manage(
+        "from models_registry.models import Checkpoint; import uuid;"
+        "row = Checkpoint.objects.get(served_model_name='demo'); names = [f'page-{n:02}' for n in range(60)];"
+        "[(setattr(row, 'pk', uuid.uuid4()), setattr(row, 'id', row.pk), setattr(row, 'served_model_name', name),"
+        " setattr(row, 'path', f'/nowhere/{row.pk}'), row.save(force_insert=True)) for name in names];"
+        "print(len(names))"
+    )
+    try:
+        assert made.strip() == "60"
+        names = page.locator("#models tbody .name-link")
+        page.goto("/models/?q=page")
+        expect(names).to_have_count(50)
+        page.check("[aria-label='Compare page-03']")
+        page.keyboard.press("j")  # also from a tick
+        expect(page.locator("#models tbody .name-link").nth(4)).to_be_focused()
+        page.evaluate("window.isSame = true")
+        page.locator("h1").click()
+        page.keyboard.press("k")
+        expect(page.locator("#models-next")).to_be_focused()
+        page.keyboard.press("Enter")
+        expect(names).to_have_text([f"page-{number:02}" for number in range(50, 60)])
+        expect(page.locator("#found-now")).to_have_text(re.compile("^60 of .* models, 51 to 60$"))
+        assert page.evaluate("window.isSame") and page.evaluate("scrollY") == 0
+        page.click("#models-back")
+        expect(page.get_by_label("Compare page-03")).to_be_checked()
+        page.click("#models-next")
+        expect(names).to_have_count(10)
+        page.fill("#search", "page-0")  # other filters begin with their first row
+        expect(names).to_have_text([f"page-{number:02}" for number in range(10)])
+    finally:
+        site.manage(
+            "from models_registry.models import Checkpoint;"
+            "Checkpoint.objects.filter(served_model_name__startswith='page-').delete()"
+        )
+
+
 @pytest.mark.parametrize(("width", "most"), [(360, 64), (1440, 100)])
 def test_the_head_of_a_model_stays_and_covers_nothing(
     open_page: Callable[..., Page], site: LiveServer, width: int, most: int

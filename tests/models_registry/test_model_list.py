@@ -159,3 +159,24 @@ def test_a_viewer_gets_no_buttons(client: Client, models: dict[str, Checkpoint])
     client.force_login(account("viewer", "viewer"))
     text = client.get("/models/").content.decode()
     assert names(client) == ["large", "middle", "small"] and "data-post" not in text
+
+
+def test_many_models_are_shown_in_pages(browser: Client, models: dict[str, Checkpoint]) -> None:
+    row = models["middle"]
+    for number in range(101):
+        row.pk, row.served_model_name, row.path = uuid.uuid4(), f"copy-{number:03}", f"/nowhere/{number}"
+        row.save(force_insert=True)
+
+    def page(query: str) -> str:
+        return browser.get(f"/models/{query}").content.decode()
+
+    assert names(browser) == [f"copy-{number:03}" for number in range(50)]
+    first = page("")
+    assert "104 models, 1 to 50" in first and 'id="models-next"' in first and 'id="models-back"' not in first
+    assert 'href="?sort=size&amp;order=desc"' in page("?offset=50")  # another order begins with its first row
+    assert names(browser, "?offset=100") == ["copy-100", "large", "middle", "small"]
+    last = page("?q=copy&offset=100")
+    assert "101 of 104 models, 101 to 101" in last
+    assert 'href="?q=copy&amp;offset=50"' in last and 'id="models-next"' not in last
+    assert names(browser, "?q=copy-00&offset=100")[0] == "copy-000"  # fewer match than when the address was written
+    assert names(browser, "?offset=-1") == names(browser, "?offset=nonsense") == names(browser)

@@ -22,7 +22,7 @@ export function filterList(form, region, topic, after) {
   region.addEventListener("htmx:configRequest", (event) => (event.detail.path = location.pathname + location.search));
   form.addEventListener("input", () => {
     clearTimeout(timer);
-    timer = setTimeout(show, 150);
+    timer = setTimeout(show, 15); // one at a time: htmx queues the newest behind the one that is on its way
   });
   form.addEventListener("submit", (event) => {
     event.preventDefault();

@@ -3,17 +3,20 @@ import "./transfers.js";
 import { $, $$, act, ago, bytes, call, confirmDialog, copy, h, isBeingLeft, isFieldChanged, leaveAfter, modelUrl, setNotice, toast } from "./kit.js";
 
 const SESSION_ENDED = "Your session has ended. Sign in again.";
-const isTyping = (element) => element.matches("input, textarea, select, [contenteditable]") || element.closest("dialog");
+const isTyping = (element) => element.matches("input:not([type=checkbox]), textarea, select, [contenteditable]") || element.closest("dialog");
 
 // --- lists ---------------------------------------------------------------------------------------
-// j and k move through the first links of a list's rows; Enter opens, as on any link.
+// j and k move through the first links of a list's rows, then of its pages; Enter opens, as on any link.
 
-const rowLinks = () => $$("main table tbody tr, main [data-rows] > li").map((row) => $("a[href], button", row)).filter((link) => link?.checkVisibility());
+const rowLinks = () => {
+  const rows = $$("main table tbody tr, main [data-rows] > li").map((row) => $("a[href], button", row));
+  return [...rows, ...$$("main a[data-page]")].filter((link) => link?.checkVisibility());
+};
 
 function moveInList(step) {
   const links = rowLinks();
   const row = document.activeElement.closest("tr, [data-rows] > li");
-  const at = row ? links.findIndex((link) => row.contains(link)) : -1;
+  const at = links.findIndex((link) => link === document.activeElement || row?.contains(link));
   const next = at < 0 ? (step > 0 ? 0 : links.length - 1) : Math.min(Math.max(at + step, 0), links.length - 1);
   links[next]?.focus();
 }
