@@ -10,12 +10,14 @@ from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 
 from inference.modelling.spec import LayerSpec
-from models_registry.layer_words import WORDS
+from models_registry.layer_words import STRIPED, WORDS
 
 CELL = 10
 """Width of a layer in the drawing; app.css draws a tenth of it as the gap (``stroke-dasharray``)."""
 _WHOLE, _UPPER, _LOWER = (7.0, 14), (4.0, 8), (11.5, 5)
 """Middle and height of a cell in a drawing 14 high: a layer of one mixer, its token mixer, its channel mixer."""
+_GAP_SHARE = 0.14
+"""Of a striped cell's height, for each gap between its stripes; ``clip-path`` in app.css has the same."""
 ATTENTION = ("attention", "mla", "convolved_attention")
 """Token mixers whose state grows with the tokens; the others are recurrent."""
 MIXES: Mapping[str, str] = {
@@ -31,12 +33,12 @@ class Band:
 
     Attributes:
         kind: ``k-KIND`` is its class.
-        height: Of the cells.
-        path: A line through each run of neighbours, which its stroke makes cells of.
+        height: Of the cells, or of each stripe of theirs.
+        path: A line through each run of neighbours, which its stroke makes cells of; for a striped kind several.
     """
 
     kind: str
-    height: int
+    height: float
     path: str
 
 
@@ -76,14 +78,14 @@ def layer_ribbon(layers: Sequence[LayerSpec]) -> LayerRibbon:
     kinds = Counter(layer.kind or "none" for layer in layers)
     count = len(layers)
     listed = ", ".join(f"{number} {kind}" for kind, number in kinds.items())
-    bands = tuple(Band(kind, height, _path(numbers, y)) for (kind, (y, height)), numbers in places.items())
+    bands = tuple(_band(kind, y, height, numbers) for (kind, (y, height)), numbers in places.items())
     return LayerRibbon(
         num_layers=count,
         bands=bands,
         drawing=format_html_join(
             "",
             '<path class="k-{}" stroke-width="{}" d="{}"></path>',
-            ((band.kind, band.height, band.path) for band in bands),
+            ((band.kind, f"{band.height:g}", band.path) for band in bands),
         ),
         words=f"{count} layer{'' if count == 1 else 's'}: {listed}" if count else "no layers",
         mix=_mix(layers),
@@ -103,6 +105,18 @@ def _cells(layer: LayerSpec) -> list[tuple[str, tuple[float, int]]]:
     if token is None or channel is None:
         return [(mixer.kind, _WHOLE) for mixer in (token, channel) if mixer is not None]
     return [(token.kind, _UPPER), (channel.kind, _LOWER)]
+
+
+def _band(kind: str, y: float, height: int, numbers: Sequence[int]) -> Band:
+    """Return the cells of a kind with their middle at ``y``; striped kinds can be told apart without their colours."""
+    if kind not in STRIPED:
+        return Band(kind, height, _path(numbers, y))
+    count = 3 if height > _LOWER[1] else 2
+    gap = _GAP_SHARE * height
+    stripe = round((height - (count - 1) * gap) / count, 2)
+    top = y - height / 2 + stripe / 2
+    lines = (_path(numbers, round(top + number * (stripe + gap), 2)) for number in range(count))
+    return Band(kind, stripe, "".join(lines))
 
 
 def _path(numbers: Sequence[int], y: float) -> str:

@@ -26,6 +26,9 @@ WORDS = {
     "moe": "mixture of experts",
 }
 """The names of ``LayerSpec``'s mixers as people call them; app.css has a colour for each (``k-NAME``)."""
+STRIPED = frozenset({"mamba1", "kimi_delta", "mlstm", "rg_lru", "channel_mix", "moe"})
+"""Kinds that are drawn in stripes: each shares its colour with another kind, or stands beside one of little contrast.
+app.css has the same list."""
 
 
 def layer_rows(layers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
