@@ -108,6 +108,45 @@ def test_every_page_can_be_read_without_scripts(chromium: Browser, site: LiveSer
     context.close()
 
 
+DEAD = """() => {
+  const isShown = (element) => element.checkVisibility();
+  const works = (form) => form?.matches("[action], [method], [role=search]");
+  const submits = (form) => [...form.elements].some((element) => element.type === "submit" && isShown(element));
+  const buttons = [...document.querySelectorAll("button, input[type=button], [role=button], summary, a")].filter(
+    (one) =>
+    one.localName === "summary" ? one.parentElement.localName !== "details"
+      : one.localName === "a" ? !one.href && !one.ariaDisabled
+      : !works(one.form) || one.type !== "submit");
+  const fields = [...document.querySelectorAll("input:not([type=hidden]), select, textarea")].filter((one) =>
+    one.type !== "button" && !works(one.form) && !one.closest("#settings, #template-form"));
+  const forms = [...document.forms].filter((form) => works(form) && !submits(form));
+  return [...buttons, ...fields, ...forms].filter(isShown).map((one) => one.outerHTML.slice(0, 200));
+}"""
+"""Controls that do nothing without scripts; the settings and the template of a model are values to read as well."""
+
+
+def test_no_control_is_shown_that_needs_scripts(
+    chromium: Browser, site: LiveServer, session_state: dict, open_page: Callable[..., Page]
+) -> None:
+    """Without scripts each button, field and form that is shown works; with them the buttons are there."""
+    await_loaded(site)
+    context = chromium.new_context(base_url=site.url, storage_state=session_state, java_script_enabled=False)
+    page = context.new_page()
+    found = {}
+    for path in [*paths(site), f"/models/{site.checkpoint_id('demo')}/?tab=layers&by=compute&layer=2"]:
+        page.goto(path)
+        if dead := page.evaluate(DEAD):
+            found[path] = dead
+    assert found == {}
+    page.goto(f"/models/{site.checkpoint_id('demo')}/")
+    page.locator("#layer-map a").nth(2).click()
+    expect(page.locator("#chosen-title")).to_contain_text("Layer 2")
+    context.close()
+    page = open_page(1280)
+    page.goto("/models/upload/")
+    expect(page.locator("#pick-folder")).to_be_visible()
+
+
 def open_palette(page: Page) -> None:
     """With the keyboard, once the page's script is there."""
     expect(page.locator("#palette-open")).to_be_visible()
@@ -146,7 +185,9 @@ def test_keys_move_in_lists_and_search(page: Page) -> None:
     expect(page.locator("#search")).to_be_focused()
     page.keyboard.type("jk")
     expect(page.locator("#search")).to_have_value("jk")
+    expect(page.locator("#models")).to_contain_text("No model matches")
     page.fill("#search", "")
+    expect(page.locator("#models tbody a").first).to_be_visible()
     page.locator("h1").click()
     page.keyboard.press("j")
     page.keyboard.press("Enter")

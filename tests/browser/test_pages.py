@@ -175,7 +175,7 @@ def test_searching_models(page: Page) -> None:
 
 def test_the_model_page(page: Page, site: LiveServer) -> None:
     page.goto(f"/models/{site.checkpoint_id('demo')}/")
-    layers = page.locator("#layer-map button")
+    layers = page.locator("#layer-map a")
     expect(layers).to_have_count(6)
     layers.first.focus()
     page.keyboard.press("ArrowRight")

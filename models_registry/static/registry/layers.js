@@ -2,14 +2,14 @@
 import { $, $$, count, h, pageData } from "./kit.js";
 
 const { layers } = pageData("detail");
-const buttons = $$("#layer-map button");
+const links = $$("#layer-map a"); // without scripts they lead to the layers' tab
 const tooltip = h("div.tooltip.rounded.small", { hidden: true, "aria-hidden": "true" });
 document.body.append(tooltip);
 
-function showTooltip(button, layer) {
+function showTooltip(link, layer) {
   tooltip.textContent = `${layer.title}, ${count(layer.num_parameters)} parameters`;
   tooltip.hidden = false;
-  const box = button.getBoundingClientRect();
+  const box = link.getBoundingClientRect();
   const left = Math.min(Math.max(8, box.left + box.width / 2 - tooltip.offsetWidth / 2), innerWidth - tooltip.offsetWidth - 8);
   const above = box.top - tooltip.offsetHeight - 6;
   tooltip.style.left = `${left}px`;
@@ -19,9 +19,10 @@ const hideTooltip = () => (tooltip.hidden = true);
 addEventListener("keydown", (event) => event.key === "Escape" && hideTooltip());
 
 function select(number) {
-  buttons.forEach((button, i) => {
-    button.setAttribute("aria-pressed", String(i === number));
-    button.tabIndex = i === number ? 0 : -1;
+  links.forEach((link, i) => {
+    if (i === number) link.setAttribute("aria-current", "true");
+    else link.removeAttribute("aria-current");
+    link.tabIndex = i === number ? 0 : -1;
   });
   const layer = layers[number];
   $("#layer-detail").replaceChildren(
@@ -30,18 +31,23 @@ function select(number) {
   );
 }
 
-buttons.forEach((button, number) => {
-  button.addEventListener("click", () => select(number));
-  button.addEventListener("mouseenter", () => showTooltip(button, layers[number]));
-  button.addEventListener("mouseleave", hideTooltip);
-  button.addEventListener("focus", () => button.matches(":focus-visible") && showTooltip(button, layers[number]));
-  button.addEventListener("blur", hideTooltip);
+links.forEach((link, number) => {
+  link.tabIndex = number ? -1 : 0;
+  link.addEventListener("click", (event) => {
+    if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    select(number);
+  });
+  link.addEventListener("mouseenter", () => showTooltip(link, layers[number]));
+  link.addEventListener("mouseleave", hideTooltip);
+  link.addEventListener("focus", () => link.matches(":focus-visible") && showTooltip(link, layers[number]));
+  link.addEventListener("blur", hideTooltip);
 });
 $("#layer-map").addEventListener("keydown", (event) => {
-  const at = buttons.indexOf(document.activeElement);
-  const to = { ArrowRight: at + 1, ArrowDown: at + 1, ArrowLeft: at - 1, ArrowUp: at - 1, Home: 0, End: buttons.length - 1 }[event.key];
-  if (at < 0 || to === undefined || !buttons[to]) return;
+  const at = links.indexOf(document.activeElement);
+  const to = { ArrowRight: at + 1, ArrowDown: at + 1, ArrowLeft: at - 1, ArrowUp: at - 1, Home: 0, End: links.length - 1 }[event.key];
+  if (at < 0 || to === undefined || !links[to]) return;
   event.preventDefault();
   select(to);
-  buttons[to].focus();
+  links[to].focus();
 });

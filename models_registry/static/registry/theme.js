@@ -1,6 +1,8 @@
-// Runs before the page is drawn, so that it never flashes in the other theme.
+// Runs before the page is drawn, so that it never flashes in the other theme, nor with what app.css hides where no
+// scripts run.
 // The choice is kept in this browser; without one the system's preference holds.
 (() => {
+  document.documentElement.dataset.scripts = "";
   const system = matchMedia("(prefers-color-scheme: dark)");
   const stored = () => {
     try {
