@@ -27,10 +27,21 @@ def demo() -> Inspection:
     return inspect(PREBUILT_DIRECTORY)
 
 
-def test_a_size_is_kept_and_used(demo: Inspection, tmp_path: Path) -> None:
-    limit = 1_300_000
-    found = quantise(demo, tmp_path / "out", Limit(size_bytes=limit))
-    again = inspect(tmp_path / "out")
+LIMIT = Limit(size_bytes=1_300_000)
+
+
+@pytest.fixture(scope="module")
+def limited(demo: Inspection, tmp_path_factory: pytest.TempPathFactory) -> tuple[Quantised, Path]:
+    """The demo within ``LIMIT``, and where it was written; tests read it only."""
+    target = tmp_path_factory.mktemp("limited") / "out"
+    return quantise(demo, target, LIMIT), target
+
+
+def test_a_size_is_kept_and_used(limited: tuple[Quantised, Path]) -> None:
+    found, target = limited
+    limit = LIMIT.size_bytes
+    assert limit is not None
+    again = inspect(target)
     assert 0.95 * limit < again.size_bytes == found.size_bytes <= limit
     assert len(set(found.plan.forms.values()) - {"stored"}) > 2
     uniform = {point.form: point for point in found.curve if point.form}
@@ -41,11 +52,11 @@ def test_a_size_is_kept_and_used(demo: Inspection, tmp_path: Path) -> None:
     assert f"KL {found.divergence.mean_kl:.2e} nats as measured on random tokens" in fact.value
 
 
-def test_without_a_curve_the_plan_is_the_same(demo: Inspection, tmp_path: Path) -> None:
-    limit = Limit(size_bytes=1_300_000)
-    full = quantise(demo, tmp_path / "full", limit)
-    found = quantise(demo, tmp_path / "out", limit, with_curve=False)
-    assert found.plan == full.plan
+def test_without_a_curve_the_plan_is_the_same(
+    demo: Inspection, limited: tuple[Quantised, Path], tmp_path: Path
+) -> None:
+    found = quantise(demo, tmp_path / "out", LIMIT, with_curve=False)
+    assert found.plan == limited[0].plan
     assert [(point.size_bytes, point.mean_kl) for point in found.curve] == [
         (found.plan.size_bytes, found.divergence.mean_kl)
     ]
@@ -62,9 +73,9 @@ def test_mixed_forms_beat_one_form_of_the_same_bytes(demo: Inspection, tmp_path:
     assert found.divergence.mean_kl < 0.9 * uniform.mean_kl
 
 
-def test_the_stated_divergence_is_that_of_the_written_files(demo: Inspection, tmp_path: Path) -> None:
-    found = quantise(demo, tmp_path / "out", Limit(size_bytes=1_300_000))
-    again = inspect(tmp_path / "out")
+def test_the_stated_divergence_is_that_of_the_written_files(demo: Inspection, limited: tuple[Quantised, Path]) -> None:
+    found, target = limited
+    again = inspect(target)
     (measured,) = measure_quality(
         again.spec, again.weight_paths, random_tokens(demo.spec.vocab_size), ["none"],
         options=LLMOptions(), window=24, reference=(demo.spec, demo.weight_paths),
@@ -98,7 +109,7 @@ def test_what_memory_cannot_hold_is_not_begun(
 ) -> None:
     monkeypatch.setattr("inference.llm.quantising.quantise.free_memory_bytes", lambda device: 1 << 20)
     with pytest.raises(InvalidRequest, match=r"measuring on \d+ tokens takes [0-9.]+ MiB, cpu has 1(.0)? MiB free"):
-        quantise(demo, tmp_path / "out", Limit(size_bytes=1_300_000))
+        quantise(demo, tmp_path / "out", LIMIT)
     assert not list(tmp_path.iterdir())
 
 
