@@ -7,7 +7,7 @@ import os
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -87,8 +87,22 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
+_processor_s: Counter[str] = Counter()
+"""By module."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Count what a module takes of the processors, with the child processes that have ended in it."""
+    before = sum(os.times()[:4])
+    try:
+        return (yield)
+    finally:
+        _processor_s[item.location[0]] += sum(os.times()[:4]) - before
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show which modules took longest, with what their fixtures took."""
+    """Show which modules took most of the processors, and how long they took, with what their fixtures took."""
     seconds: Counter[str] = Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
@@ -96,9 +110,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                 seconds[report.location[0]] += report.duration
     if (total := seconds.total()) < LONG_SESSION_S:
         return
-    terminalreporter.section(f"{total:.0f} s; slowest modules")
-    for module, taken in seconds.most_common(NUM_SLOWEST):
-        terminalreporter.line(f"{taken:6.1f} s  {module}")
+    terminalreporter.section(f"{_processor_s.total():.0f} s of a processor in {total:.0f} s; largest modules")
+    for module, taken in _processor_s.most_common(NUM_SLOWEST):
+        terminalreporter.line(f"{taken:6.1f} s in {seconds[module]:6.1f} s  {module}")
 
 
 @pytest.fixture(scope="session", autouse=True)
