@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import blazr_site.settings  # noqa: F401 - reading them declares the variables
-from blazr_site.commands import arguments
+from blazr_site.commands.options import SERVE_OPTIONS, add_serve_arguments
 from blazr_site.settings import read
 from blazr_site.settings.retired import RETIRED
 from inference.api.exception_handler import MethodNotAllowed, UnsupportedMediaType
@@ -85,12 +85,12 @@ def test_every_row_of_the_table_has_five_cells():
 
 def test_every_option_of_serve_is_listed_with_its_variable():
     parser = argparse.ArgumentParser()
-    arguments.add_serve_arguments(parser)
+    add_serve_arguments(parser)
     options = {option for action in parser._actions for option in action.option_strings} - {"-h", "--help"}
     table = section(CONFIGURATION, "`blazr serve`")
     named = {match for cell in first_cells(table) for match in re.findall(r"--[a-z-]+", cell)}
     assert named == options
-    for option, variable, _, _ in arguments.SERVE_OPTIONS:
+    for option, variable, _, _ in SERVE_OPTIONS:
         assert re.search(rf"\| `{option}[^|]*\| `{variable}` \|", table), option
 
 

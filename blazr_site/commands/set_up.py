@@ -7,7 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from blazr_site.commands.arguments import OPTION_OF, Needs
+from blazr_site.commands.arguments import Needs
+from blazr_site.commands.options import OPTION_OF
 from blazr_site.process_environment import ProcessOptions, use_options, use_settings
 from blazr_site.running_servers import is_running, running_servers
 from inference.errors import InvalidRequest

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 from importlib import import_module
 
 import pytest
 
 from blazr_site.cli import _parser
-from blazr_site.commands.arguments import COMMANDS, OPTION_OF, add_serve_arguments
+from blazr_site.commands.arguments import COMMANDS
 from blazr_site.commands.set_up import options_of
-from blazr_site.settings import read
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_has_a_module_that_runs_it(name):
     assert callable(import_module(f"blazr_site.commands.{name}").run)
-
-
-def test_every_variable_of_an_option_is_one_of_the_settings():
-    assert OPTION_OF.keys() <= read.KNOWN.keys()
-    parser = argparse.ArgumentParser()
-    add_serve_arguments(parser)
-    destinations = {action.dest for action in parser._actions if action.dest.startswith("BLAZR_")}
-    assert destinations == OPTION_OF.keys()
 
 
 def test_what_is_given_becomes_the_options_of_the_process(tmp_path, monkeypatch):
