@@ -202,7 +202,7 @@ class LiveServer:
             database.execute("rollback")
             return True
 
-    def stop(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = 60) -> int:
+    def stop(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = 120) -> int:
         if shell := self.__dict__.pop("_shell", None):
             shell.communicate(timeout=timeout_s)  # which ends its input
         self.process.send_signal(number)
