@@ -68,6 +68,7 @@ NEEDED: dict[str, str] = {
     "admin": """
         POST /v1/models/<str:model_id>/promote                POST /v1/models/<str:model_id>/rollback
         DELETE /v1/models/<path:model_id>
+        POST /v1/load_lora_adapter  POST /v1/unload_lora_adapter
         GET /v1/keys                POST /v1/keys             DELETE /v1/keys/<str:key_id>
         DELETE /api/delete          POST /api/copy            POST /api/pull
         POST /api/create            POST /api/blobs/<str:digest>
