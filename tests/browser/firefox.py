@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -48,7 +49,8 @@ class Firefox:
         address = self._address()
         self.errors: list[str] = []
         self._number = 0
-        self._socket = connect(f"{address}/session", max_size=None, open_timeout=REPLY_S)
+        self._opened = ExitStack()
+        self._socket = self._opened.enter_context(connect(f"{address}/session", max_size=None, open_timeout=REPLY_S))
         self.call("session.new", capabilities={})
         self.call("session.subscribe", events=["log.entryAdded"])
         self.call("script.addPreloadScript", functionDeclaration=VIOLATIONS)
@@ -58,7 +60,7 @@ class Firefox:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._socket.close()
+        self._opened.close()
         self._process.terminate()
         self._process.wait(timeout=REPLY_S)
         self._log.close()

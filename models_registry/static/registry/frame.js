@@ -116,7 +116,7 @@ addEventListener("keydown", (event) => {
   if (event.key === "j" || event.key === "k") moveInList(event.key === "j" ? 1 : -1);
   else if (event.key === "/") {
     event.preventDefault();
-    const search = $$("main input[type=search]").find((input) => input.checkVisibility());
+    const search = $$("main input[type=search], #prompt").find((input) => input.checkVisibility());
     if (search) search.focus();
     else openPalette();
   }
