@@ -76,9 +76,8 @@ class MLSTM(Layer):
         """Rows of ``in_proj`` and (T, 2 H) gates to σ(gate) · norm(o), (T, H V) of the rows' dtype."""
         spec = self.spec
         qkv, gate = torch.split(projected, [2 * spec.key_width + spec.value_width, spec.value_width], 1)
-        mixed = self.norm(self.recur(qkv, gates, batch, state))
-        output: torch.Tensor = gate.sigmoid() * mixed.to(gate.dtype)
-        return output
+        mixed: torch.Tensor = self.norm(self.recur(qkv, gates, batch, state))
+        return gate.sigmoid() * mixed.to(gate.dtype)
 
     def recur(self, qkv: torch.Tensor, gates: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """(T, 2 H P + H V) and (T, 2 H) to (T, H, V) float32."""

@@ -14,11 +14,11 @@
 namespace blazr {
 namespace {
 
-constexpr int64_t kColumns = 64;                   // columns of a block's matrices that a task multiplies by
-constexpr int64_t kRows = 8 * kTileRows;           // rows of a task: its part of both matrices is read once for them
-constexpr int64_t kPanel = kTileVectors * kLanes;  // columns of a tile
-constexpr int64_t kScanVectors = 4;                // of a row that are advanced together
-constexpr int64_t kGrainValues = 16384;            // below which a second thread isn't woken
+constexpr int64_t kColumns = 64;                       // columns of a block's matrices that a task multiplies by
+constexpr int64_t kRows = 32 * kTileRows;              // rows of a task: the columns are put together once for them
+constexpr int64_t kPanel = kTileVectors / 2 * kLanes;  // columns of both gates that make a tile
+constexpr int64_t kScanVectors = 4;                    // of a row that are advanced together
+constexpr int64_t kGrainValues = 16384;                // below which a second thread isn't woken
 
 struct RgLruArguments {
   at::Tensor projected;                 // (T, 2W): what multiplies the result, then the recurrence's input
@@ -63,48 +63,70 @@ __attribute__((noinline)) void fill_gates(
   store_some(gates.entering + at, entering, left);
 }
 
-// kCount rows and the columns of a panel that is there, `left` of them; the weights' rows are `stride` apart.
-template <int kCount, int kVectors>
-void multiply(
-    const Gates& gates, int64_t row, int64_t block, int64_t column, const float* input_weight,
-    const float* decay_weight, int64_t stride, int64_t left) {
+template <int... I>
+inline vf repeated(float value, std::integer_sequence<int, I...>) {
+  return vf{((void)I, value)...};  // a load; splat is a load and an addition
+}
+
+// kCount rows and the columns of a panel that are there, `left` of them. A panel's rows lie together: kPanel columns of
+// the input's gate, then those of the decay's. So both sums of a channel are there at once, and no tile is a single
+// vector: compilers add up a lone chain of sums with other roundings.
+template <int kCount>
+void multiply(const Gates& gates, int64_t row, int64_t block, int64_t column, const float* panel, int64_t left) {
   const float* values = gates.values + row * gates.width + block * gates.block;
-  Tile<kCount, kVectors> input, decay;
-  input.multiply(values, gates.width, 1, input_weight, stride, gates.block);
-  decay.multiply(values, gates.width, 1, decay_weight, stride, gates.block);
+  vf sums[kCount][kTileVectors] = {};
+  for (int64_t k = 0; k < gates.block; ++k) {
+    vf weights[kTileVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kTileVectors; ++v) weights[v] = load(panel + k * 2 * kPanel + v * kLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < kCount; ++r) {
+      const vf factor = repeated(values[r * gates.width + k], Lanes{});
+#pragma GCC unroll 4
+      for (int v = 0; v < kTileVectors; ++v) sums[r][v] += factor * weights[v];
+    }
+  }
   for (int r = 0; r < kCount; ++r)
     by_lanes(left, [&](int64_t i, int64_t count) {
-      fill_gates(gates, row + r, column + i, input.values[r][i / kLanes], decay.values[r][i / kLanes], count);
+      const int64_t v = i / kLanes;
+      fill_gates(gates, row + r, column + i, sums[r][v], sums[r][v + kTileVectors / 2], count);
     });
 }
 
-// Some rows and up to kColumns columns of one block. No tile is a single vector: compilers add up a lone chain of sums
-// with other roundings.
+// One row and kColumns columns, whose weights needn't be put together for it.
+void multiply_one(
+    const Gates& gates, int64_t row, int64_t block, int64_t column, const float* input_weight,
+    const float* decay_weight) {
+  const float* values = gates.values + row * gates.width + block * gates.block;
+  Tile<1, kColumns / kLanes> input, decay;
+  input.multiply(values, gates.width, 1, input_weight, gates.block, gates.block);
+  decay.multiply(values, gates.width, 1, decay_weight, gates.block, gates.block);
+  for (int64_t i = 0; i < kColumns; i += kLanes)
+    fill_gates(gates, row, column + i, input.values[0][i / kLanes], decay.values[0][i / kLanes], kLanes);
+}
+
+// Some rows and up to kColumns columns of one block.
 void multiply_part(
-    const Gates& gates, int64_t first, int64_t count, int64_t block, int64_t column, int64_t columns, float* scratch) {
+    const Gates& gates, int64_t first, int64_t count, int64_t block, int64_t column, int64_t columns, float* panel) {
   const int64_t size = gates.block, at = block * size * size + column, to = block * size + column;
   const float *input = gates.input_weight + at, *decay = gates.decay_weight + at;
-  if (count == 1 && columns == kColumns) {  // all columns at once: their sums wait for each other less
-    multiply<1, kColumns / kLanes>(gates, first, block, to, input, decay, size, kColumns);
+  if (count == 1 && columns == kColumns) {
+    multiply_one(gates, first, block, to, input, decay);
     return;
   }
   for (int64_t j = 0; j < columns; j += kPanel) {
     const int64_t left = std::min(kPanel, columns - j);
-    const float *a = input + j, *b = decay + j;
-    int64_t stride = size;
-    if (left < kPanel || count > kTileRows) {
-      // A panel is read again for each tile, and its rows are a power of two apart: they would drive each other out of
-      // the first cache. The last columns end in zeros.
-      if (left < kPanel) std::fill(scratch, scratch + 2 * size * kPanel, 0.0f);
-      for (int64_t k = 0; k < size; ++k) {
-        std::memcpy(scratch + 2 * k * kPanel, a + k * size, left * sizeof(float));
-        std::memcpy(scratch + (2 * k + 1) * kPanel, b + k * size, left * sizeof(float));
+    for (int64_t k = 0; k < size; ++k) {
+      float* to_row = panel + 2 * k * kPanel;
+      for (int64_t i = 0; i < kPanel; i += kLanes) {
+        const int64_t from = k * size + j + i, there = std::min<int64_t>(kLanes, left - i);
+        store(to_row + i, there > 0 ? load_some(input + from, there) : splat(0));
+        store(to_row + kPanel + i, there > 0 ? load_some(decay + from, there) : splat(0));
       }
-      a = scratch, b = scratch + kPanel, stride = 2 * kPanel;
     }
     for (int64_t i = 0; i < count; i += kTileRows)
       with_constant<kTileRows>(std::min<int64_t>(kTileRows, count - i), [&](auto rows) {
-        multiply<rows.value, kTileVectors>(gates, first + i, block, to + j, a, b, stride, left);
+        multiply<rows.value>(gates, first + i, block, to + j, panel, left);
       });
   }
 }
