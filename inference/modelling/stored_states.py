@@ -53,7 +53,6 @@ class StepEntries:
     def __init__(self, batch: ForwardBatch) -> None:
         slots = batch.state_slots
         self._slots = slots
-        self._gathered = torch.cat((torch.zeros_like(slots[:1]), slots))
         # Padding rows stay at scratch, which kernels neither read nor write.
         numbers = torch.arange(1, len(slots) + 1, device=slots.device) * (slots != 0)
         chunks = tuple(
@@ -69,8 +68,16 @@ class StepEntries:
             state: The layer's state tensors.
             names: Those that belong to sequences.
         """
-        entries = {name: state[name].index_select(0, self._gathered).float() for name in names}
+        entries = {name: self._widened(state[name]) for name in names}
         layer(self.batch, state | entries)
         for name, entry in entries.items():
             pool = state[name]
             pool.index_copy_(0, self._slots, entry[1:].to(pool.dtype))
+
+    def _widened(self, pool: torch.Tensor) -> torch.Tensor:
+        """Float32 copies of the sequences' entries behind a scratch slot of zeros."""
+        stored = pool.index_select(0, self._slots)
+        entries = stored.new_empty((len(stored) + 1, *stored.shape[1:]), dtype=torch.float32)
+        entries[:1].zero_()
+        entries[1:].copy_(stored)
+        return entries

@@ -61,17 +61,18 @@ QUANTISED = ["llama", "gemma", "mixtral", "deepseek v2", "qwen moe", "bamba", "n
 
 
 @pytest.mark.parametrize(
-    ("name", "quant", "tokens"),
+    ("name", "quant", "tokens", "state_dtype"),
     [
-        *((name, "none", 16) for name in STACKS),
-        *((name, "int4", 16) for name in QUANTISED),
-        ("mixtral", "int8", 96),
-        ("odd delta", "none", 96),
+        *((name, "none", 16, "float32") for name in STACKS),
+        *((name, "none", 16, "bfloat16") for name in ("bamba", "odd delta")),
+        *((name, "int4", 16, "float32") for name in QUANTISED),
+        ("mixtral", "int8", 96, "float32"),
+        ("odd delta", "none", 96, "float32"),
     ],
 )
-def test_steps_of_every_kind_of_layer(name, quant, tokens, traffic):
+def test_steps_of_every_kind_of_layer(name, quant, tokens, state_dtype, traffic):
     """Chunks, later chunks and decodes in one step: each waits once, for its tokens, and compiles nothing new."""
-    engine = make_engine(name, quant=quant, max_num_batched_tokens=tokens)
+    engine = make_engine(name, quant=quant, max_num_batched_tokens=tokens, state_dtype=state_dtype)
     known, is_captured = set(traffic.launches), engine._runner._graphs is not None
     assert known and is_captured
     waiting = [request(f"r{length}", length, max_tokens=2) for length in (16, 21, 1, 70)]

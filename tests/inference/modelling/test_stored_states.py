@@ -116,7 +116,7 @@ def test_padding_rows_stay_at_the_scratch_slot():
     pool = torch.arange(5.0).to(torch.bfloat16).unsqueeze(1)
 
     def layer(batch, state):
-        assert state["s"].flatten().tolist() == [0, 4, 0, 2]
+        assert state["s"].dtype == torch.float32 and state["s"].flatten().tolist() == [0, 4, 0, 2]
         state["s"][batch.state_slots] += 0.501  # the padding row's goes to scratch
 
     StepEntries(batch).run(layer, {"s": pool, "k": pool}, ("s",))
