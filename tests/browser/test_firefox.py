@@ -50,13 +50,17 @@ def test_pages_are_drawn_without_errors(firefox: Firefox, site: LiveServer, widt
 def test_the_palette_and_the_playground_by_keyboard(firefox: Firefox, site: LiveServer) -> None:
     firefox.resize(1280, 844)
     firefox.open(f"{site.url}/jobs/")
-    wait_until(lambda: firefox.evaluate("!document.querySelector('#palette-open').hidden"), 60, "the frame's script")
+    wait_until(
+        lambda: firefox.evaluate("document.querySelector('#palette-open')?.hidden === false"), 60, "the frame's script"
+    )
     firefox.press("Control", "k")
     firefox.write("try demo")
     wait_until(lambda: firefox.evaluate("document.querySelectorAll('#palette-list li').length") == 1, 60, "the model")
     firefox.press("Enter")
     wait_until(lambda: "/playground/" in firefox.evaluate("location.href"), 60, "the playground")
-    wait_until(lambda: firefox.evaluate("!document.querySelector('#palette-open').hidden"), 60, "the frame's script")
+    wait_until(
+        lambda: firefox.evaluate("document.querySelector('#palette-open')?.hidden === false"), 60, "the frame's script"
+    )
     firefox.press("/")
     wait_until(lambda: firefox.evaluate("document.activeElement?.id") == "prompt", 60, "the composer")
     firefox.write("What is a module?")
