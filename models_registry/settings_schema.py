@@ -93,7 +93,8 @@ MODEL_SETTINGS: tuple[Setting, ...] = (
         "speculative",
         "Speculative decoding",
         "ngram, mtp with the checkpoint's own head, or draft:MODEL with a smaller model of the same vocabulary, and "
-        "perhaps ,k=NUMBER: draft the next tokens and verify several at once. The text stays the same.",
+        "perhaps ,k=NUMBER: draft the next tokens and verify several at once. The text stays the same, unless states "
+        "are bfloat16.",
         "speculative",
     ),
     Setting(
