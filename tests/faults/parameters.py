@@ -24,6 +24,7 @@ from inference.api.platform.infill import InfillRequestSerializer
 from inference.api.platform.job_serializers import JobSubmissionSerializer
 from inference.api.platform.key_views import KeyRequestSerializer
 from inference.api.platform.lifecycle_views import PinRequestSerializer
+from inference.api.platform.lora_views import LoadLoraRequestSerializer, UnloadLoraRequestSerializer
 from inference.api.platform.schedule_serializers import ScheduleBatchRequestSerializer, ScheduleRequestSerializer
 from inference.api.platform.state_serializers import StateChangeSerializer, StateCreateSerializer
 from inference.api.platform.tokenize_serializers import (
@@ -109,6 +110,8 @@ TARGETS = (
     Target("/v1/models/alias/promote", PromoteRequestSerializer, MODEL),
     Target("/v1/models/alias/rollback", RollbackRequestSerializer, {}),
     Target("/v1/models/tiny/pin", PinRequestSerializer, {"pinned": True}),
+    Target("/v1/load_lora_adapter", LoadLoraRequestSerializer, {"lora_name": "tiny:a", "lora_path": "/nowhere"}),
+    Target("/v1/unload_lora_adapter", UnloadLoraRequestSerializer, {"lora_name": "tiny:a"}),
     Target("/v1/batches", BatchRequestSerializer, BATCH),
     Target("/v1/batches/a/priority", BatchPriorityRequestSerializer, {"priority": 0}),
     Target("/api/schedules", ScheduleRequestSerializer, {"cron": "0 3 * * *", "action": "load", "model": "gone"}),

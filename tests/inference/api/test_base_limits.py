@@ -77,6 +77,7 @@ DECLARED: dict[str, tuple[frozenset[str], dict[str, Any]]] = {
             "/api/blobs/<str:digest>", "/api/batches/check",
             "/v1/models/<str:model_id>/load", "/v1/models/<str:model_id>/unload", "/v1/models/<str:model_id>/pin",
             "/v1/models/<str:model_id>/promote", "/v1/models/<str:model_id>/rollback",
+            "/v1/load_lora_adapter", "/v1/unload_lora_adapter",
         )
     },
 }  # fmt: skip
