@@ -173,7 +173,7 @@ MOE_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dbrx": (
         "dbrx",
         {
-            **DBRX, "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.7, "rope_theta": 500.0},
+            **DBRX, "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.1, "rope_theta": 500.0},
             "ffn_config": {"ffn_hidden_size": 20, "moe_num_experts": 6, "moe_top_k": 2},
         },
     ),
