@@ -1,11 +1,14 @@
-"""Choose the model to evict for another one, by pure functions of bytes and times."""
+"""Choose the model to evict for another one, and say why none helps, by pure functions of bytes and times."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from inference.errors import ModelLoadFailed
+from inference.host.units import format_bytes
+from inference.worker.interfaces import LoadPlan
 from inference.worker.resident import Resident
 
 
@@ -65,3 +68,20 @@ def models_to_evict(needed_bytes: int, others: Sequence[Resident], *, budget_byt
             return evicted if step.action == "fits" else None
         evicted.append(step.victim)
         left.remove(step.victim)
+
+
+def too_large(plan: LoadPlan, budget_bytes: int) -> ModelLoadFailed:
+    """Return the error of a model that doesn't fit even alone."""
+    return ModelLoadFailed(
+        f"{plan.name} needs {format_bytes(plan.needed_bytes)}, the memory budget of this worker is "
+        f"{format_bytes(budget_bytes)}; raise BLAZR_MEMORY_BUDGET, or lower max_model_len or dtype of the model."
+    )
+
+
+def too_large_beside(plan: LoadPlan, others: Iterable[Resident], budget_bytes: int) -> ModelLoadFailed:
+    """Return the error of a model that doesn't fit beside the models that stay."""
+    return ModelLoadFailed(
+        f"{plan.name} needs {format_bytes(plan.needed_bytes)}, and models that stay loaded take "
+        f"{format_bytes(sum(item.memory_bytes for item in others))} of this worker's "
+        f"{format_bytes(budget_bytes)}; unload one of them, or raise BLAZR_MEMORY_BUDGET."
+    )

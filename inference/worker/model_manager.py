@@ -338,10 +338,8 @@ class ModelManager:
     def _reload(self, checkpoint_id: str, num_bytes: int) -> None:
         """Load a model again, with room for an adapter; its requests end first."""
         self._check_fits_adapter(checkpoint_id, num_bytes)
-        is_pinned = any(item.pinned for item in self._residents.describe() if item.checkpoint_id == checkpoint_id)
-        resident = self._residents.request_unload(checkpoint_id, RELOAD_REASON)
+        resident = self._residents.request_reload(checkpoint_id, RELOAD_REASON)
         if resident is not None:
-            self._residents.request_load(checkpoint_id, pinned=is_pinned)
             self._loader.unload(resident)
 
     # --- its events out

@@ -125,7 +125,7 @@ class Resident:
         num_in_engine: Number of admitted requests; ``num_interactive``: those of clients.
         paused: Whether this worker reads no messages of the model's queue for now.
         unload_requested: Whether an unload was ordered while the model was loading.
-        reload_requested: Whether a load was ordered while the model was unloading.
+        reload_requested: Whether the model is loaded again after its unload, even if no request waits for it.
         ready_at, last_used: Monotonic times.
         keep_alive_s: The option of the last request that set it; None: no request did.
         waiting: Requests that wait for this load, or for the next one.
@@ -184,6 +184,13 @@ class Resident:
         for request in taken:
             request.end_load(self)
         return taken
+
+    def successor(self) -> Resident:
+        """Return the model to load in this one's place, which has left; its waiting requests go over."""
+        found = Resident(self.checkpoint_id, pinned=self.pinned, waiting=self.waiting, keep_alive_s=self.keep_alive_s)
+        for request in found.waiting:
+            request.resident = found
+        return found
 
     def touch(self) -> None:
         """Record that the model was used now."""

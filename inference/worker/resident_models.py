@@ -21,7 +21,7 @@ from inference.values.messages import GenerateMessage, GenerationEvent
 from inference.values.queue_place import StartOutlook
 from inference.values.states import Departure, ResidentModel
 from inference.worker.entry import Admission, EntryQueue
-from inference.worker.eviction import next_eviction_step
+from inference.worker.eviction import next_eviction_step, too_large, too_large_beside
 from inference.worker.fit import fit_report
 from inference.worker.interfaces import LoadPlan, OnAlone, OnEvents, Presence
 from inference.worker.outlook import record_end, start_outlook
@@ -209,6 +209,19 @@ class ResidentModels:
             self._begin_unload(resident, reason)
             return resident
 
+    def request_reload(self, checkpoint_id: str, reason: str) -> Resident | None:
+        """Order a ready model to be loaded again, and to stay pinned if it is; return it if its unload begins now.
+
+        A model that leaves is loaded again only if it leaves for that: an order to unload it stands.
+        """
+        with self._condition:
+            resident = self._residents.get(checkpoint_id)
+            if resident is None or resident.status != "ready":
+                return None
+            resident.reload_requested = True
+            self._begin_unload(resident, reason)
+            return resident
+
     def wait_for_reload(self, request: ActiveRequest, reason: str) -> Resident | None:
         """Let a request that is being prepared wait for its model's next load.
 
@@ -227,6 +240,7 @@ class ResidentModels:
             self._condition.notify_all()
             if resident.status != "ready":
                 return None  # its unload has begun, and it is loaded again because a request waits
+            resident.reload_requested = True  # the request may be cancelled meanwhile
             self._begin_unload(resident, reason)
             return resident
 
@@ -282,10 +296,7 @@ class ResidentModels:
         """
         needed, budget = plan.needed_bytes, self._budget_bytes
         if needed > budget:
-            raise ModelLoadFailed(
-                f"{plan.name} needs {format_bytes(needed)}, the memory budget of this worker is "
-                f"{format_bytes(budget)}; raise BLAZR_MEMORY_BUDGET, or lower max_model_len or dtype of the model."
-            )
+            raise too_large(plan, budget)
         with self._condition:
             while True:
                 now = time.monotonic()
@@ -297,11 +308,7 @@ class ResidentModels:
                     resident.memory_bytes, resident.reserved_at = needed, now
                     return None
                 if step.action == "never":
-                    raise ModelLoadFailed(
-                        f"{plan.name} needs {format_bytes(needed)}, and models that stay loaded take "
-                        f"{format_bytes(sum(item.memory_bytes for item in others))} of this worker's "
-                        f"{format_bytes(budget)}; unload one of them, or raise BLAZR_MEMORY_BUDGET."
-                    )
+                    raise too_large_beside(plan, others, budget)
                 if step.victim is not None:
                     reason = f"needed {format_bytes(needed)} and it was used least recently"
                     self._begin_unload(step.victim, reason, plan.name)
@@ -372,14 +379,7 @@ class ResidentModels:
             self._condition.notify_all()  # its memory is free
             is_reloaded = bool(resident.waiting or resident.reload_requested or has_messages) and not self._closing
             if is_reloaded:
-                successor = Resident(
-                    checkpoint_id,
-                    pinned=resident.pinned,
-                    waiting=resident.waiting,
-                    keep_alive_s=resident.keep_alive_s,
-                )
-                for request in successor.waiting:
-                    request.resident = successor
+                successor = resident.successor()
                 self._queue_load(successor)
                 self._apply_back_pressure(successor)
             return is_reloaded

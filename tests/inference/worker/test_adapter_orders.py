@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -100,6 +101,29 @@ def test_a_model_without_room_is_loaded_again_and_then_has_it(make) -> None:
     wait_until(lambda: made.resident() == ["k"])
     assert len(made.plans.loads) == 2 and [model.pinned for model in made.manager.describe()] == [True]
     assert [item.reason for item in made.manager.departures] == ["it is loaded again with room for an adapter"]
+
+
+def test_two_orders_while_a_request_runs_load_it_again_once_and_pinned(make) -> None:
+    made, gate = make(has_room=False), threading.Event()
+    build = made.plans.make
+    made.plans.make = lambda checkpoint_id: gated(build(checkpoint_id), gate)
+    made.manager.ensure(MODEL, pinned=True)
+    wait_until(lambda: any(model.status == "ready" for model in made.manager.describe()))
+    client = Client()
+    made.manager.submit(message("r"), client.on_events)
+    wait_until(lambda: made.plans.llms[MODEL].running)
+    made.pinned.ids = ["k", "l"]
+    for adapter_id in made.pinned.ids:
+        assert made.manager.load_adapter(MODEL, adapter_id) is None
+    gate.set()
+    client.wait("r")
+    wait_until(lambda: made.resident() == ["k", "l"])
+    assert len(made.plans.loads) == 2 and [model.pinned for model in made.manager.describe()] == [True]
+
+
+def gated(llm: AdaptedLLM, gate: threading.Event) -> AdaptedLLM:
+    llm.gate = gate
+    return llm
 
 
 def test_a_model_that_may_have_none_refuses_and_stays(make) -> None:

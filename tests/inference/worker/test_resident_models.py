@@ -179,6 +179,39 @@ def test_model_that_left_is_loaded_again_only_if_it_is_wanted(has_messages, is_o
     assert [item.pinned for item in models.describe()] == [is_ordered] * (has_messages or is_ordered)
 
 
+def test_orders_to_load_again_keep_the_pin_and_end_in_one_load():
+    models = table()
+    models.request_load("a", pinned=True)
+    assert models.request_reload("a", "room") is None  # it loads, and what is missing is seen after that
+    resident = load(models)
+    models.add_request(message("r"), ignore)
+    models.admit()
+    assert models.request_reload("a", "room") is resident
+    assert models.request_reload("a", "room") is None  # the request runs, so that its engine is still there
+    models.close_request(models.find_request("r"))
+    models.take_engine(resident)
+    assert models.remove(resident, has_messages=False)
+    assert [(item.status, item.pinned) for item in models.describe()] == [("loading", True)]
+
+
+def test_a_reload_for_a_request_follows_without_it_unless_an_unload_is_ordered():
+    for is_ordered in (False, True):
+        models = table()
+        models.request_load("a", pinned=True)
+        resident = load(models)
+        request = models.add_request(message("r"), ignore).request
+        models.admit()
+        assert models.wait_for_reload(request, "room") is resident
+        assert models.request_reload("a", "room") is None
+        if is_ordered:
+            models.request_unload("a")
+            assert models.request_reload("a", "room") is None
+        models.close_request(request)
+        models.take_engine(resident)
+        assert models.remove(resident, has_messages=False) is not is_ordered
+        assert [item.pinned for item in models.describe()] == [True] * (not is_ordered)
+
+
 def test_unload_waits_for_the_requests_of_its_model():
     models = table()
     request = models.add_request(message("r"), ignore).request
