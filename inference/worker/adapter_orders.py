@@ -42,7 +42,7 @@ class AdapterOrders:
         self._reload = reload
 
     def load(self, checkpoint_id: str, adapter_id: str) -> ResidentAdapter | None:
-        """Load an adapter ahead of its requests; it stays in memory until ``unload``.
+        """Load an adapter ahead of its requests; it stays in memory until ``unload``, if its row still says so.
 
         Returns:
             None: Its model isn't loaded here, or is loaded again with room for it. ``load_pinned`` follows its load.
@@ -60,8 +60,15 @@ class AdapterOrders:
         except NeedsReload as missing:
             self._reload(checkpoint_id, missing.num_bytes)
             return None
-        _wait(engine, engine.llm.adapters.pin(adapter_id))
+        # The row is looked up before and after: a removal or an unload meanwhile found nothing to take away.
+        if self._must_stay(checkpoint_id, adapter_id):
+            _wait(engine, engine.llm.adapters.pin(adapter_id))
+            if not self._must_stay(checkpoint_id, adapter_id) and knows(engine.llm, adapter_id):
+                _wait(engine, engine.llm.adapters.unpin(adapter_id))
         return _find(engine, adapter_id)
+
+    def _must_stay(self, checkpoint_id: str, adapter_id: str) -> bool:
+        return adapter_id in self._find_pinned(checkpoint_id)
 
     def unload(self, checkpoint_id: str, adapter_id: str) -> ResidentAdapter | None:
         """Let an adapter leave the memory, after the requests that go through it.

@@ -10,11 +10,19 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from inference.errors import CheckpointError, ChecksumMismatch, CorruptCheckpoint, InvalidRequest, UnknownModel
+from inference.errors import (
+    BlazrError,
+    CheckpointError,
+    ChecksumMismatch,
+    CorruptCheckpoint,
+    InvalidRequest,
+    UnknownModel,
+)
 from inference.values.messages import GenerateMessage
 from inference.values.states import ResidentAdapter
 from inference.worker.interfaces import ServedLLM
@@ -101,6 +109,16 @@ class ServedAdapters:
                 raise NeedsReload(facts.num_bytes)
             with _hidden_path(file):
                 registry.add(adapter_id, file.path)
+            self._check_row(registry, checkpoint_id, adapter_id)
+
+    def _check_row(self, registry: Any, checkpoint_id: str, adapter_id: str) -> None:
+        """Forget an adapter that was removed while its files were read: the order to forget it came too early."""
+        try:
+            self._find(checkpoint_id, adapter_id)
+        except BlazrError:
+            with suppress(UnknownModel):
+                registry.remove(adapter_id)
+            raise
 
 
 @contextmanager

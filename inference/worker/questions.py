@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -61,7 +62,8 @@ class Questions:
         """Queue one query: a JSON object with ``id`` and ``kind``.
 
         For ``fit`` it has ``checkpoint_id`` and ``sizes``, for ``load-adapter`` and ``unload-adapter``
-        ``checkpoint_id`` and ``adapter_id``.
+        ``checkpoint_id`` and ``adapter_id``. ``expires_at``, if it is there, is the Unix time after which nobody waits
+        for the reply, so that the query is dropped.
         """
         query = json.loads(subject)
         threads = self._adapter_thread if query.get("kind") in _ADAPTER_ORDERS else self._threads
@@ -73,6 +75,10 @@ class Questions:
             threads.shutdown(wait=False, cancel_futures=True)
 
     def _reply_to(self, query: dict[str, Any]) -> None:
+        expires_at = query.get("expires_at")
+        if expires_at is not None and time.time() >= expires_at:
+            logger.warning("a query of kind %s was dropped: it came to its turn too late", query["kind"])
+            return
         reply: dict[str, Any] = {"worker_id": self._worker_id}
         try:
             if query["kind"] == "requests":

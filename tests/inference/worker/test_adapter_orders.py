@@ -77,6 +77,7 @@ def test_an_adapter_is_loaded_ahead_shown_and_unloaded(make) -> None:
     assert made.manager.load_adapter(MODEL, "k") is None  # the model isn't here
     assert made.manager.unload_adapter(MODEL, "k") is None
     made.load_model()
+    made.pinned.ids = ["k", "busy"]  # as their rows say before the worker hears of it
     assert made.manager.unload_adapter(MODEL, "k") is None  # nothing has named it
     assert made.manager.load_adapter(MODEL, "k") == {
         "adapter_id": "k", "memory_bytes": 100, "num_requests": 0, "last_used_at": 7.0, "is_pinned": True,
@@ -101,6 +102,23 @@ def test_a_model_without_room_is_loaded_again_and_then_has_it(make) -> None:
     wait_until(lambda: made.resident() == ["k"])
     assert len(made.plans.loads) == 2 and [model.pinned for model in made.manager.describe()] == [True]
     assert [item.reason for item in made.manager.departures] == ["it is loaded again with room for an adapter"]
+
+
+@pytest.mark.parametrize("comes", ["before", "after"])
+def test_an_adapter_whose_row_lets_it_go_meanwhile_does_not_stay(make, comes: str) -> None:
+    made = make()
+    registry = made.load_model()
+    made.pinned.ids = ["k"]
+    step = "add" if comes == "before" else "pin"
+    original = getattr(registry, step)
+
+    def carried_out(*values: Any) -> Any:
+        made.pinned.ids = []
+        return original(*values)
+
+    setattr(registry, step, carried_out)
+    assert made.manager.load_adapter(MODEL, "k") is None
+    assert made.resident() == [] and len(registry.orders) == (0 if comes == "before" else 2)
 
 
 def test_two_orders_while_a_request_runs_load_it_again_once_and_pinned(make) -> None:
@@ -169,7 +187,9 @@ def test_without_a_database_the_model_is_there_alone(make, caplog) -> None:
 
 def test_what_the_engine_refuses_is_the_orders_error(make) -> None:
     made = make()
-    made.load_model().error = Conflict("adapters that were loaded ahead (1) leave no place for this one")
+    registry = made.load_model()
+    made.pinned.ids = ["k"]
+    registry.error = Conflict("adapters that were loaded ahead (1) leave no place for this one")
     with pytest.raises(Conflict, match="leave no place"):
         made.manager.load_adapter(MODEL, "k")
 
@@ -178,6 +198,7 @@ def test_an_order_that_waits_too_long_is_called_off(make, monkeypatch: pytest.Mo
     monkeypatch.setattr(adapter_orders, "PLACE_WAIT_S", 0.05)
     made = make()
     registry = made.load_model()
+    made.pinned.ids = ["k"]
     registry.is_stuck = True
     with pytest.raises(Unavailable, match=r"no place in memory after 0\.05 s.*or raise max_adapters"):
         made.manager.load_adapter(MODEL, "k")

@@ -114,8 +114,21 @@ def test_an_adapter_is_found_once() -> None:
     for _ in range(2):
         adapters.ensure(llm, message("a", adapter="k"))
     adapters.ensure(llm, message("b"))
-    assert rows.asked == [(message("a")["model"], "k")]
+    assert rows.asked == [(message("a")["model"], "k")] * 2  # before its files are read and after that
     assert knows(llm, "k") and not knows(AdaptedLLM(None), "k")
+
+
+def test_one_that_is_removed_while_its_files_are_read_is_not_known() -> None:
+    rows, registry = Rows(), Registry()
+
+    def find(checkpoint_id: str, adapter_id: str) -> AdapterFile:
+        if adapter_id in registry.known:
+            raise UnknownModel("The adapter was removed.")
+        return rows(checkpoint_id, adapter_id)
+
+    with pytest.raises(UnknownModel, match="was removed"):
+        ServedAdapters(find).ensure(AdaptedLLM(registry), message("a", adapter="k"))
+    assert registry.known == {}
 
 
 def test_those_in_memory_are_described() -> None:

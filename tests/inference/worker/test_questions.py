@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from tests.inference.worker.fakes import wait_until
 
 class Manager:
     def __init__(self) -> None:
+        self.loaded: list[str] = []
+        self.is_loading = False
         self.gate = threading.Event()
         self.gate.set()
 
@@ -33,9 +36,11 @@ class Manager:
         return {"verdict": "fits", "needed_bytes": 7}
 
     def load_adapter(self, checkpoint_id: str, adapter_id: str) -> dict[str, Any] | None:
+        self.is_loading = True
         self.gate.wait(60)
         if adapter_id == "bad":
             raise CorruptCheckpoint("The file is cut off.")
+        self.loaded.append(adapter_id)
         return {"adapter_id": adapter_id}
 
     def unload_adapter(self, checkpoint_id: str, adapter_id: str) -> dict[str, Any] | None:
@@ -112,3 +117,17 @@ def test_orders_for_adapters_are_carried_out_beside_queries(client, ask, manager
     assert answer(client, ask("unload-adapter", checkpoint_id="a", adapter_id="k")) == {"adapter": None}
     found = answer(client, ask("load-adapter", checkpoint_id="a", adapter_id="bad"))
     assert isinstance(BlazrError.from_dict(found["error"]), CorruptCheckpoint)
+
+
+def test_an_order_for_which_nobody_waits_any_more_is_dropped(client, ask, manager, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr("inference.worker.questions.time", SimpleNamespace(time=lambda: now))
+    manager.gate.clear()
+    first = ask("load-adapter", checkpoint_id="a", adapter_id="k", expires_at=1060.0)
+    late = ask("load-adapter", checkpoint_id="a", adapter_id="l", expires_at=1060.0)
+    wait_until(lambda: manager.is_loading)  # the first one holds the thread
+    now = 1061.0
+    manager.gate.set()
+    answer(client, first)
+    answer(client, ask("load-adapter", checkpoint_id="a", adapter_id="m", expires_at=1062.0))
+    assert client.llen(late) == 0 and manager.loaded == ["k", "m"]
