@@ -87,7 +87,7 @@ class AdapterRegistry:
         self._budget_bytes, self._state_bytes = budget_bytes, state_bytes
         self._lock = threading.Lock()
         self._known: dict[str, tuple[Adapter, AdapterFacts]] = {}
-        self._pinned: dict[str, Future[None]] = {}
+        self._pinned: dict[str, list[Future[None]]] = {}
         self._base: BaseModules | None = None
 
     def check(self, path: Path, name: str = "") -> AdapterFacts:
@@ -99,7 +99,7 @@ class AdapterRegistry:
         return self._read(path, name)[1]
 
     def add(self, name: str, path: Path) -> AdapterFacts:
-        """Make an adapter known under a name, in place of another of that name.
+        """Make an adapter known under a name, in place of another of that name, which doesn't stay for it any more.
 
         Raises:
             InvalidRequest: The name can't be one.
@@ -111,7 +111,10 @@ class AdapterRegistry:
             )
         found = self._read(path, name)
         with self._lock:
+            replaced = self._known.get(name)
             self._known[name] = found
+            if replaced is not None and replaced[0].digest != found[0].digest and self._unpin(name, replaced[0]):
+                self._pool.evict(replaced[0])
         return found[1]
 
     def remove(self, name: str) -> None:
@@ -124,8 +127,8 @@ class AdapterRegistry:
             if name not in self._known:
                 raise self._unknown(name)
             adapter, _ = self._known.pop(name)
-            self._pinned.pop(name, None)
-            if all(other.digest != adapter.digest for other, _ in self._known.values()):
+            is_free = self._unpin(name, adapter)
+            if is_free or all(other.digest != adapter.digest for other, _ in self._known.values()):
                 self._pool.evict(adapter)
 
     def pin(self, name: str) -> Future[None]:
@@ -138,10 +141,13 @@ class AdapterRegistry:
             UnknownModel: There is none of that name.
             InvalidRequest: It takes more than all of the memory for adapters.
         """
-        adapter = self.get(name)
-        self._pool.check(adapter)
         with self._lock:
-            found = self._pinned[name] = self._pool.pin(adapter)
+            adapter = self._get(name)
+            self._pool.check(adapter)
+            found = self._pool.pin(adapter)
+            live = [order for order in self._pinned.get(name, ()) if _is_live(order)]
+            if not any(_is_pinned(order) for order in live):
+                self._pinned[name] = [*live, found]
         return found
 
     def unpin(self, name: str) -> Future[None]:
@@ -153,12 +159,11 @@ class AdapterRegistry:
         Raises:
             UnknownModel: There is none of that name.
         """
-        adapter = self.get(name)
         with self._lock:
-            self._pinned.pop(name, None)
-            pinned = {self._known[other][0].digest for other in self._pinned if other in self._known}
-        if adapter.digest not in pinned:
-            return self._pool.evict(adapter)
+            adapter = self._get(name)
+            self._unpin(name, adapter)
+            if not self._has_pin(adapter.digest):
+                return self._pool.evict(adapter)
         found: Future[None] = Future()
         found.set_result(None)
         return found
@@ -170,15 +175,14 @@ class AdapterRegistry:
             UnknownModel: There is none.
         """
         with self._lock:
-            if name not in self._known:
-                raise self._unknown(name)
-            return self._known[name][0]
+            return self._get(name)
 
     def facts(self) -> dict[str, AdapterFacts]:
         """All adapters by name."""
         uses = self._pool.uses()
         with self._lock:
-            known, pinned = dict(self._known), {name for name, order in self._pinned.items() if _is_pinned(order)}
+            known = dict(self._known)
+            pinned = {name for name, orders in self._pinned.items() if any(map(_is_pinned, orders))}
         return {
             name: replace(
                 facts,
@@ -204,6 +208,25 @@ class AdapterRegistry:
         resident = [facts for facts in self.facts().values() if facts.is_resident]
         shared = self._state_bytes * max(0, sum(facts.is_xlora for facts in resident) - 1)
         return sum(facts.num_bytes for facts in resident) - shared
+
+    # --- with the lock held
+
+    def _get(self, name: str) -> Adapter:
+        if name not in self._known:
+            raise self._unknown(name)
+        return self._known[name][0]
+
+    def _unpin(self, name: str, adapter: Adapter) -> bool:
+        """Forget that a name was pinned; returns whether it was, and no other name of the same files is."""
+        orders = self._pinned.pop(name, ())
+        return any(map(_is_live, orders)) and not self._has_pin(adapter.digest)
+
+    def _has_pin(self, digest: str) -> bool:
+        """Whether a name of the files is pinned, or waits to be."""
+        return any(
+            self._known[name][0].digest == digest and any(map(_is_live, orders))
+            for name, orders in self._pinned.items()
+        )
 
     def _unknown(self, name: str) -> UnknownModel:
         some = ", ".join(sorted(self._known)[:5]) or "none"
@@ -235,6 +258,11 @@ class AdapterRegistry:
             if self._base is None:
                 self._base = BaseModules(self._spec, stored_shapes(self._spec, self._weight_files).__getitem__)
             return self._base
+
+
+def _is_live(order: Future[None]) -> bool:
+    """Whether an order to pin has succeeded, or still can."""
+    return not order.done() or _is_pinned(order)
 
 
 def _is_pinned(order: Future[None]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -283,7 +284,6 @@ def test_an_adapter_is_read_ahead_and_unloaded(checkpoint: Checkpoint, directory
         finish(llm)
         assert llm.adapters.facts()["a0"].is_resident and not llm.adapters.facts()["a0"].is_pinned
         llm.adapters.remove("twin")
-        llm.adapters.unpin("a0")
         finish(llm)
         facts = llm.adapters.facts()["a0"]
         assert (facts.is_resident, facts.is_pinned, facts.last_used_at) == (False, False, 0)
@@ -299,3 +299,66 @@ def test_an_adapter_is_read_ahead_and_unloaded(checkpoint: Checkpoint, directory
         assert not llm.adapters.facts()["broken"].is_pinned
     finally:
         llm.close()
+
+
+def is_resident(llm: LLM, name: str) -> bool:
+    finish(llm)
+    found: bool = llm.adapters.facts()[name].is_resident
+    return found
+
+
+def test_a_name_that_goes_takes_its_pin_along(checkpoint: Checkpoint, directory: Path) -> None:
+    llm = load(checkpoint, directory, 2, max_adapters=2)
+    adapters = llm.adapters
+    try:
+        for name in ("twin", "third"):  # other names of the same files
+            adapters.add(name, directory / "a0")
+            adapters.pin(name)
+        adapters.remove("third")
+        assert is_resident(llm, "a0")  # for the twin
+        adapters.add("twin", directory / "a0")
+        assert is_resident(llm, "a0") and adapters.facts()["twin"].is_pinned  # the same files again
+        adapters.add("twin", directory / "a1")
+        assert not is_resident(llm, "a0")
+        adapters.pin("a1")
+        assert is_resident(llm, "a1")
+        adapters.remove("a1")
+        assert not is_resident(llm, "twin")
+    finally:
+        llm.close()
+
+
+def test_orders_that_were_called_off_are_no_pins(checkpoint: Checkpoint, directory: Path) -> None:
+    llm = load(checkpoint, directory, 1, max_adapters=1)
+    adapters = llm.adapters
+    try:
+        adapters.add("twin", directory / "a0")
+        assert adapters.pin("twin").cancel()
+        adapters.pin("a0")
+        assert is_resident(llm, "a0")
+        assert adapters.pin("a0").cancel()  # the first one stands
+        assert is_resident(llm, "a0") and adapters.facts()["a0"].is_pinned
+        adapters.remove("a0")
+        assert not is_resident(llm, "twin")
+    finally:
+        llm.close()
+
+
+def test_a_pin_comes_before_a_removal_or_not_at_all(llm: LLM, directory: Path, monkeypatch) -> None:
+    adapters = llm.adapters
+    write_adapter(directory / "late", 7)
+    facts = adapters.add("late", directory / "late")
+    removals: list[threading.Thread] = []
+    check = adapters._pool.check
+
+    def removed_meanwhile(adapter: Any) -> None:
+        removals.append(threading.Thread(target=adapters.remove, args=("late",)))
+        removals[-1].start()
+        removals[-1].join(0.2)  # it is done by then, unless the pin comes first
+        check(adapter)
+
+    monkeypatch.setattr(adapters._pool, "check", removed_meanwhile)
+    adapters.pin("late")
+    removals[0].join(60)
+    finish(llm)
+    assert "late" not in adapters.facts() and facts.digest not in adapters._pool.uses()
