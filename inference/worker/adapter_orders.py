@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, Future
 
@@ -16,6 +17,9 @@ logger = logging.getLogger(__name__)
 
 PLACE_WAIT_S = 30.0
 """Seconds for which an adapter waits for a place in memory that running requests of others have, and for its read."""
+RETRY_S = 5.0
+"""Seconds between the tries to load the adapters that belong to a model."""
+MAX_TRIES = 20
 
 
 class AdapterOrders:
@@ -100,15 +104,34 @@ class AdapterOrders:
 
     def _load_pinned(self, checkpoint_id: str) -> None:
         try:
-            for adapter_id in self._find_pinned(checkpoint_id):
-                try:
-                    self.load(checkpoint_id, adapter_id)
-                except BlazrError as error:
-                    logger.error("the adapter %s could not be loaded with its model: %s", adapter_id, error.message)
+            left: Iterable[str] = self._find_pinned(checkpoint_id)
+            engine = self._engine(checkpoint_id)
+            for number in range(MAX_TRIES):
+                if number:
+                    time.sleep(RETRY_S)
+                left = [adapter_id for adapter_id in left if not self._is_finished(engine, checkpoint_id, adapter_id)]
+                if not left:
+                    return
+            logger.error(
+                "adapters of checkpoint %s got no place in %d tries: %s", checkpoint_id, MAX_TRIES, ", ".join(left)
+            )
         except BlazrError as error:
             logger.error("the adapters of checkpoint %s could not be loaded with it: %s", checkpoint_id, error.message)
         except Exception:
             logger.exception("the adapters of checkpoint %s could not be loaded with it", checkpoint_id)
+
+    def _is_finished(self, engine: Engine | None, checkpoint_id: str, adapter_id: str) -> bool:
+        """Load an adapter with its model; False: another try may help, as running requests have all places now."""
+        if engine is None or self._engine(checkpoint_id) is not engine:
+            return True  # the model's next load comes with its own adapters
+        try:
+            self.load(checkpoint_id, adapter_id)
+        except Unavailable as error:
+            logger.warning("the adapter %s is not loaded with its model yet: %s", adapter_id, error.message)
+            return False
+        except BlazrError as error:
+            logger.error("the adapter %s could not be loaded with its model: %s", adapter_id, error.message)
+        return True
 
     def _engine(self, checkpoint_id: str) -> Engine | None:
         return next((engine for engine in self._engines() if engine.checkpoint_id == checkpoint_id), None)

@@ -203,3 +203,25 @@ def test_an_order_that_waits_too_long_is_called_off(make, monkeypatch: pytest.Mo
     with pytest.raises(Unavailable, match=r"no place in memory after 0\.05 s.*or raise max_adapters"):
         made.manager.load_adapter(MODEL, "k")
     assert registry.orders[-1].cancelled()
+
+
+def test_those_of_a_model_are_tried_again_while_they_find_no_place(make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter_orders, "PLACE_WAIT_S", 0.01)
+    monkeypatch.setattr(adapter_orders, "RETRY_S", 0.01)
+    made, stuck = make(pinned=Pinned("k")), Registry(100, is_stuck=True)
+    made.plans.make = lambda checkpoint_id: AdaptedLLM(stuck)
+    made.load_model()
+    wait_until(lambda: len(stuck.orders) >= 2)
+    stuck.is_stuck = False
+    wait_until(lambda: made.resident() == ["k"])
+
+
+def test_those_that_never_find_one_are_given_up(make, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    monkeypatch.setattr(adapter_orders, "PLACE_WAIT_S", 0.01)
+    monkeypatch.setattr(adapter_orders, "RETRY_S", 0.0)
+    monkeypatch.setattr(adapter_orders, "MAX_TRIES", 3)
+    made, stuck = make(pinned=Pinned("k")), Registry(100, is_stuck=True)
+    made.plans.make = lambda checkpoint_id: AdaptedLLM(stuck)
+    made.load_model()
+    wait_until(lambda: "got no place in 3 tries: k" in caplog.text)
+    assert len(stuck.orders) == 3
