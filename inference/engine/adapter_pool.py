@@ -92,7 +92,8 @@ class _Resident:
     @property
     def is_being_read(self) -> bool:
         """Whether a thread has the slot's adapter in work."""
-        return self.loading is not None and not self.loading.done()
+        loading = self.loading  # once: it may end while another thread looks
+        return loading is not None and not loading.done()
 
 
 @dataclass(slots=True)
@@ -109,7 +110,8 @@ class Placed:
 
 
 class AdapterPool:
-    """The adapters of one engine; belongs to its thread, but for ``pin``, ``evict``, ``uses`` and ``stats``.
+    """The adapters of one engine; belongs to its thread, but for ``pin``, ``evict``,
+    ``is_being_read``, ``uses`` and ``stats``.
 
     Args:
         adapters: Of the engine's network.
@@ -162,6 +164,11 @@ class AdapterPool:
             Done once it stays no longer than these requests.
         """
         return self._order(adapter, is_pin=False)
+
+    def is_being_read(self, adapter: Adapter) -> bool:
+        """Whether an adapter has a place that it is being read into; any thread."""
+        item = self._resident.get(adapter.digest)
+        return item is not None and item.is_being_read
 
     def has_work(self) -> bool:
         """Whether requests wait for adapters, orders are there, or an adapter can leave."""
@@ -255,6 +262,8 @@ class AdapterPool:
             if order.is_pin:
                 self._pins.append(order)
                 continue
+            if not order.done.set_running_or_notify_cancel():
+                continue
             for pin in [pin for pin in self._pins if pin.adapter.digest == order.adapter.digest]:
                 self._pins.remove(pin)
                 _fail(pin, Conflict("the adapter was unloaded before it was read.", param="adapter"))
@@ -263,8 +272,7 @@ class AdapterPool:
                 item.is_pinned, item.is_leaving = False, True
                 if _can_leave(item) and order.adapter.digest not in self._requested():
                     self._remove(item)
-            if order.done.set_running_or_notify_cancel():
-                order.done.set_result(None)
+            order.done.set_result(None)
 
     def _place_pins(self) -> bool:
         """Begin the reads of adapters to pin, and pin those that are read; False: one waits for a place."""

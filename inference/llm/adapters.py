@@ -168,6 +168,12 @@ class AdapterRegistry:
         found.set_result(None)
         return found
 
+    def is_being_read(self, name: str) -> bool:
+        """Whether an adapter's weights are being read into memory now; False, too, if there is none of that name."""
+        with self._lock:
+            found = self._known.get(name)
+        return found is not None and self._pool.is_being_read(found[0])
+
     def get(self, name: str) -> Adapter:
         """The adapter of a name.
 

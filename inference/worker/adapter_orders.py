@@ -53,7 +53,7 @@ class AdapterOrders:
 
         Raises:
             Conflict: Adapters that were loaded ahead have all places.
-            Unavailable: Running requests of other adapters have all places, or the model goes.
+            Unavailable: Running requests of other adapters have all places, the read is slow, or the model goes.
             BlazrError: As ``ServedAdapters.ensure_known``, and what reading the weights raises.
         """
         engine = self._engine(checkpoint_id)
@@ -66,9 +66,9 @@ class AdapterOrders:
             return None
         # The row is looked up before and after: a removal or an unload meanwhile found nothing to take away.
         if self._must_stay(checkpoint_id, adapter_id):
-            _wait(engine, engine.llm.adapters.pin(adapter_id))
+            _pin(engine, adapter_id)
             if not self._must_stay(checkpoint_id, adapter_id) and knows(engine.llm, adapter_id):
-                _wait(engine, engine.llm.adapters.unpin(adapter_id))
+                _unpin(engine, adapter_id)
         return _find(engine, adapter_id)
 
     def _must_stay(self, checkpoint_id: str, adapter_id: str) -> bool:
@@ -86,7 +86,7 @@ class AdapterOrders:
         engine = self._engine(checkpoint_id)
         if engine is None or not knows(engine.llm, adapter_id):
             return None
-        _wait(engine, engine.llm.adapters.unpin(adapter_id))
+        _unpin(engine, adapter_id)
         return _find(engine, adapter_id)
 
     def load_pinned(self, checkpoint_id: str) -> None:
@@ -137,25 +137,63 @@ class AdapterOrders:
         return next((engine for engine in self._engines() if engine.checkpoint_id == checkpoint_id), None)
 
 
+def _pin(engine: Engine, adapter_id: str) -> None:
+    """Let the engine read an adapter, which then stays.
+
+    Raises:
+        Unavailable: It isn't in memory within ``PLACE_WAIT_S``, and won't be for this order.
+        BlazrError: Why it can't be.
+    """
+    adapters = engine.llm.adapters
+    order = adapters.pin(adapter_id)
+    try:
+        _wait(engine, order)
+    except TimeoutError:
+        is_read = adapters.is_being_read(adapter_id)
+        if not order.cancel():
+            order.result(1)  # it is done at this moment
+            return
+        engine.loop.wake()
+        if is_read:
+            message = f"the adapter's files are still being read after {PLACE_WAIT_S:g} s; try again."
+        else:
+            message = (
+                f"the adapter has no place in memory after {PLACE_WAIT_S:g} s: running requests of others have all "
+                "places; try again, or raise max_adapters."
+            )
+        raise Unavailable(message, retry_after_s=5) from None
+
+
+def _unpin(engine: Engine, adapter_id: str) -> None:
+    """Let the engine give an adapter up.
+
+    Raises:
+        Unavailable: It hasn't within ``PLACE_WAIT_S``; the order stands.
+    """
+    try:
+        _wait(engine, engine.llm.adapters.unpin(adapter_id))
+    except TimeoutError:
+        raise Unavailable(
+            f"the model's present step takes longer than {PLACE_WAIT_S:g} s; the adapter leaves after it.",
+            retry_after_s=5,
+        ) from None
+
+
 def _wait(engine: Engine, order: Future[None]) -> None:
     """Let the engine carry out an order.
 
     Raises:
-        Unavailable: It hasn't within ``PLACE_WAIT_S``, and won't.
+        TimeoutError: It hasn't within ``PLACE_WAIT_S``.
+        Unavailable: It is closed.
         BlazrError: What the order raises.
     """
     engine.loop.wake()
     try:
         order.result(PLACE_WAIT_S)
-    except (TimeoutError, CancelledError):
-        if order.cancel():
-            engine.loop.wake()
-            raise Unavailable(
-                f"the adapter has no place in memory after {PLACE_WAIT_S:g} s: running requests of others have all "
-                "places, or its model goes; try again, or raise max_adapters.",
-                retry_after_s=5,
-            ) from None
-        order.result(1)  # it is done at this moment
+    except CancelledError:
+        raise Unavailable(
+            "the adapter's model is being unloaded; try again once it is loaded.", retry_after_s=5
+        ) from None
 
 
 def _find(engine: Engine, adapter_id: str) -> ResidentAdapter | None:

@@ -293,7 +293,9 @@ def test_an_adapter_that_is_evicted_while_it_is_read_does_not_stay(make) -> None
     network, pool, _ = make(1)
     network.gate.clear()
     pool.pin(adapter("a"))
+    assert not pool.is_being_read(adapter("a"))
     pool.place()
+    assert pool.is_being_read(adapter("a"))
     pool.evict(adapter("a"))
     pool.place()
     assert pool.has_work()  # it leaves when the read ends
@@ -301,3 +303,12 @@ def test_an_adapter_that_is_evicted_while_it_is_read_does_not_stay(make) -> None
     pool.await_load(5)
     pool.place()
     assert not network.resident and not pool.has_work() and pool.stats().resident_bytes == 0
+
+
+def test_an_order_to_evict_that_is_called_off_changes_nothing(make) -> None:
+    network, pool, _ = make(1)
+    pool.pin(adapter("a"))
+    placed(pool)
+    assert pool.evict(adapter("a")).cancel()
+    pool.place()
+    assert set(network.resident.values()) == {"a"} and not pool.has_work()

@@ -203,6 +203,22 @@ def test_an_order_that_waits_too_long_is_called_off(make, monkeypatch: pytest.Mo
     with pytest.raises(Unavailable, match=r"no place in memory after 0\.05 s.*or raise max_adapters"):
         made.manager.load_adapter(MODEL, "k")
     assert registry.orders[-1].cancelled()
+    registry.is_slow = True
+    with pytest.raises(Unavailable, match=r"still being read after 0\.05 s; try again"):
+        made.manager.load_adapter(MODEL, "k")
+    assert registry.orders[-1].cancelled()
+    with pytest.raises(Unavailable, match=r"present step takes longer than 0\.05 s; the adapter leaves after it"):
+        made.manager.unload_adapter(MODEL, "k")
+    assert not registry.orders[-1].done()
+
+
+def test_an_order_to_a_model_that_goes_says_so(make) -> None:
+    made = make()
+    registry = made.load_model()
+    made.pinned.ids = ["k"]
+    registry.is_closed = True
+    with pytest.raises(Unavailable, match="model is being unloaded; try again once it is loaded"):
+        made.manager.load_adapter(MODEL, "k")
 
 
 def test_those_of_a_model_are_tried_again_while_they_find_no_place(make, monkeypatch: pytest.MonkeyPatch) -> None:

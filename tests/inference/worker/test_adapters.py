@@ -41,6 +41,8 @@ class Registry:
     orders: list[Future[None]] = field(default_factory=list)
     error: BlazrError | None = None
     is_stuck: bool = False
+    is_slow: bool = False
+    is_closed: bool = False
 
     def check(self, path: Path, name: str) -> Any:
         return SimpleNamespace(digest=str(path), num_bytes=100)
@@ -64,6 +66,9 @@ class Registry:
 
         return {name: facts(name) for name in self.known}
 
+    def is_being_read(self, name: str) -> bool:
+        return self.is_slow
+
     def pin(self, name: str) -> Future[None]:
         self.get(name)
         if self.error is None and not self.is_stuck:
@@ -78,7 +83,9 @@ class Registry:
 
     def _ordered(self) -> Future[None]:
         self.orders.append(Future())
-        if self.error is not None:
+        if self.is_closed:
+            self.orders[-1].cancel()
+        elif self.error is not None:
             self.orders[-1].set_exception(self.error)
         elif not self.is_stuck:
             self.orders[-1].set_result(None)
