@@ -76,7 +76,6 @@ class _Resident:
         users: Requests that go through it.
         last_use: Number of the last use among all.
         last_used_at: Unix time of it.
-        is_pinned: It stays until it is ordered to leave.
         is_leaving: It leaves as soon as no request goes through it.
     """
 
@@ -86,7 +85,6 @@ class _Resident:
     users: int = 0
     last_use: int = 0
     last_used_at: float = 0.0
-    is_pinned: bool = False
     is_leaving: bool = False
 
     @property
@@ -128,6 +126,8 @@ class AdapterPool:
         self._waiting: list[Request] = []
         self._orders: deque[_Order] = deque()
         self._pins: list[_Order] = []
+        self._pinned: set[str] = set()  # digests of those that stay until they are ordered to leave
+        self._read_to_pin: set[str] = set()  # digests of those that are read for orders of ``_pins``
         self._in_use: dict[Request, _Resident] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="load-adapter")
         self._num_uses = self._num_loads = self._num_evictions = 0
@@ -267,21 +267,21 @@ class AdapterPool:
             for pin in [pin for pin in self._pins if pin.adapter.digest == order.adapter.digest]:
                 self._pins.remove(pin)
                 _fail(pin, Conflict("the adapter was unloaded before it was read.", param="adapter"))
+            self._pinned.discard(order.adapter.digest)
             item = self._resident.get(order.adapter.digest)
             if item is not None:
-                item.is_pinned, item.is_leaving = False, True
+                item.is_leaving = True
                 if _can_leave(item) and order.adapter.digest not in self._requested():
                     self._remove(item)
             order.done.set_result(None)
 
     def _place_pins(self) -> bool:
         """Begin the reads of adapters to pin, and pin those that are read; False: one waits for a place."""
-        waiting, self._pins = self._pins, []
+        waiting, self._pins = [order for order in self._pins if not order.done.cancelled()], []
+        # What is read for a cancelled order stays like any other.
+        self._read_to_pin &= {order.adapter.digest for order in waiting}
         is_open = True
         for order in waiting:
-            if order.done.cancelled():
-                self._drop_pin(order)
-                continue
             item = self._find(order.adapter) if is_open else None
             if item is None and is_open and (full := self._full_of_pinned(order.adapter)) is not None:
                 _fail(order, full)
@@ -289,27 +289,24 @@ class AdapterPool:
                 is_open = False
                 self._pins.append(order)
             elif item.is_being_read:
-                item.is_pinned, item.is_leaving = True, False
+                self._read_to_pin.add(order.adapter.digest)
+                item.is_leaving = False
                 self._pins.append(order)
             elif (error := self._finish_load(item)) is not None:
                 _fail(order, error)
-            else:
-                item.is_pinned = order.done.set_running_or_notify_cancel()
+            elif order.done.set_running_or_notify_cancel():
+                self._pinned.add(order.adapter.digest)
                 item.is_leaving = False
                 self._record_use(item)
-                if item.is_pinned:
-                    order.done.set_result(None)
+                order.done.set_result(None)
         return is_open
 
-    def _drop_pin(self, order: _Order) -> None:
-        """Nobody waits for an order any more: the adapter that is read for it stays like any other."""
-        item = self._resident.get(order.adapter.digest)
-        if item is not None and item.loading is not None:
-            item.is_pinned = False
+    def _is_pinned(self, item: _Resident) -> bool:
+        return item.adapter.digest in self._pinned or item.adapter.digest in self._read_to_pin
 
     def _full_of_pinned(self, adapter: Adapter) -> BlazrError | None:
         """Why an adapter never gets a place beside the pinned ones; None: it does, once others have left."""
-        pinned = [item.adapter for item in self._resident.values() if item.is_pinned]
+        pinned = [item.adapter for item in self._resident.values() if self._is_pinned(item)]
         together = self._bytes_of([*pinned, adapter])
         if len(pinned) < self._adapters.num_slots and (self._budget_bytes is None or together <= self._budget_bytes):
             return None
@@ -355,7 +352,7 @@ class AdapterPool:
         requested = self._requested()
         # Of a read that has ended all requests may have left: it keeps no place either.
         idle = [
-            item for item in self._resident.values() if not item.users and not item.is_being_read and not item.is_pinned
+            item for item in self._resident.values() if not (item.users or item.is_being_read or self._is_pinned(item))
         ]
         if not idle:
             return False

@@ -305,6 +305,37 @@ def test_an_adapter_that_is_evicted_while_it_is_read_does_not_stay(make) -> None
     assert not network.resident and not pool.has_work() and pool.stats().resident_bytes == 0
 
 
+def test_a_pin_that_is_called_off_once_a_request_has_the_adapter_leaves_no_pin(make, monkeypatch) -> None:
+    network, pool, request = make(1)
+    network.gate.clear()
+    pinned, first = pool.pin(adapter("a")), request("a")
+    place_pins = pool._place_pins
+
+    def read_meanwhile() -> bool:
+        is_open = place_pins()
+        network.gate.set()
+        pool.await_load(5)
+        return is_open
+
+    monkeypatch.setattr(pool, "_place_pins", read_meanwhile)
+    assert pool.place().ready == [first] and pinned.cancel()
+    pool.release(first)
+    other = request("b")
+    assert placed(pool) == [other]
+
+
+def test_a_repeated_pin_that_is_called_off_leaves_the_first_one(make) -> None:
+    _, pool, request = make(1)
+    pool.pin(adapter("a"))
+    placed(pool)
+    again = pool.pin(adapter("a"))
+    begin = again.set_running_or_notify_cancel
+    again.set_running_or_notify_cancel = lambda: again.cancel() and begin()
+    placed(pool)
+    other = request("b")
+    assert again.cancelled() and [one for one, _ in pool.place().failed] == [other]
+
+
 def test_an_order_to_evict_that_is_called_off_changes_nothing(make) -> None:
     network, pool, _ = make(1)
     pool.pin(adapter("a"))
