@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from inference.engine.loop import EngineLoop
@@ -114,6 +114,10 @@ class Engine:
     loop: EngineLoop[Any, GenerationEvent]
     checkpoint_id: str = ""
 
+    def describe(self, model: ResidentModel) -> ResidentModel:
+        """Return a model in the form of the heartbeat, with what its engine knows."""
+        return replace(model, max_model_len=self.llm.max_model_len, stats=self.llm.stats())
+
 
 @dataclass(eq=False, slots=True)
 class Resident:
@@ -170,6 +174,13 @@ class Resident:
     def has_failed(self) -> bool:
         """Whether the load has failed."""
         return self.status == "failed" or self.error is not None
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the model is here or on its way, and doesn't leave for good."""
+        if self.status == "unloading":
+            return not self.has_failed and (self.reload_requested or bool(self.waiting))
+        return not self.has_failed and not self.unload_requested
 
     @property
     def effective_keep_alive_s(self) -> float:

@@ -12,7 +12,6 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from inference.errors import BlazrError, GenerationFailed, ModelLoadFailed
@@ -390,12 +389,13 @@ class ResidentModels:
         """Return the models in the form of the heartbeat."""
         with self._condition:
             found = [(item.describe(), item.engine) for item in self._residents.values() if not item.has_failed]
-        return tuple(
-            model
-            if engine is None
-            else replace(model, max_model_len=engine.llm.max_model_len, stats=engine.llm.stats())
-            for model, engine in found
-        )
+        return tuple(model if engine is None else engine.describe(model) for model, engine in found)
+
+    def is_loaded(self, checkpoint_id: str) -> bool:
+        """Whether a model is here and stays, or is loaded again."""
+        with self._condition:
+            resident = self._residents.get(checkpoint_id)
+            return resident is not None and resident.is_loaded
 
     def outlook(self, checkpoint_id: str, waiting_ids: Sequence[str]) -> StartOutlook:
         """Return when further requests of a model could start; ``waiting_ids`` as in ``start_outlook``."""
