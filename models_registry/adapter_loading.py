@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from inference.errors import BlazrError, Conflict, Unavailable
+from inference.errors import BlazrError, Conflict
 from inference.values.states import ResidentAdapter
 from models_registry import live
 from models_registry.adapter_names import full_name
@@ -52,13 +52,13 @@ def adapter_unload(*, checkpoint: Checkpoint, adapter_id: uuid.UUID) -> tuple[Ad
 
     Raises:
         NotFound: The checkpoint has none with this id.
+        Unavailable: Nobody knows whether it is in memory: Redis can't be reached, or a worker didn't reply in time.
+            Its base comes without it from now on even so.
+        BlazrError: A worker couldn't unload it.
     """
     row = adapter_get(checkpoint=checkpoint, adapter_id=adapter_id)
     _set_pinned(row, False)
-    try:
-        return row, live.unload_adapter(str(checkpoint.pk), str(row.pk))
-    except Unavailable:  # no worker runs, and none has it
-        return row, None
+    return row, live.unload_adapter(str(checkpoint.pk), str(row.pk))
 
 
 def _set_pinned(row: Adapter, is_pinned: bool) -> None:

@@ -152,7 +152,8 @@ def unload_adapter(checkpoint_id: str, adapter_id: str) -> ResidentAdapter | Non
     """Let a LoRA adapter leave the memory of all workers; return it while requests go through it.
 
     Raises:
-        Unavailable: Redis can't be reached, or no worker replied.
+        Unavailable: Redis can't be reached, or no worker replied; where none runs, nothing is in memory.
+        BlazrError: A worker couldn't unload it.
     """
     found = async_to_sync(adapter_order)("unload-adapter", checkpoint_id, adapter_id)
     return next(iter(merge_adapters(found)), None)

@@ -88,6 +88,8 @@ async def adapter_order(
     Raises:
         BlazrError: A worker couldn't load it, and none has; the error of the first one.
     """
+    if kind == "unload-adapter" and not await worker_states():
+        return []
     replies = await query_workers(kind, timeout_s=ADAPTER_TIMEOUT_S, checkpoint_id=checkpoint_id, adapter_id=adapter_id)
     found = [ResidentAdapter.from_dict(reply["adapter"]) for reply in replies if reply.get("adapter")]
     errors = [reply["error"] for reply in replies if "error" in reply]

@@ -75,12 +75,13 @@ def test_one_that_can_not_be_loaded_is_as_it_was(
     assert Adapter.objects.get().is_pinned == was_pinned
 
 
-def test_without_workers_nothing_is_in_memory(base: Checkpoint, workers: Workers) -> None:
+def test_an_unload_that_may_have_failed_is_no_success(base: Checkpoint, workers: Workers) -> None:
     row = make_adapter(base, "sql")
     Adapter.objects.update(is_pinned=True)
-    workers.error = Unavailable("no worker")
-    assert adapter_unload(checkpoint=base, adapter_id=row.pk)[1] is None
-    assert not Adapter.objects.get().is_pinned
+    workers.error = Unavailable("Redis can't be reached")
+    with pytest.raises(Unavailable, match="Redis can't be reached"):
+        adapter_unload(checkpoint=base, adapter_id=row.pk)
+    assert not Adapter.objects.get().is_pinned  # its base comes without it even so
 
 
 def test_missing_files_and_others_adapters_are_refused(base: Checkpoint, workers: Workers) -> None:

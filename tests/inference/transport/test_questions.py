@@ -128,3 +128,9 @@ async def test_an_order_fails_if_no_worker_could_carry_it_out(client, workers, h
         return
     with pytest.raises(Conflict, match="leave no place"):
         await replied(client, adapter_order("load-adapter", "c", "k"), *replies)
+
+
+async def test_without_a_worker_nothing_is_in_memory(client):
+    assert await adapter_order("unload-adapter", "c", "k") == []
+    with pytest.raises(Unavailable, match="No worker is running"):
+        await adapter_order("load-adapter", "c", "k")
