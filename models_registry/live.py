@@ -141,7 +141,7 @@ def load_adapter(checkpoint_id: str, adapter_id: str) -> ResidentAdapter | None:
     """Load a LoRA adapter on the workers that hold its model; return it as they have it, None if none holds the model.
 
     Raises:
-        Unavailable: Redis can't be reached, or no worker replied.
+        Unavailable: Redis can't be reached, no worker runs, or one that holds the model didn't reply in time.
         BlazrError: No worker could load it; the error is the reason.
     """
     found = async_to_sync(adapter_order)("load-adapter", checkpoint_id, adapter_id)
@@ -152,7 +152,7 @@ def unload_adapter(checkpoint_id: str, adapter_id: str) -> ResidentAdapter | Non
     """Let a LoRA adapter leave the memory of all workers; return it while requests go through it.
 
     Raises:
-        Unavailable: Redis can't be reached, or no worker replied; where none runs, nothing is in memory.
+        Unavailable: Redis can't be reached, or a worker that holds the model didn't reply in time.
         BlazrError: A worker couldn't unload it.
     """
     found = async_to_sync(adapter_order)("unload-adapter", checkpoint_id, adapter_id)

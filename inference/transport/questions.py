@@ -16,19 +16,18 @@ from inference.transport.worker_states import worker_states
 from inference.values.states import ResidentAdapter
 
 REPLY_TIMEOUT_S = 3.0
-ADAPTER_TIMEOUT_S = 60.0
-"""Seconds for an order that reads an adapter's files; twice those that a worker waits for a place in its memory."""
+ADAPTER_TIMEOUT_S = {"load-adapter": 60.0, "unload-adapter": 35.0}
+"""Seconds for an order; a worker waits 30 for a place in its memory or a step, and reads files before it loads."""
 POLL_TIMEOUT_S = 0.5
 MIN_POLL_S = 0.01
 _FITTING = ("resident", "fits", "fits_after_eviction")
 
 
-async def query_workers(kind: str, *, timeout_s: float | None = None, **values: Any) -> list[dict[str, Any]]:
+async def query_workers(kind: str, **values: Any) -> list[dict[str, Any]]:
     """Send a query to all workers; return the replies that arrive in time.
 
     Args:
-        kind: ``requests``, ``fit``, ``load-adapter`` or ``unload-adapter``.
-        timeout_s: Seconds for the replies; None: ``REPLY_TIMEOUT_S``.
+        kind: ``requests`` or ``fit``.
         values: Further members of the query.
 
     Raises:
@@ -36,22 +35,35 @@ async def query_workers(kind: str, *, timeout_s: float | None = None, **values: 
     """
     workers = await worker_states()
     if not workers:
-        raise Unavailable("No worker is running; start one, or wait for it.", retry_after_s=5)
+        raise _no_worker()
+    replies = await _collect(await _send(kind, values), set(workers), REPLY_TIMEOUT_S)
+    if not replies:
+        raise Unavailable("No worker replied; the workers may be busy starting. Try again.", retry_after_s=2)
+    return replies
+
+
+async def _send(kind: str, values: Mapping[str, Any]) -> str:
     query_id = secrets.token_hex(12)
     await send_control("query", json.dumps({"id": query_id, "kind": kind, **values}))
+    return query_id
+
+
+async def _collect(query_id: str, pending: set[str], timeout_s: float) -> list[dict[str, Any]]:
+    """Return replies until all of ``pending`` have replied; it keeps those that live and haven't in time."""
     replies: list[dict[str, Any]] = []
-    deadline = time.monotonic() + (REPLY_TIMEOUT_S if timeout_s is None else timeout_s)
+    deadline = time.monotonic() + timeout_s
     async with redis_client() as client:
-        while len(replies) < len(workers):
+        while pending:
             left_s = deadline - time.monotonic()
             wait_s = min(max(left_s, MIN_POLL_S), POLL_TIMEOUT_S)
             found = await client.blpop([redis_keys.replies(query_id)], timeout=wait_s)
             if found is not None:
                 replies.append(json.loads(found[1]))
+                pending.discard(replies[-1]["worker_id"])
             elif left_s <= 0:  # this process may have been the slow one: what has arrived counts
                 break
-    if not replies:
-        raise Unavailable("No worker replied; the workers may be busy starting. Try again.", retry_after_s=2)
+            else:
+                pending.intersection_update(await worker_states())
     return replies
 
 
@@ -82,20 +94,44 @@ async def adapter_order(
 ) -> list[ResidentAdapter]:
     """Let all workers that hold a model load a LoRA adapter of it ahead of its requests, or unload it.
 
+    Only workers whose heartbeat has the model are waited for, and only while they live.
+
     Returns:
         The adapter as each worker has it in memory now.
 
     Raises:
-        BlazrError: A worker couldn't load it, and none has; the error of the first one.
+        Unavailable: Redis can't be reached, no worker runs that could load it, or one that holds the model didn't
+            reply in time.
+        BlazrError: A worker couldn't unload it, or couldn't load it and none has; the error of the first one.
     """
-    if kind == "unload-adapter" and not await worker_states():
-        return []
-    replies = await query_workers(kind, timeout_s=ADAPTER_TIMEOUT_S, checkpoint_id=checkpoint_id, adapter_id=adapter_id)
+    is_load = kind == "load-adapter"
+    workers = await worker_states()
+    if is_load and not workers:
+        raise _no_worker()
+    pending = {
+        name for name, state in workers.items() if any(item.checkpoint_id == checkpoint_id for item in state.models)
+    }
+    timeout_s = ADAPTER_TIMEOUT_S[kind]
+    values = {"checkpoint_id": checkpoint_id, "adapter_id": adapter_id, "expires_at": time.time() + timeout_s}
+    # Also where none is waited for: one may have loaded the model since its heartbeat.
+    replies = await _collect(await _send(kind, values), pending, timeout_s)
     found = [ResidentAdapter.from_dict(reply["adapter"]) for reply in replies if reply.get("adapter")]
     errors = [reply["error"] for reply in replies if "error" in reply]
-    if errors and not found:
+    if is_load and found:
+        return found
+    if errors:
         raise BlazrError.from_dict(errors[0])
+    if pending:
+        raise Unavailable(
+            f"A worker that holds the model hasn't replied in {timeout_s:g} s; the order may still be carried out. "
+            "Try again.",
+            retry_after_s=5,
+        )
     return found
+
+
+def _no_worker() -> Unavailable:
+    return Unavailable("No worker is running; start one, or wait for it.", retry_after_s=5)
 
 
 def fits_somewhere(found: Iterable[Mapping[str, Any]]) -> bool:

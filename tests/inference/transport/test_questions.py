@@ -19,7 +19,7 @@ from inference.transport.questions import (
     query_workers,
     running_requests,
 )
-from inference.values.states import ResidentAdapter, WorkerState
+from inference.values.states import ResidentAdapter, ResidentModel, WorkerState
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def workers(client):
     """Two live workers."""
     for name in ("a", "b"):
         client.zadd(redis_keys.WORKERS, {name: time.time() + 600})
-        client.set(redis_keys.worker(name), WorkerState(name).to_json())
+        client.set(redis_keys.worker(name), WorkerState(name, models=(ResidentModel("c", "ready"),)).to_json())
 
 
 async def replied(client, query: Any, *replies: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -114,6 +114,7 @@ async def test_an_order_for_an_adapter_gives_what_the_workers_have(client, worke
         {"worker_id": "b", "adapter": None},
     )
     assert found == [ResidentAdapter("k", 5)]
+    assert time.time() < sent.pop("expires_at") <= time.time() + 60
     assert sent == {"id": sent["id"], "kind": "load-adapter", "checkpoint_id": "c", "adapter_id": "k"}
 
 
@@ -134,3 +135,41 @@ async def test_without_a_worker_nothing_is_in_memory(client):
     assert await adapter_order("unload-adapter", "c", "k") == []
     with pytest.raises(Unavailable, match="No worker is running"):
         await adapter_order("load-adapter", "c", "k")
+
+
+@pytest.mark.parametrize("kind", ["load-adapter", "unload-adapter"])
+async def test_only_workers_that_hold_the_model_are_waited_for(client, workers, kind):
+    async with asyncio.timeout(20):
+        assert await adapter_order(kind, "another model", "k") == []
+        assert client.exists(redis_keys.CONTROL_STREAM)  # one may have loaded it since
+        client.delete(redis_keys.CONTROL_STREAM)
+        client.set(redis_keys.worker("b"), WorkerState("b").to_json())
+        found = await replied(client, adapter_order(kind, "c", "k"), {"worker_id": "a", "adapter": {"adapter_id": "k"}})
+    assert found[0] == [ResidentAdapter("k")]
+
+
+async def test_a_worker_that_dies_is_waited_for_no_longer(client, workers):
+    task = asyncio.create_task(
+        replied(client, adapter_order("load-adapter", "c", "k"), {"worker_id": "a", "adapter": {"adapter_id": "k"}})
+    )
+    async with asyncio.timeout(20):
+        while not client.exists(redis_keys.CONTROL_STREAM):
+            await asyncio.sleep(0.01)
+        client.zadd(redis_keys.WORKERS, {"b": time.time() - 600})
+        assert (await task)[0] == [ResidentAdapter("k")]
+
+
+@pytest.mark.parametrize("kind", ["load-adapter", "unload-adapter"])
+async def test_a_holder_that_does_not_reply_may_have_it(client, workers, monkeypatch, kind):
+    monkeypatch.setitem(questions.ADAPTER_TIMEOUT_S, kind, 0.3)
+    with pytest.raises(Unavailable, match=r"hasn't replied in 0\.3 s"):
+        await replied(client, adapter_order(kind, "c", "k"), {"worker_id": "a", "adapter": None})
+
+
+async def test_an_unload_fails_if_any_worker_could_not(client, workers):
+    replies = [
+        {"worker_id": "a", "error": Unavailable("no step").to_dict()},
+        {"worker_id": "b", "adapter": {"adapter_id": "k"}},
+    ]
+    with pytest.raises(Unavailable, match="no step"):
+        await replied(client, adapter_order("unload-adapter", "c", "k"), *replies)
