@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from django.db import transaction
+
 from inference.errors import BlazrError, Conflict, InvalidRequest, UnknownModel
 from inference.values.principal import Principal
 from models_registry.adapter_loading import adapter_load
@@ -55,7 +57,7 @@ def lora_adapter_unload(*, name: str, principal: Principal) -> None:
 
     Raises:
         UnknownModel: There is none of this name.
-        Conflict: Another alias means it.
+        Conflict: Another alias means it, or the one of this name has a history of promotions.
     """
     row = _row(name)
     if row is None:
@@ -69,8 +71,28 @@ def lora_adapter_unload(*, name: str, principal: Principal) -> None:
         other = others.values_list("alias__name", flat=True).first()
         if other is not None:
             raise Conflict(f"The alias {other!r} means this adapter, too; delete it first.", param="lora_name")
-        alias_delete(name=name)
-    adapter_remove(checkpoint=row.base, adapter_id=row.pk)
+    with transaction.atomic():
+        if name == row.name:
+            _delete_own_alias(row)
+        adapter_remove(checkpoint=row.base, adapter_id=row.pk)
+
+
+def _delete_own_alias(row: Adapter) -> None:
+    """Delete the alias that ``lora_adapter_load`` made.
+
+    Raises:
+        Conflict: It has been promoted since or before.
+    """
+    alias = ModelAlias.objects.select_for_update().filter(name=row.name).first()
+    if alias is None:
+        return
+    if alias.revisions.count() != 1:
+        raise Conflict(
+            f"The alias {row.name!r} has had other meanings, which would be lost; delete the alias itself, or promote "
+            f"another model to it, then unload {full_name(row.base.served_model_name, row.name)!r}.",
+            param="lora_name",
+        )
+    alias.delete()
 
 
 def _base_and_name(name: str, principal: Principal) -> tuple[Checkpoint, str]:

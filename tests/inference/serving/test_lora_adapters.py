@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from inference.errors import Conflict, InvalidRequest, PermissionRefused, Unavailable, UnknownModel
+from inference.serving import lora_adapters
 from inference.serving.lora_adapters import lora_adapter_load, lora_adapter_unload
 from inference.serving.served_models import served_model_read
 from inference.values.principal import LOCAL
 from models_registry import live
+from models_registry.adapters import adapter_register
 from models_registry.aliases import alias_promote
 from models_registry.models import Adapter, Checkpoint, ModelAlias
 from models_registry.services import checkpoint_register
@@ -107,3 +109,25 @@ def test_nothing_is_left_of_a_failure(base: Checkpoint, path: str, monkeypatch: 
             lora_adapter_load(name=name, path=path, principal=LOCAL)
     assert not Adapter.objects.exists()
     assert list(ModelAlias.objects.values_list("name", flat=True)) == ["sql"]
+
+
+def test_an_alias_with_a_history_stays(base: Checkpoint, path: str, orders: list[str]) -> None:
+    alias_promote(name="sql", checkpoint=base)
+    row = adapter_register(checkpoint=base, path=path, name="sql")
+    alias_promote(name="sql", checkpoint=base, adapter=row)
+    with pytest.raises(Conflict, match=r"'sql' has had other meanings.*then unload 'tiny:sql'"):
+        lora_adapter_unload(name="sql", principal=LOCAL)
+    assert ModelAlias.objects.get().revisions.count() == 2 and Adapter.objects.exists() and not orders
+
+
+def test_an_alias_stays_with_an_adapter_that_can_not_be_removed(
+    base: Checkpoint, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**values: object) -> None:
+        raise Conflict("meanwhile")
+
+    lora_adapter_load(name="sql", path=path, principal=LOCAL)
+    monkeypatch.setattr(lora_adapters, "adapter_remove", refuse)
+    with pytest.raises(Conflict, match="meanwhile"):
+        lora_adapter_unload(name="sql", principal=LOCAL)
+    assert ModelAlias.objects.get().name == "sql"
