@@ -48,7 +48,7 @@ def adapter_register(
         CheckpointError: The files are broken or don't fit the base; nothing is stored.
     """
     check_available(checkpoint)
-    place = _checked_place(path)
+    place = checked_place(path)
     if name is None:
         name = suggest_name(str(path)).replace(":", "-")[:MAX_ADAPTER_CHARS]
     check_adapter_name(name)
@@ -131,7 +131,13 @@ def adapter_states_refresh() -> int:
 _LARGE = ("base__inspection", "base__file_stamps")
 
 
-def _checked_place(path: str | Path) -> Path:
+def checked_place(path: str | Path) -> Path:
+    """Return the absolute path of an adapter's files.
+
+    Raises:
+        InvalidRequest: It can't be a path, or can't be read.
+        PermissionRefused: The settings don't name a directory with this path.
+    """
     if not str(path) or "\0" in str(path) or len(str(path)) > MAX_PATH_CHARS:
         raise InvalidRequest("path is no path of a directory or file.", param="path")
     try:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from django.db import transaction
 
 from inference.errors import BlazrError, Conflict, InvalidRequest, UnknownModel
 from inference.values.principal import Principal
 from models_registry.adapter_loading import adapter_load
-from models_registry.adapter_names import full_name, split_name
-from models_registry.adapters import adapter_register, adapter_remove
+from models_registry.adapter_names import check_adapter_name, full_name, split_name
+from models_registry.adapters import adapter_register, adapter_remove, checked_place
 from models_registry.aliases import alias_delete, alias_promote
 from models_registry.models import Adapter, AliasRevision, Checkpoint, ModelAlias
 from models_registry.selectors import checkpoint_get_by_name
@@ -28,8 +26,9 @@ def lora_adapter_load(*, name: str, path: str, principal: Principal) -> None:
         BlazrError: As ``adapter_register`` and ``adapter_load``. Nothing is registered then.
     """
     base, own = _base_and_name(name, principal)
+    check_adapter_name(own)
     row = Adapter.objects.filter(base=base, name=own).first()
-    if row is not None and row.path != str(Path(path).expanduser().absolute()):
+    if row is not None and row.path != str(checked_place(path)):
         raise Conflict(
             f"The LoRA adapter {name!r} has already been loaded from another path; unload it first.", param="lora_name"
         )

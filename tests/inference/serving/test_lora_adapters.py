@@ -131,3 +131,15 @@ def test_an_alias_stays_with_an_adapter_that_can_not_be_removed(
     with pytest.raises(Conflict, match="meanwhile"):
         lora_adapter_unload(name="sql", principal=LOCAL)
     assert ModelAlias.objects.get().name == "sql"
+
+
+def test_names_and_paths_that_can_be_none_are_refused(
+    base: Checkpoint, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lora_adapter_load(name="tiny:sql", path=path, principal=LOCAL)
+    for place in ("~nobody-here/x", "a\0b"):
+        with pytest.raises(InvalidRequest, match="path"):
+            lora_adapter_load(name="tiny:sql", path=place, principal=LOCAL)
+    monkeypatch.setattr(Adapter, "objects", None)  # PostgreSQL has no NUL in texts
+    with pytest.raises(InvalidRequest, match="the adapter's name is"):
+        lora_adapter_load(name="a\0b", path=path, principal=LOCAL)
