@@ -8,6 +8,7 @@ from inference.errors import UnsupportedFormat
 from inference.text.tokenisation.sentencepiece_file import read_sentencepiece
 from models_registry.detection.adapter_files import SENTENCEPIECE_FILE, TOKENIZER_FILE, AdapterFiles, advising
 from models_registry.detection.json_file import read_object
+from models_registry.detection.vocabulary import is_rank_file
 from models_registry.detection.xlora_files import XLoraFiles
 
 MAX_TOKENIZER_BYTES = 64 << 20
@@ -22,7 +23,7 @@ def check_tokenizer(files: AdapterFiles | XLoraFiles, base: Path | None) -> None
     """Refuse an adapter whose tokenizer gives tokens of the base other numbers.
 
     A tokenizer.json, or a vocab.json without one, is compared with a tokenizer.json, and a tokenizer.model with a
-    tokenizer.model: conversions between the two formats may number tokens anew.
+    tokenizer.model, if both are SentencePiece models: conversions between formats may number tokens anew.
 
     Args:
         base: The base's tokenizer.json or tokenizer.model; None: it has none, and nothing is compared.
@@ -36,7 +37,8 @@ def check_tokenizer(files: AdapterFiles | XLoraFiles, base: Path | None) -> None
     for item in (files, *(files.adapters if isinstance(files, XLoraFiles) else ())):
         is_piece_model = base.name.endswith(SENTENCEPIECE_FILE)
         found = [path for path in item.tokenizers if (path.name == SENTENCEPIECE_FILE) == is_piece_model]
-        if not found:
+        # Ranks, as Llama 3's tokenizer.model has them, are of a third format.
+        if not found or (is_piece_model and (is_rank_file(found[0]) or is_rank_file(base))):
             continue
         with advising():
             theirs = _token_ids(found[0])

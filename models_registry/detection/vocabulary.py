@@ -216,7 +216,7 @@ def _by_files(resolved: CheckpointDirectory, rows: int, facts: Facts) -> Tokeniz
     if "tekken.json" in names:
         return TokenizerSpec("tekken", rows, path=str(resolved.directory / "tekken.json"))
     if "tokenizer.model" in names:
-        if _is_rank_file(resolved.directory / "tokenizer.model"):
+        if is_rank_file(resolved.directory / "tokenizer.model"):
             # Meta's Llama 3 ships its ranks under this name, without the control tokens.
             facts.add("vocabulary", "llama3", "tokenizer.model is a list of ranks, as Llama 3's is", Confidence.HIGH)
             if VOCABULARIES["llama3"][0] <= rows <= BUILTIN["llama3"].high:
@@ -227,7 +227,8 @@ def _by_files(resolved: CheckpointDirectory, rows: int, facts: Facts) -> Tokeniz
     return None
 
 
-def _is_rank_file(path: Path) -> bool:
+def is_rank_file(path: Path) -> bool:
+    """Whether a tokenizer.model is a list of ranks, as tiktoken has them, and no SentencePiece model."""
     line = read_bytes(path, MAX_TOKENIZER_BYTES).partition(b"\n")[0][:512].split()
     return len(line) == 2 and line[1].isdigit() and line[0].isascii()
 

@@ -90,3 +90,12 @@ def test_a_tokenizer_model_is_compared_with_one_of_its_format(base: Path, tmp_pa
     theirs.write_bytes(b"x")
     with pytest.raises(CorruptCheckpoint, match="is no SentencePiece model"):
         check_tokenizer(read_files(path), ours)
+
+
+def test_a_list_of_ranks_is_compared_with_nothing(tmp_path: Path) -> None:
+    ranks, ours = b"IQ== 0\nIg== 1\n", tmp_path / "tokenizer.model"
+    path = write_adapter(tmp_path / "sql")
+    for base_content, content in ((ranks, ranks), (ranks, pieces("bpe")), (pieces("bpe"), ranks)):
+        ours.write_bytes(base_content)
+        (path / "tokenizer.model").write_bytes(content)
+        check_tokenizer(read_files(path), ours)
