@@ -217,7 +217,7 @@ def main() -> None:
     environments = Environments(given.cache, print)
     given.cache.mkdir(parents=True, exist_ok=True)
     directory = given.directory.resolve()
-    measurements = given.cache / f"{directory.name}-measured-on-{given.planning}.json"
+    measurements = given.cache / f"{directory.name}-measured-on-{given.planning}-behind-{given.tokens}.json"
     curve = Curve(directory, given.tokens, given.planning, measurements)
     ours: tuple[Quant, ...] = ("int8", "int4")
     requested = [

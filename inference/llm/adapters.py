@@ -66,7 +66,7 @@ class AdapterRegistry:
         weight_files: Of the base.
         size_of: Memory that an adapter takes in the network.
         state_bytes: Memory of the states that X-LoRAs have together, beside the base's.
-        tokenizer: The base's tokenizer.json; None: it has none, so that no adapter's is compared.
+        tokenizer: The base's tokenizer.json or tokenizer.model; None: it has none, so that no adapter's is compared.
         pool: The resident adapters.
         budget_bytes: Memory for resident adapters; None: it isn't limited.
     """

@@ -67,34 +67,62 @@ def derive_divergences(
     return found
 
 
-def read_measurements(file: Path, parts: Sequence[Part], stored: Divergence) -> list[PartForms]:
-    """Return the divergences that an earlier run wrote into its ``quantisation.json``.
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """What an earlier run measured.
+
+    Attributes:
+        file: Its ``quantisation.json``.
+        parts: Each part of the checkpoint.
+        stored_perplexity: Of the checkpoint as it was, on the text.
+        num_tokens: Predictions that were compared.
+    """
+
+    file: Path
+    parts: Sequence[PartForms]
+    stored_perplexity: float
+    num_tokens: int
+
+    def check(self, stored: Divergence) -> None:
+        """Refuse those of other weights, or of another text: their perplexity differs.
+
+        Args:
+            stored: How the checkpoint as it is predicts the text.
+
+        Raises:
+            InvalidRequest: They are.
+        """
+        is_same = math.isclose(self.stored_perplexity, stored.perplexity, rel_tol=_SAME_PERPLEXITY)
+        if self.num_tokens != stored.num_tokens or not is_same:
+            raise _unusable(
+                self.file,
+                f"it was measured on other weights or another text: perplexity {self.stored_perplexity:.6g} over "
+                f"{self.num_tokens} predictions, here {stored.perplexity:.6g} over {stored.num_tokens}",
+            )
+
+
+def read_measurements(file: Path, parts: Sequence[Part]) -> Measurements:
+    """Read the ``quantisation.json`` of an earlier run over the same checkpoint.
 
     Args:
         file: The file.
         parts: The parts of the checkpoint.
-        stored: How the checkpoint as it is predicts the text; other weights or another text have another perplexity.
 
     Raises:
-        InvalidRequest: The file can't be read, or isn't of these weights and this text.
+        InvalidRequest: The file can't be read, or isn't of this model.
     """
     content = _content(file)
     try:
-        was = float(content["measured"]["stored_perplexity"]), int(content["measured"]["num_tokens"])
-        by_name = {part["name"]: part for part in content["parts"]}
+        stored_perplexity = float(content["measured"]["stored_perplexity"])
+        num_tokens = int(content["measured"]["num_tokens"])
+        by_name = {str(part["name"]): part for part in content["parts"]}
         found = [_part_forms(part, by_name[part.name]) for part in parts if part.name in by_name]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise _unusable(file, f"it lacks what a quantisation writes ({error!r:.80})") from None
     if len(found) != len(parts) or len(by_name) != len(parts):
         other = sorted({part.name for part in parts} ^ by_name.keys())[0]
         raise _unusable(file, f"it is of another model: {other[:120]} is in one of the two only")
-    if was[1] != stored.num_tokens or not math.isclose(was[0], stored.perplexity, rel_tol=_SAME_PERPLEXITY):
-        raise _unusable(
-            file,
-            f"it was measured on other weights or another text: perplexity {was[0]:.6g} over {was[1]} predictions, "
-            f"here {stored.perplexity:.6g} over {stored.num_tokens}",
-        )
-    return found
+    return Measurements(file, found, stored_perplexity, num_tokens)
 
 
 def _content(file: Path) -> Any:

@@ -19,7 +19,13 @@ from inference.host.units import format_bytes
 from inference.llm.checkpoint_writing import SHARD_BYTES, SourceFiles, check_target
 from inference.llm.quality import WindowRunner
 from inference.llm.quantising.correcting import Correction, correcting_bytes
-from inference.llm.quantising.measurements import MEASURED_FORMS, PartForms, derive_divergences, read_measurements
+from inference.llm.quantising.measurements import (
+    MEASURED_FORMS,
+    Measurements,
+    PartForms,
+    derive_divergences,
+    read_measurements,
+)
 from inference.llm.quantising.measuring import Divergence, Measurement, measuring_bytes
 from inference.llm.quantising.parts import KINDS, Part, find_parts, fixed_bytes
 from inference.llm.quantising.planning import STORED, Choice, Plan, Planner
@@ -139,14 +145,14 @@ def quantise_checkpoint(
         CheckpointError: The checkpoint can't be quantised.
     """
     tensors = SourceTensors(spec, weight_files, source)
-    parts, fixed = _checked_parts(spec, tensors, limit, target)
+    parts, fixed, earlier = _checked_parts(spec, tensors, limit, target, measurements)
     windows = windows_of(token_ids, window)
     _check_memory(spec, len(token_ids), len(calibration), dtype, device)
     progress(0.0, "loading")
     with on_device(torch.device(device)), torch.inference_mode():
         runner = _loaded(spec, weight_files, window, dtype, device)
         measurement = Measurement(runner, choose_backend(device, TORCH_DTYPES[dtype]), windows)
-        measured = _measured_parts(measurement, parts, measurements, progress)
+        measured = _measured_parts(measurement, parts, earlier, progress)
         correction = Correction(runner, windows_of(calibration, window)) if calibration else None
         trials = _Trials(Planner(_choices(measured), fixed), measurement, parts, limit, correction, progress)
         found, codes = trials.result(spec.num_parameters(), with_curve)
@@ -191,11 +197,14 @@ def windows_of(token_ids: Sequence[int], window: int) -> list[Sequence[int]]:
     return windows
 
 
-def _checked_parts(spec: ModelSpec, tensors: SourceTensors, limit: Limit, target: Path) -> tuple[Sequence[Part], int]:
-    """Return the parts, and the bytes of what isn't rounded.
+def _checked_parts(
+    spec: ModelSpec, tensors: SourceTensors, limit: Limit, target: Path, measurements: Path | None
+) -> tuple[Sequence[Part], int, Measurements | None]:
+    """Return the parts, the bytes of what isn't rounded, and what an earlier run measured.
 
     Raises:
-        InvalidRequest: No plan keeps the limit, or the smallest one can't be written to the target.
+        InvalidRequest: No plan keeps the limit, the smallest one can't be written to the target, or the measurements
+            are of another model.
     """
     fixed = fixed_bytes(parts := find_parts(spec, tensors.tensors), tensors.tensors)
     smallest = fixed + sum(min(part.sizes[KINDS[0]], part.stored_bytes) for part in parts)
@@ -206,7 +215,7 @@ def _checked_parts(spec: ModelSpec, tensors: SourceTensors, limit: Limit, target
             param="bytes",
         )
     check_target(target, smallest)
-    return parts, fixed
+    return parts, fixed, None if measurements is None else read_measurements(measurements, parts)
 
 
 def _check_memory(spec: ModelSpec, num_tokens: int, num_corrected: int, dtype: Dtype, device: str) -> None:
@@ -222,11 +231,12 @@ def _check_memory(spec: ModelSpec, num_tokens: int, num_corrected: int, dtype: D
 
 
 def _measured_parts(
-    measurement: Measurement, parts: Sequence[Part], measurements: Path | None, report: Progress
-) -> list[PartForms]:
+    measurement: Measurement, parts: Sequence[Part], earlier: Measurements | None, report: Progress
+) -> Sequence[PartForms]:
     """Find the divergence of every part in every form."""
-    if measurements is not None:
-        return read_measurements(measurements, parts, measurement.stored())
+    if earlier is not None:
+        earlier.check(measurement.stored())
+        return earlier.parts
     # What is computed for a part: the layers from its own on.
     costs = [measurement.num_layers - max(part.layer, 0) + 1 for part in parts]
     done, total, began = 0, sum(costs) * len(MEASURED_FORMS), time.monotonic()

@@ -11,7 +11,7 @@ import pytest
 from inference.demo.paths import PREBUILT_DIRECTORY
 from inference.errors import InvalidRequest
 from inference.llm.quantising.measurements import derive_divergences, read_measurements
-from inference.llm.quantising.measuring import Divergence, Measurement
+from inference.llm.quantising.measuring import Measurement
 from inference.llm.quantising.parts import KINDS
 from inference.llm.quantising.quantise import Limit, Quantised
 from inference.llm.quantising.writing import PLAN_FILE
@@ -74,6 +74,8 @@ def test_measurements_of_another_text_are_refused(earlier: tuple[Path, Quantised
         ({"divergences": dict.fromkeys(KINDS, float("nan"))}, "has other weights"),
         ({"divergences": dict.fromkeys(KINDS, -1.0)}, "has other weights"),
         ({"name": "other"}, "another model"),
+        ({"name": 3}, "another model"),
+        ({"measured": {"stored_perplexity": 10**400, "num_tokens": 46}}, "lacks what a quantisation writes"),
     ],
 )
 def test_a_file_that_contradicts_the_checkpoint_is_refused(
@@ -85,7 +87,7 @@ def test_a_file_that_contradicts_the_checkpoint_is_refused(
     file = tmp_path / "changed.json"
     file.write_text(json.dumps(content))
     with pytest.raises(InvalidRequest, match=message) as raised:
-        read_measurements(file, parts_of(inspect(PREBUILT_DIRECTORY)), earlier[1].stored)
+        read_measurements(file, parts_of(inspect(PREBUILT_DIRECTORY)))
     assert raised.value.param == "measurements"
     assert "leave out --measurements" in raised.value.message
 
@@ -98,8 +100,8 @@ def test_what_is_no_file_of_measurements(tmp_path: Path, content: bytes, message
     file = tmp_path / "file.json"
     file.write_bytes(content)
     with pytest.raises(InvalidRequest, match=message):
-        read_measurements(file, [], Divergence(0, 1, 2, 3))
+        read_measurements(file, [])
     with pytest.raises(InvalidRequest, match="No such file"):
-        read_measurements(tmp_path / "missing.json", [], Divergence(0, 1, 2, 3))
+        read_measurements(tmp_path / "missing.json", [])
     with pytest.raises(InvalidRequest, match="Is a directory"):
-        read_measurements(tmp_path, [], Divergence(0, 1, 2, 3))
+        read_measurements(tmp_path, [])

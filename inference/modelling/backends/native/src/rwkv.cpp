@@ -111,11 +111,11 @@ void scan(const WkvArguments& in, const Run& run, int64_t first, int64_t count, 
       const Weights now(key + bonus[v], peak[v]);
       const vf mean = (now.second * total[v] + now.first * value) / (now.second * weight[v] + now.first);
       store_some(out + first + i, sigmoid(load_some(gates + i, left(v))) * mean, left(v));
-      const vf faded = peak[v] + log_decay[v];
-      const Weights next(key, faded);
+      const vf decayed = peak[v] + log_decay[v];
+      const Weights next(key, decayed);
       total[v] = next.second * total[v] + next.first * value;
       weight[v] = next.second * weight[v] + next.first;
-      peak[v] = vmax(faded, key);
+      peak[v] = vmax(decayed, key);
     }
   for (int v = 0; v < kCount; ++v) {
     const int64_t i = v * kLanes;
