@@ -82,7 +82,11 @@ def _order(client: ServerClient, name: str, action: str) -> int:
     if action == "load":
         report = f"has {name} in memory" if row["resident"] else f"will load {name} with its base"
     else:
-        report = f"unloads {name} after {row['num_requests']} requests" if row["resident"] else f"has unloaded {name}"
+        report = f"has unloaded {name}"
+        if row["resident"]:
+            report = "keeps it in memory for another name of the same files"
+            if row["num_requests"]:
+                report = f"unloads {name} after {row['num_requests']} requests"
     stderr.print(f"{client.server.url} {report}", highlight=False, markup=False)
     return 0
 

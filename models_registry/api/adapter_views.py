@@ -173,7 +173,10 @@ class AdapterUnloadView(AdminKeyView):
         request=None,
         responses={
             200: AdapterSerializer,
-            202: OpenApiResponse(AdapterSerializer, "It leaves the memory after num_requests running requests."),
+            202: OpenApiResponse(
+                AdapterSerializer,
+                "It leaves the memory after num_requests running requests; 0: another name of the same files keeps it.",
+            ),
         },
     )
     def post(self, request: Request, checkpoint_id: uuid.UUID, adapter_id: uuid.UUID) -> Response:

@@ -22,7 +22,8 @@ $("#add-adapter")?.addEventListener("submit", (event) => {
 function memoryWords(row) {
   if (row.resident && row.pinned) return `${row.model} is in memory and stays there.`;
   if (row.pinned) return `${row.model} will be in memory as soon as its base is.`;
-  if (row.resident) return `${row.model} leaves the memory when its requests have ended.`;
+  if (row.resident && row.num_requests) return `${row.model} leaves the memory when its requests have ended.`;
+  if (row.resident) return `Another name of the same files keeps ${row.model} in memory.`;
   return `${row.model} is out of memory; the next request loads it again.`;
 }
 

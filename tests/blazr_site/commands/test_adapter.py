@@ -100,6 +100,8 @@ def test_an_adapter_is_loaded_shown_and_unloaded(blazr, monkeypatch, capsys: pyt
     assert blazr("load", "tiny:sql") == 0 and "has tiny:sql in memory" in capsys.readouterr().err
     assert blazr("list") == 0 and "3.0 MiB, pinned, 2 running" in " ".join(capsys.readouterr().out.split())
     assert blazr("unload", "tiny:sql") == 0 and "unloads tiny:sql after 2 requests" in capsys.readouterr().err
+    seen[:] = [ResidentAdapter(str(row.pk), 3 << 20)]
+    assert blazr("unload", "tiny:sql") == 0 and "keeps it in memory for another name" in capsys.readouterr().err
     seen.clear()
     assert blazr("unload", "tiny:sql") == 0 and "has unloaded tiny:sql" in capsys.readouterr().err
     with pytest.raises(UnknownModel, match="no adapter 'tiny:csv'"):

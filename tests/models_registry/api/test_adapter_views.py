@@ -133,7 +133,12 @@ def test_an_adapter_is_loaded_ahead_shown_and_unloaded(
     waits = send(browser, "POST", f"{path}/{made['id']}/load")
     assert (waits.status_code, waits.json()["pinned"], waits.json()["resident"]) == (202, True, False), waits.content
     text = browser.get(page).content.decode()
-    assert "comes with its base" in text and 'data-memory="unload"' in text
+    assert "comes with its base" in text and 'data-memory="unload"' in text and 'data-memory="load"' not in text
+    ready = ModelState(str(base.pk), status="ready")  # and the adapter has found no place
+    with monkeypatch.context() as patched:
+        patched.setattr(live, "look", lambda: live.Live({str(base.pk): ready}, ()))
+        text = browser.get(page).content.decode()
+        assert "comes with its base" not in text and 'data-memory="load"' in text
     seen.append(ResidentAdapter(made["id"], 3 << 20, num_requests=2, last_used_at=1.5, is_pinned=True))
     loaded = send(browser, "POST", f"{path}/{made['id']}/load")
     assert loaded.status_code == 200
