@@ -204,7 +204,7 @@ class AdapterPool:
             elif item is None:
                 is_open = False
                 left.append(request)
-            elif item.loading is not None and not item.loading.done():
+            elif item.is_being_read:
                 left.append(request)
             elif (error := self._finish_load(item)) is not None:
                 broken[adapter.digest] = error

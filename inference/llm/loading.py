@@ -211,8 +211,7 @@ def choose_dtype(spec: ModelSpec, options: LLMOptions) -> Dtype:
 
 def choose_state_dtype(spec: ModelSpec, options: LLMOptions) -> StateDtype:
     """The dtype in which recurrent states are stored; float32 for ``auto`` and for a model that has none."""
-    has_any = any(part.dtype == "state" for layer in spec.layers for part in layer.state())
-    return options.state_dtype if has_any and options.state_dtype != "auto" else "float32"
+    return options.state_dtype if options.state_dtype != "auto" and spec.has_recurrent_states() else "float32"
 
 
 def choose_device(*, force_cpu: bool) -> str:

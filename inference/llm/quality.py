@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -190,6 +190,12 @@ def load_runner(
     return WindowRunner(network, window, dtype, options.device)
 
 
+def row_slices(num_rows: int, vocab_size: int) -> Iterator[slice]:
+    """Slices of rows whose float32 logits take at most ``SLICE_BYTES``."""
+    size = max(1, SLICE_BYTES // (4 * vocab_size))
+    return (slice(start, start + size) for start in range(0, num_rows, size))
+
+
 @dataclass(slots=True)
 class Sums:
     """Running sums over positions."""
@@ -225,9 +231,7 @@ def _compare(reference: WindowRunner, runner: WindowRunner, tokens: Sequence[int
     expected = reference.hidden(tokens[:-1])
     hidden = expected if runner is reference else runner.hidden(tokens[:-1])
     targets = torch.tensor(tokens[1:], device=hidden.device)
-    rows = max(1, SLICE_BYTES // (4 * reference.network.spec.vocab_size))
-    for start in range(0, len(targets), rows):
-        part = slice(start, start + rows)
+    for part in row_slices(len(targets), reference.network.spec.vocab_size):
         exact = reference.network.compute_logits(expected[part]).log_softmax(-1)
         plain.add(exact, exact, targets[part])
         if runner is not reference:

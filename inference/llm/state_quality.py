@@ -17,7 +17,7 @@ from inference.engine.model_runner import TORCH_DTYPES, allocate_states
 from inference.errors import InvalidRequest
 from inference.llm.loading import choose_dtype
 from inference.llm.options import LLMOptions
-from inference.llm.quality import BLOCK_SIZE, SLICE_BYTES, Progress, Quality, Sums, windows_of
+from inference.llm.quality import BLOCK_SIZE, Progress, Quality, Sums, row_slices, windows_of
 from inference.modelling.backends.backend import pack_weights
 from inference.modelling.forward_batch import AttentionMetadata, ForwardBatch, PrefillChunk
 from inference.modelling.layers.linear import network_bytes
@@ -142,7 +142,7 @@ def check_has_states(spec: ModelSpec) -> None:
     Raises:
         InvalidRequest: It has no recurrent state.
     """
-    if not any(part.dtype == "state" for layer in spec.layers for part in layer.state()):
+    if not spec.has_recurrent_states():
         raise InvalidRequest(
             f"the model ({spec.model_type}) has no recurrent state, so state_dtype changes nothing; leave it out.",
             param="state_dtype",
@@ -153,8 +153,6 @@ def _compare(
     network: HybridForCausalLM, tokens: Sequence[int], expected: torch.Tensor, hidden: torch.Tensor, sums: Sums
 ) -> None:
     targets = torch.tensor(tokens[1:], device=hidden.device)
-    rows = max(1, SLICE_BYTES // (4 * network.spec.vocab_size))
-    for start in range(0, len(targets), rows):
-        part = slice(start, start + rows)
+    for part in row_slices(len(targets), network.spec.vocab_size):
         exact, found = (network.compute_logits(given[part]).log_softmax(-1) for given in (expected, hidden))
         sums.add(found, exact, targets[part])

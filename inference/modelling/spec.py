@@ -348,6 +348,10 @@ class ModelSpec:
         ]
         return tuple(number if source is None else source for number, source in enumerate(sources))
 
+    def has_recurrent_states(self) -> bool:
+        """Whether a layer has a state whose dtype ``state_dtype`` chooses."""
+        return any(part.dtype == "state" for layer in self.layers for part in layer.state())
+
     def rounding_matrices(self) -> tuple[str, ...]:
         """Parameters of BitNet's linear layers, which round their inputs.
 

@@ -15,7 +15,7 @@ from typing import cast
 import torch
 
 from inference.errors import InvalidRequest
-from inference.llm.quality import SLICE_BYTES, WindowRunner
+from inference.llm.quality import WindowRunner, row_slices
 from inference.llm.quantising.parts import Part
 from inference.modelling.backends.backend import Backend
 from inference.modelling.forward_batch import ForwardBatch
@@ -154,9 +154,7 @@ class Measurement:
         agreed = count = 0
         for window in self._windows:
             hidden = self._hidden(window, first_layer)[window.rows]
-            size = max(1, SLICE_BYTES // (4 * self._network.spec.vocab_size))
-            for start in range(0, len(hidden), size):
-                part = slice(start, start + size)
+            for part in row_slices(len(hidden), self._network.spec.vocab_size):
                 found = self._network.compute_logits(hidden[part]).log_softmax(-1)
                 exact, targets = window.log_probs[part], window.targets[part]
                 divergence += float((exact.exp() * (exact - found)).sum(dtype=torch.float64))
