@@ -192,7 +192,7 @@ class ResidentModels:
             # A request for a loaded model means that Redis has lost its advertisement; advertise it again.
             return True
 
-    def request_unload(self, checkpoint_id: str, reason: str = "an unload was requested") -> Resident | None:
+    def request_unload(self, checkpoint_id: str) -> Resident | None:
         """Order the unload of a model; return the model if its unload begins now."""
         with self._condition:
             resident = self._residents.get(checkpoint_id)
@@ -205,7 +205,7 @@ class ResidentModels:
             if resident.status == "unloading":
                 resident.reload_requested = False
                 return None
-            self._begin_unload(resident, reason)
+            self._begin_unload(resident, "an unload was requested")
             return resident
 
     def request_reload(self, checkpoint_id: str, reason: str) -> Resident | None:
