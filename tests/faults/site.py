@@ -40,6 +40,7 @@ REQUEST_TIMEOUT_S = 120
 ROOT = Path(__file__).resolve().parents[2]
 _CELERY = (sys.executable, "-m", "celery", "-q", "-A", "blazr_site.celery")
 
+_FREE_CONNECTION_S = 10.0
 _TABLES = (
     "storedstate",
     "batchresult",
@@ -308,7 +309,7 @@ class Site:
         if self._database_url is None:
             with sqlite3.connect(self.directory / "db.sqlite3", timeout=20) as database:
                 return database.execute(query, parameters).fetchall()
-        with self._connect() as connection:
+        with self._connect_when_free() as connection:
             cursor = connection.execute(query.replace("?", "%s"), parameters)
             found = cursor.fetchall() if cursor.description else []
         return [tuple(item.hex if isinstance(item, uuid.UUID) else item for item in row) for row in found]
@@ -347,10 +348,21 @@ class Site:
         config = database_config(self._database_url)
         return psycopg.connect(host=config["HOST"], user=config["USER"], dbname=config["NAME"])
 
+    def _connect_when_free(self) -> psycopg.Connection[Any]:
+        """Wait until the processes leave one of the few connections, as a test only looks on."""
+        deadline = time.monotonic() + _FREE_CONNECTION_S
+        while True:
+            try:
+                return self._connect()
+            except psycopg.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+
     def clear(self) -> None:
         """Delete what earlier tests have stored, so that a ledger counts one test's rows."""
         path = self.directory / "db.sqlite3"
-        with sqlite3.connect(path, timeout=20) if self._database_url is None else self._connect() as database:
+        with sqlite3.connect(path, timeout=20) if self._database_url is None else self._connect_when_free() as database:
             for table in _TABLES:  # in one transaction
                 database.execute(f"delete from inference_{table}")
 
