@@ -177,10 +177,6 @@ class ModelManager:
         self._presence.changed()
         return None if found is None else asdict(found)
 
-    def is_loaded(self, checkpoint_id: str) -> bool:
-        """Whether a model is loaded here and stays, or is being loaded, also again."""
-        return self._residents.is_loaded(checkpoint_id)
-
     def set_pinned(self, checkpoint_id: str, pinned: bool) -> bool:
         """Pin or unpin a model, which keeps it until an order to unload; False if the model isn't here."""
         if not self._residents.set_pinned(checkpoint_id, pinned):

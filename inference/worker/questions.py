@@ -39,10 +39,6 @@ class Manager(Protocol):
         """Let a LoRA adapter leave the memory; return it if requests still go through it."""
         ...
 
-    def is_loaded(self, checkpoint_id: str) -> bool:
-        """Return whether a model is loaded here, or is being loaded."""
-        ...
-
 
 class Questions:
     """Reply to queries, in a thread of its own; orders for adapters have another one.
@@ -66,8 +62,8 @@ class Questions:
         """Queue one query: a JSON object with ``id`` and ``kind``.
 
         For ``fit`` it has ``checkpoint_id`` and ``sizes``, for ``load-adapter`` and ``unload-adapter``
-        ``checkpoint_id`` and ``adapter_id``; their replies, errors too, say whether the model ``is_loaded`` here.
-        ``expires_at``, if it is there, is the Unix time after which nobody waits for the reply: the query is dropped.
+        ``checkpoint_id`` and ``adapter_id``. ``expires_at``, if it is there, is the Unix time after which nobody waits
+        for the reply: the query is dropped.
         """
         query = json.loads(subject)
         threads = self._adapter_thread if query.get("kind") in _ADAPTER_ORDERS else self._threads
@@ -90,10 +86,7 @@ class Questions:
             elif query["kind"] in _ADAPTER_ORDERS:
                 is_load = query["kind"] == "load-adapter"
                 order = self._manager.load_adapter if is_load else self._manager.unload_adapter
-                try:
-                    reply["adapter"] = order(query["checkpoint_id"], query["adapter_id"])
-                finally:
-                    reply["is_loaded"] = self._manager.is_loaded(query["checkpoint_id"])
+                reply["adapter"] = order(query["checkpoint_id"], query["adapter_id"])
             else:
                 sizes = query.get("sizes")
                 reply["fit"] = self._manager.fit(query["checkpoint_id"], LoadSizes(*sizes) if sizes else None)

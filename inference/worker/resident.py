@@ -176,13 +176,6 @@ class Resident:
         return self.status == "failed" or self.error is not None
 
     @property
-    def is_loaded(self) -> bool:
-        """Whether the model is here or on its way, and doesn't leave for good."""
-        if self.status == "unloading":
-            return not self.has_failed and (self.reload_requested or bool(self.waiting))
-        return not self.has_failed and not self.unload_requested
-
-    @property
     def effective_keep_alive_s(self) -> float:
         """Seconds that the model stays without a request; -1: for ever."""
         if self.pinned or self.plan is None:

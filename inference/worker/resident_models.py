@@ -391,12 +391,6 @@ class ResidentModels:
             found = [(item.describe(), item.engine) for item in self._residents.values() if not item.has_failed]
         return tuple(model if engine is None else engine.describe(model) for model, engine in found)
 
-    def is_loaded(self, checkpoint_id: str) -> bool:
-        """Whether a model is here and stays, or is loaded again."""
-        with self._condition:
-            resident = self._residents.get(checkpoint_id)
-            return resident is not None and resident.is_loaded
-
     def outlook(self, checkpoint_id: str, waiting_ids: Sequence[str]) -> StartOutlook:
         """Return when further requests of a model could start; ``waiting_ids`` as in ``start_outlook``."""
         with self._condition:

@@ -43,9 +43,6 @@ class Manager:
         self.loaded.append(adapter_id)
         return {"adapter_id": adapter_id}
 
-    def is_loaded(self, checkpoint_id: str) -> bool:
-        return checkpoint_id == "a"
-
     def unload_adapter(self, checkpoint_id: str, adapter_id: str) -> dict[str, Any] | None:
         return None
 
@@ -116,14 +113,10 @@ def test_orders_for_adapters_are_carried_out_beside_queries(client, ask, manager
     slow = ask("load-adapter", checkpoint_id="a", adapter_id="k")
     assert answer(client, ask("requests")) == {"requests": [{"id": "r", "tokens": 3}]}
     manager.gate.set()
-    assert answer(client, slow) == {"adapter": {"adapter_id": "k"}, "is_loaded": True}
-    assert answer(client, ask("unload-adapter", checkpoint_id="a", adapter_id="k")) == {
-        "adapter": None,
-        "is_loaded": True,
-    }
-    assert not answer(client, ask("unload-adapter", checkpoint_id="b", adapter_id="k"))["is_loaded"]
+    assert answer(client, slow) == {"adapter": {"adapter_id": "k"}}
+    assert answer(client, ask("unload-adapter", checkpoint_id="a", adapter_id="k")) == {"adapter": None}
     found = answer(client, ask("load-adapter", checkpoint_id="a", adapter_id="bad"))
-    assert isinstance(BlazrError.from_dict(found["error"]), CorruptCheckpoint) and found["is_loaded"]
+    assert isinstance(BlazrError.from_dict(found["error"]), CorruptCheckpoint)
 
 
 def test_an_order_for_which_nobody_waits_any_more_is_dropped(client, ask, manager, monkeypatch):

@@ -181,7 +181,6 @@ def test_model_that_left_is_loaded_again_only_if_it_is_wanted(has_messages, is_o
 
 def test_orders_to_load_again_keep_the_pin_and_end_in_one_load():
     models = table()
-    assert not models.is_loaded("a")
     models.request_load("a", pinned=True)
     assert models.request_reload("a", "room") is None  # it loads, and what is missing is seen after that
     resident = load(models)
@@ -189,11 +188,9 @@ def test_orders_to_load_again_keep_the_pin_and_end_in_one_load():
     models.admit()
     assert models.request_reload("a", "room") is resident
     assert models.request_reload("a", "room") is None  # the request runs, so that its engine is still there
-    assert models.is_loaded("a")
     models.close_request(models.find_request("r"))
     models.take_engine(resident)
     assert models.remove(resident, has_messages=False)
-    assert models.is_loaded("a")
     assert [(item.status, item.pinned) for item in models.describe()] == [("loading", True)]
 
 
@@ -210,7 +207,6 @@ def test_a_reload_for_a_request_follows_without_it_unless_an_unload_is_ordered()
             models.request_unload("a")
             assert models.request_reload("a", "room") is None
         models.close_request(request)
-        assert models.is_loaded("a") is not is_ordered
         models.take_engine(resident)
         assert models.remove(resident, has_messages=False) is not is_ordered
         assert [item.pinned for item in models.describe()] == [True] * (not is_ordered)
