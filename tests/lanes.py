@@ -5,7 +5,7 @@ red run is red again. Tests of servers wait for processes and pages for more tha
 use. The checks (ruff, import-linter, mypy) run beside all in what is left, and give way to them. The arguments are
 given to all sessions: ``python -m tests.lanes -x``.
 
-Where at most three tests of a lane failed, they run once more when all lanes have ended. What passes then, with the
+Where at most six tests of a lane failed, they run once more when all lanes have ended. What passes then, with the
 machine to itself, is named as UNSTEADY and doesn't make the run red: it has a race to be found. What fails again does.
 """
 
@@ -33,7 +33,7 @@ SERVERS = ("tests/faults", "tests/live", "tests/browser")
 """Tests that drive processes of a server, one package after the other."""
 NOTHING_COLLECTED = 5
 TESTS_FAILED = 1
-MAX_REPEATED = 3
+MAX_REPEATED = 6
 """More failures of a lane than these are no matter of chance."""
 
 

@@ -154,10 +154,6 @@ def upload(page: Page, name: str, files: list[str]) -> None:
     page.keyboard.press("Enter")
 
 
-def files_in(*places: Path) -> list[Path]:
-    return [file for place in places for file in place.rglob("*") if file.is_file() and file.name != ".lock"]
-
-
 def delete(page: Page, site: LiveServer, name: str) -> None:
     page.goto(f"/models/{site.checkpoint_id(name)}/?tab=settings")
     page.click("#delete")

@@ -7,6 +7,7 @@ tests of other packages would stumble over it. What a test makes, it removes: th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,6 +78,21 @@ def session_state(chromium: Browser, site: LiveServer) -> dict:
 
 REPLACED = ("htmx:sendAbort", "htmx:afterRequest")
 """What htmx logs as errors where a newer request has replaced one, which a test may or may not meet."""
+
+
+NewFiles = Callable[..., set[Path]]
+
+
+@pytest.fixture
+def new_files(site: LiveServer) -> NewFiles:
+    """Files in directories of the data that weren't there when the test began: a failed test may have left some."""
+
+    def found(*names: str) -> set[Path]:
+        files = (file for name in names for file in (site.data_dir / name).rglob("*"))
+        return {file for file in files if file.is_file() and file.name != ".lock"}
+
+    before = found("checkpoints", "blobs", "uploads")
+    return lambda *names: found(*names) - before
 
 
 class Complaints(list[str]):

@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.actions import HOSTILE, assert_job_card_fits, children_of, files_in, held_child
-from tests.browser.conftest import Complaints
+from tests.browser.actions import HOSTILE, assert_job_card_fits, children_of, held_child
+from tests.browser.conftest import Complaints, NewFiles
 from tests.live.conftest import LiveServer, wait_until
 
 pytestmark = pytest.mark.browser
@@ -50,7 +50,7 @@ def newest(page: Page):
     return page.locator("#spans > li").first
 
 
-def test_read_follow_look_download_delete(page: Page, site: LiveServer) -> None:
+def test_read_follow_look_download_delete(page: Page, site: LiveServer, new_files: NewFiles) -> None:
     open_dialog(page, site)
     fill(page, "The statement is executed. " * 40, tokens=64)
     child = held_child(site, CHILD)
@@ -80,7 +80,7 @@ def test_read_follow_look_download_delete(page: Page, site: LiveServer) -> None:
     page.keyboard.press("Enter")
     expect(newest(page)).to_have_text("Nothing was measured yet.")
     expect(page.locator("#inspect")).to_be_focused()
-    wait_until(lambda: files_in(site.data_dir / "uploads") == [], 60, "the cleaning up")
+    wait_until(lambda: not new_files("uploads"), 60, "the cleaning up")
 
 
 def test_cancelling_ends_the_process(page: Page, site: LiveServer) -> None:

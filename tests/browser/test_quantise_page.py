@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.actions import HOSTILE, assert_job_card_fits, children_of, delete, files_in, held_child
-from tests.browser.conftest import Complaints
+from tests.browser.actions import HOSTILE, assert_job_card_fits, children_of, delete, held_child
+from tests.browser.conftest import Complaints, NewFiles
 from tests.live.conftest import LiveServer, wait_until
 
 pytestmark = pytest.mark.browser
@@ -43,7 +43,7 @@ def newest(page: Page):
     return page.locator("#quantisations > li").first
 
 
-def test_quantise_follow_look_try_delete(page: Page, site: LiveServer) -> None:
+def test_quantise_follow_look_try_delete(page: Page, site: LiveServer, new_files: NewFiles) -> None:
     open_dialog(page, site)
     text = b"A module is a file of definitions and statements. " * 10  # the help pages take much longer
     page.set_input_files("#quantise-text", {"name": "short.txt", "mimeType": "text/plain", "buffer": text})
@@ -66,13 +66,14 @@ def test_quantise_follow_look_try_delete(page: Page, site: LiveServer) -> None:
     answer = site.complete(model="demo-small", prompt="The statement", max_tokens=4).json()
     assert answer["usage"]["completion_tokens"] == 4
     delete(page, site, "demo-small")
-    places = (site.data_dir / "checkpoints", site.data_dir / "blobs", site.data_dir / "uploads")
-    wait_until(lambda: files_in(*places) == [], 60, "the removal of all files")
+    wait_until(lambda: not new_files("checkpoints", "blobs", "uploads"), 60, "the removal of all files")
     page.goto(f"/models/{site.checkpoint_id('demo')}/")
     expect(newest(page)).to_contain_text("The model was deleted")
 
 
-def test_what_is_refused_is_explained(page: Page, site: LiveServer, complaints: Complaints) -> None:
+def test_what_is_refused_is_explained(
+    page: Page, site: LiveServer, complaints: Complaints, new_files: NewFiles
+) -> None:
     open_dialog(page, site)
     fill(page, "demo-refused")
     expect(page.locator("#quantise-error")).to_contain_text("say how small or how close")
@@ -97,10 +98,10 @@ def test_what_is_refused_is_explained(page: Page, site: LiveServer, complaints: 
     expect(newest(page)).to_contain_text("failed")
     page.keyboard.press("Escape")
     complaints[:] = [text for text in complaints if "400" not in text and "409" not in text]
-    wait_until(lambda: files_in(site.data_dir / "uploads") == [], 60, "the cleaning up")  # behind the end of the row
+    wait_until(lambda: not new_files("uploads"), 60, "the cleaning up")  # behind the end of the row
 
 
-def test_cancelling_ends_the_process_and_removes_its_files(page: Page, site: LiveServer) -> None:
+def test_cancelling_ends_the_process_and_removes_its_files(page: Page, site: LiveServer, new_files: NewFiles) -> None:
     open_dialog(page, site)
     fill(page, "demo-given-up", kl="0.01")
     child = held_child(site, CHILD)
@@ -112,10 +113,12 @@ def test_cancelling_ends_the_process_and_removes_its_files(page: Page, site: Liv
     expect(newest(page)).to_contain_text("cancelled by admin")
     os.kill(child, signal.SIGCONT)
     wait_until(lambda: not children_of(site, CHILD), 60, "the end of the process")
-    wait_until(lambda: not files_in(site.data_dir / "uploads"), 60, "the cleaning up")
+    wait_until(lambda: not new_files("uploads"), 60, "the cleaning up")
 
 
-def test_a_killed_web_process_fails_it_with_the_reason(page: Page, site: LiveServer, complaints: Complaints) -> None:
+def test_a_killed_web_process_fails_it_with_the_reason(
+    page: Page, site: LiveServer, complaints: Complaints, new_files: NewFiles
+) -> None:
     open_dialog(page, site)
     fill(page, "demo-killed", kl="0.01")
     child = held_child(site, CHILD)
@@ -129,7 +132,7 @@ def test_a_killed_web_process_fails_it_with_the_reason(page: Page, site: LiveSer
     )
     expect(newest(page)).to_contain_text("the server stopped while it quantised; start it again", timeout=60_000)
     expect(newest(page)).to_contain_text("failed")
-    wait_until(lambda: files_in(site.data_dir / "uploads") == [], 60, "the cleaning up")
+    wait_until(lambda: not new_files("uploads"), 60, "the cleaning up")
     complaints[:] = [text for text in complaints if "ERR_CONNECTION" not in text and "WebSocket" not in text]
 
 

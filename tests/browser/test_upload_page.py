@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.actions import DEMO, assert_fits_and_can_be_read, delete, demo_files, files_in, upload
-from tests.browser.conftest import TIMEOUT_MS, Complaints
+from tests.browser.actions import DEMO, assert_fits_and_can_be_read, delete, demo_files, upload
+from tests.browser.conftest import TIMEOUT_MS, Complaints, NewFiles
 from tests.browser.slow_line import SlowLine
 from tests.live.conftest import LiveServer, wait_until
 from tests.models_registry.detection.builders import (
@@ -25,7 +25,7 @@ from tests.models_registry.detection.builders import (
 pytestmark = pytest.mark.browser
 
 
-def test_upload_load_try_unload_delete(page: Page, site: LiveServer, tmp_path: Path) -> None:
+def test_upload_load_try_unload_delete(page: Page, site: LiveServer, tmp_path: Path, new_files: NewFiles) -> None:
     upload(page, "sent-demo", demo_files(tmp_path))
     expect(page.locator("#outcome h2")).to_have_text("sent-demo is registered")
     page.click("text=Quantise it")
@@ -50,8 +50,7 @@ def test_upload_load_try_unload_delete(page: Page, site: LiveServer, tmp_path: P
     page.click("dialog >> text=Delete it")
     page.wait_for_url("**/models/")
     expect(page.locator("#models")).not_to_contain_text("sent-demo")
-    places = (site.data_dir / "checkpoints", site.data_dir / "blobs", site.data_dir / "uploads")
-    wait_until(lambda: files_in(*places) == [], 60, "the removal of all files")
+    wait_until(lambda: not new_files("checkpoints", "blobs", "uploads"), 60, "the removal of all files")
 
 
 def test_a_path_on_the_server_is_inspected_and_registered(page: Page, site: LiveServer, complaints: Complaints) -> None:
@@ -80,7 +79,9 @@ def test_a_path_on_the_server_is_inspected_and_registered(page: Page, site: Live
     complaints.clear()  # the deleted model's page may have been drawn again before it was left
 
 
-def test_a_broken_checkpoint_is_refused_with_the_reason(page: Page, site: LiveServer, tmp_path: Path) -> None:
+def test_a_broken_checkpoint_is_refused_with_the_reason(
+    page: Page, site: LiveServer, tmp_path: Path, new_files: NewFiles
+) -> None:
     shapes, config = small_hybrid()
     place = write_checkpoint(tmp_path / "broken", shapes, config)
     weights = place / "model.safetensors"
@@ -89,7 +90,7 @@ def test_a_broken_checkpoint_is_refused_with_the_reason(page: Page, site: LiveSe
     expect(page.locator("#outcome h2")).to_have_text("Refused")
     expect(page.locator("#outcome")).to_contain_text("model.safetensors")
     expect(page.locator("#outcome")).to_contain_text("truncated")
-    wait_until(lambda: not files_in(site.data_dir / "uploads", site.data_dir / "blobs"), 60, "the cleaning up")
+    wait_until(lambda: not new_files("uploads", "blobs"), 60, "the cleaning up")
 
 
 def test_an_unknown_type_is_read_as_the_one_that_is_set_by_hand(
@@ -403,15 +404,17 @@ def test_a_page_that_is_shown_again_hears_of_its_upload(page: Page, site: LiveSe
     delete(page, site, "shown-again")
 
 
-def test_cancelling_an_upload(on_the_line: Page, line: SlowLine, site: LiveServer, tmp_path: Path) -> None:
+def test_cancelling_an_upload(
+    on_the_line: Page, line: SlowLine, site: LiveServer, tmp_path: Path, new_files: NewFiles
+) -> None:
     page = on_the_line
     line.bytes_per_s = 300_000
     upload(page, "given-up", [str(file) for file in big_llama(tmp_path).iterdir()])
     expect(page.locator("#report")).to_be_visible()
-    assert files_in(site.data_dir / "uploads")
+    assert new_files("uploads")
     page.click("#cancel")
     expect(page.locator("#outcome h2")).to_have_text("Cancelled")
-    wait_until(lambda: not files_in(site.data_dir / "uploads"), 60, "the cleaning up")
+    wait_until(lambda: not new_files("uploads"), 60, "the cleaning up")
 
 
 def test_a_model_that_is_not_known_is_refused_before_its_weights_are_sent(
