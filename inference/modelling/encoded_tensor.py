@@ -56,6 +56,8 @@ class EncodedTensor:
             stand for; else empty.
         is_float: Whether the codes are float8 in E4M3 (``scaled``, ``blazr``).
         is_permuted: Whether ``g_idx`` puts ``group_size`` inputs into each group that aren't neighbours.
+        keeps_blocks: Whether the inputs of a block stay together, so that scales may keep the factor that they share
+            (``gguf``); files that were registered by an earlier version say no.
         fused_rows: Rows of the matrices that lie one below the other, each with a scale (``scaled``) or a global scale
             (``fp4``) of its own; empty: the weight is one matrix.
     """
@@ -79,4 +81,5 @@ class EncodedTensor:
     levels: tuple[int, ...] = ()
     is_float: bool = False
     is_permuted: bool = False
+    keeps_blocks: bool = False
     fused_rows: tuple[int, ...] = ()

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from inference.modelling.encoded_tensor import EncodedTensor
@@ -36,7 +36,7 @@ INT4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 
 more weights do; the ends differ, so that a scale's sign can give the farther one to the greatest magnitude."""
 INT2_LEVELS = (-127, -38, 15, 83)
 INT3_LEVELS = (-127, -70, -38, -15, 5, 27, 54, 95)
-REVISION = 5
+REVISION = 6
 """Of the arithmetic of quantised products: kept states of another one are not used again."""
 BLOCK_ROWS = 32
 """Outputs that lie together in the native layouts."""
@@ -53,8 +53,10 @@ _KEPT = (
 
 PLANES: Mapping[int, tuple[int, ...]] = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 """Bits of a code to the widths of the fields that it lies in, its lowest bits first: no field crosses a byte."""
-CHUNK_INPUTS: Mapping[int, int] = {2: 16, 3: 32, 4: 8, 5: 32, 6: 16, 8: 4}
-"""Bits of a code to the inputs whose fields fill whole words of the native layout."""
+GROUP_ALIGN = 16
+"""Groups are multiples of so many inputs."""
+FACTOR_INPUTS = 256
+"""Neighbouring inputs of a row that share a factor, if a form has factors; a block of GGUF's K types."""
 ROW_GROUP = 32
 """If a row has one scale, its group size is the row's length rounded up to a multiple of this."""
 _INDEX_BYTES = 8
@@ -69,12 +71,14 @@ class Form:
 
     Attributes:
         bits: Of a code: 2, 3, 4, 5, 6 or 8.
-        group: Inputs that share a scale and an offset, a multiple of 16 and of what ``CHUNK_INPUTS`` says.
+        group: Inputs that share a scale and an offset, a multiple of ``GROUP_ALIGN``.
         zero: level(code) is code - zero, unless ``levels`` says otherwise.
         levels: What each of the codes stands for, -128 to 127, if they aren't evenly spaced; at most 4 bits.
         has_offset: Whether groups have offsets, of the scales' dtype.
         scales: dtype of the scales.
         is_float: Whether codes are floats of 8 bits (E4M3): level(code) is ``FLOAT8_STEP`` times the float.
+        has_factors: Whether scales are whole numbers, -128 to 127, times a float16 that ``FACTOR_INPUTS`` inputs share;
+            offsets alike, with a factor of their own.
     """
 
     bits: int
@@ -84,18 +88,28 @@ class Form:
     has_offset: bool = False
     scales: Literal["float16", "bfloat16"] = "float16"
     is_float: bool = False
+    has_factors: bool = False
 
     def __post_init__(self) -> None:
         assert self.bits in PLANES, self.bits
-        assert self.group % 16 == 0, self.group
-        assert self.group % CHUNK_INPUTS[self.bits] == 0, self.group
+        assert self.group % GROUP_ALIGN == 0, self.group
         assert not self.levels or (len(self.levels) == 1 << self.bits and self.bits <= MAX_TABLE_BITS), self.levels
         assert not self.is_float or (self.bits == 8 and not self.has_offset), self
+        assert not self.has_factors or (self.scales == "float16" and FACTOR_INPUTS % self.group == 0), self
+        assert not self.has_factors or not self.is_float, self
 
     @property
     def bits_per_weight(self) -> float:
-        """Scales and offsets included."""
-        return self.bits + (32 if self.has_offset else 16) / self.group
+        """Scales, offsets and factors included."""
+        kinds = 2 if self.has_offset else 1
+        if self.has_factors:
+            return self.bits + kinds * (8 / self.group + 16 / FACTOR_INPUTS)
+        return self.bits + kinds * 16 / self.group
+
+    @property
+    def without_factors(self) -> Form:
+        """The form of the same codes whose scales are multiplied out."""
+        return replace(self, has_factors=False)
 
 
 FLOAT8_STEP = 2.0**-8
@@ -110,8 +124,8 @@ GGUF_FORMS: Mapping[str, Form] = {
     "Q5_0": Form(5, 32, zero=16),
     "Q5_1": Form(5, 32, has_offset=True),
     "Q8_0": Form(8, 32, zero=128),
-    "Q2_K": Form(2, 16, has_offset=True),
-    "Q3_K": Form(4, 16, zero=4),
+    "Q2_K": Form(2, 16, has_offset=True, has_factors=True),
+    "Q3_K": Form(3, 16, zero=4, has_factors=True),
     "Q4_K": Form(4, 32, has_offset=True),
     "Q5_K": Form(5, 32, has_offset=True),
     "Q6_K": Form(6, 16, zero=32),
@@ -121,8 +135,8 @@ GGUF_FORMS: Mapping[str, Form] = {
     "NVFP4": Form(4, 16, levels=FP4_CODES),
 }
 """GGUF's types to the forms that hold their codes. Scales of scales are multiplied out, so Q4_K takes 5 bits per weight
-instead of 4.5, Q5_K 6 instead of 5.5, Q6_K 7 instead of 6.56 and Q2_K 4 instead of 2.63. Q3_K takes 5 bits instead of
-3.44, as codes of 3 bits have no groups of 16."""
+instead of 4.5, Q5_K 6 instead of 5.5, and Q6_K 7 instead of 6.56. Where they would weigh more beside fewer bits, they
+become bytes: Q2_K takes 3.13 bits instead of 2.63, and Q3_K 3.56 instead of 3.44."""
 
 
 OWN_FORMS: Mapping[FormName, Form] = {
@@ -189,9 +203,11 @@ def quantised_bytes(shape: Sequence[int], kind: Kind) -> int:
 
 
 def coded_bytes(shape: Sequence[int], form: Form) -> int:
-    """Bytes of codes, scales and offsets, without what fills the last block of outputs (native)."""
+    """Bytes of codes, scales, offsets and factors, without what fills the last block of outputs (native)."""
     rows, columns = math.prod(shape[:-1]), shape[-1]
-    return rows * (code_bytes(columns, form.bits) + (4 if form.has_offset else 2) * -(-columns // form.group))
+    kinds, groups = 2 if form.has_offset else 1, -(-columns // form.group)
+    scales = groups + 2 * -(-columns // FACTOR_INPUTS) if form.has_factors else 2 * groups
+    return rows * (code_bytes(columns, form.bits) + kinds * scales)
 
 
 def code_bytes(inputs: int, bits: int) -> int:
@@ -229,7 +245,10 @@ def stored_form(item: EncodedTensor) -> Form | None:
     """The form that holds the codes of a stored weight; None: there is none, or ``kept_kinds`` has it."""
     if item.coding == "blazr":
         return None if item.form in GROUP_SIZES else own_form(item)
-    return GGUF_FORMS.get(item.type) if item.coding == "gguf" else _safetensors_form(item)
+    if item.coding != "gguf":
+        return _safetensors_form(item)
+    form = GGUF_FORMS.get(item.type)
+    return form if form is None or item.keeps_blocks else form.without_factors
 
 
 def own_form(item: EncodedTensor) -> Form:
@@ -257,7 +276,7 @@ def _safetensors_form(item: EncodedTensor) -> Form | None:
         return None  # groups run on from row to row
     if group >= inputs or item.coding == "bitnet":  # a scale per row
         group = -(-inputs // ROW_GROUP) * ROW_GROUP
-    if group % 16 or group % CHUNK_INPUTS[bits]:
+    if group % GROUP_ALIGN:
         return None
     levels = FP4_CODES if item.coding == "fp4" else item.levels
     has_offset = not item.parts.keys().isdisjoint(("qzeros", "zero", "zero_point"))

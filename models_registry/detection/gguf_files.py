@@ -54,7 +54,7 @@ def read_gguf_checkpoint(resolved: CheckpointDirectory, facts: Facts) -> GgufFil
     _record(found, facts)
     tensors = {name: _info(tensor, resolved.weight_files) for name, tensor in found.tensors.items()}
     encoded = tuple(
-        EncodedTensor(name, tensor.shape, "gguf", {}, type=kind)
+        EncodedTensor(name, tensor.shape, "gguf", {}, type=kind, keeps_blocks=tensor.keeps_blocks)
         for name, tensor in found.tensors.items()
         if (kind := tensor.code_type) in GGUF_FORMS and kind is not None
     )

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional
 
 from inference.modelling.backends import backend as kernels
 from inference.modelling.layers.coded import Codes, PlainStore, code_plainly
-from inference.modelling.quantisation import GGUF_FORMS, OWN_FORMS, Form, coded_bytes
+from inference.modelling.quantisation import FACTOR_INPUTS, GGUF_FORMS, OWN_FORMS, Form, coded_bytes
 from tests.gpu.compare import assert_close, experts_reference
 
 FORMS = {
-    **{name: GGUF_FORMS[name] for name in ("Q4_1", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL")},
+    **{name: GGUF_FORMS[name] for name in ("Q4_1", "Q2_K", "Q3_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL")},
     **{name: OWN_FORMS[name] for name in ("int2", "int3")},
     "float8": Form(8, 128, scales="bfloat16", is_float=True),
     "8 bits with offsets": Form(8, 64, zero=128, has_offset=True),
@@ -28,17 +30,20 @@ def both_forms(shape, form, device):
     reach = max(abs(level) for level in level_values(form) if level == level)  # two codes of float8 are NaN
     scales = (torch.rand(*outer, groups) * 2 / reach).to(getattr(torch, form.scales))
     offsets = torch.randn(*outer, groups).to(scales.dtype) if form.has_offset else None
+    factors = None
+    if form.has_factors:  # the scales are whole numbers, the products about as large as others'
+        scales, offsets = (None if part is None else (part * 32).round() for part in (scales * reach, offsets))
+        sizes = torch.tensor([1 / reach, 1.0][: 2 if form.has_offset else 1]) / 32
+        factors = ((0.5 + torch.rand(*outer, -(-inputs // FACTOR_INPUTS), len(sizes))) * sizes).half()
     numbers = torch.randint(0, 127 if form.is_float else 1 << form.bits, shape)
-    codes = Codes(numbers.to(torch.uint8), scales, offsets, form)
+    codes = Codes(numbers.to(torch.uint8), scales, offsets, form, factors=factors)
     store = DeviceStore(PlainStore(shape, form, device))
-    flat = (None if part is None else part.flatten(0, -2) for part in (codes.codes, scales, offsets))
-    rows = Codes(*flat, form)
+    rows = codes.flat
     half = len(rows.codes) // 2  # they come in pieces, in any order
     for begin, end in ((half, len(rows.codes)), (0, half)):
-        part = (
-            None if item is None else item[begin:end].to(device) for item in (rows.codes, rows.scales, rows.offsets)
-        )
-        store.put(Codes(*part, form), begin)
+        parts = {name: getattr(rows, name) for name in ("codes", "scales", "offsets", "factors")}
+        moved = {name: None if part is None else part[begin:end].to(device) for name, part in parts.items()}
+        store.put(replace(rows, **moved), begin)
     return store.packed, code_plainly(codes)
 
 

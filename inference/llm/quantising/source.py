@@ -103,7 +103,8 @@ class SourceTensors:
         with self._files() as files:
             for name in _names_read(self._spec):
                 item, shape, dtype = items.get(name), files.shape_of(name), files.dtype_of(name)
-                form = None if item is None or item.is_permuted else stored_form(item)
+                stored = None if item is None or item.is_permuted else stored_form(item)
+                form = None if stored is None else stored.without_factors
                 if form is not None and len(shape) in _MATRIX_AXES and shape[-1] % NUM_COLUMNS == 0:
                     counts_as = STORED_DTYPES[self._spec.dtype]
                     found[name] = SourceTensor(shape, counts_as, coded_bytes(shape, form), form)

@@ -74,8 +74,6 @@ ROW_STEP = 32
 _CODE_BITS = (2, 3, 4, 5, 6, 8)
 _MAX_TABLE_BITS = 4
 _GROUP_STEP = 16
-_WIDE_GROUP_BITS = (3, 5)
-"""Codes of these bits have groups that are multiples of 32."""
 _MAX_GROUP = 1 << 24
 _MEMBERS = ("bits", "group", "zero", "levels", "has_offset", "scales", "is_float")
 
@@ -171,9 +169,8 @@ def _kept_form(stated: Mapping[str, Any]) -> RowForm | None:
     if not all(_is_whole(value) for value in (bits, group, zero)) or not isinstance(levels, list):
         return None
     bits, group, zero = cast("tuple[int, int, int]", (bits, group, zero))
-    step = 2 * _GROUP_STEP if bits in _WIDE_GROUP_BITS else _GROUP_STEP
     flags = (values["has_offset"], values["is_float"])
-    if not 0 < group <= _MAX_GROUP or group % step or not 0 <= zero < 1 << bits or not all(map(_is_flag, flags)):
+    if not 0 < group <= _MAX_GROUP or group % _GROUP_STEP or not 0 <= zero < 1 << bits or not all(map(_is_flag, flags)):
         return None
     if levels and (bits > _MAX_TABLE_BITS or len(levels) != 1 << bits):
         return None

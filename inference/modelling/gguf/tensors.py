@@ -98,6 +98,11 @@ class CheckpointTensor:
             return None
         return self.type_name
 
+    @property
+    def keeps_blocks(self) -> bool:
+        """Whether the inputs of a block stay together, and so what they share."""
+        return self.column_heads == (1, 1)
+
 
 @dataclass(frozen=True, slots=True)
 class Rename:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -14,7 +14,16 @@ from torch.nn import functional
 
 from inference.modelling.layers.code_search import find_codes, scales_dtype
 from inference.modelling.layers.packed import Packed, PackedStack, PackedTable, PlainQuantised, quantise_plainly
-from inference.modelling.quantisation import FLOAT8_STEP, GROUP_SIZES, OWN_FORMS, PLANES, Form, FormName, code_bytes
+from inference.modelling.quantisation import (
+    FACTOR_INPUTS,
+    FLOAT8_STEP,
+    GROUP_SIZES,
+    OWN_FORMS,
+    PLANES,
+    Form,
+    FormName,
+    code_bytes,
+)
 
 CHUNK_VALUES = 1 << 17
 """Values that are quantised at once: what the search makes on the way stays in a core's cache."""
@@ -26,10 +35,12 @@ class Codes:
 
     Attributes:
         codes: (…, N, K) uint8, each below 2^bits.
-        scales: (…, N, groups), exact in the form's dtype or to be rounded to it.
+        scales: (…, N, groups), exact in the form's dtype or to be rounded to it; of a form with factors whole numbers.
         offsets: (…, N, groups) likewise; None: the form has none.
         form: Meaning of the codes.
         order: (K,) int64, the input that each column belongs to; None: they are in order.
+        factors: (…, N, K / ``FACTOR_INPUTS``, 1 or 2) what scales, and offsets, are multiplied by; None: the form has
+            none.
     """
 
     codes: torch.Tensor
@@ -37,9 +48,31 @@ class Codes:
     offsets: torch.Tensor | None
     form: Form
     order: torch.Tensor | None = None
+    factors: torch.Tensor | None = None
+
+    @property
+    def flat(self) -> Codes:
+        """The same as one matrix: those of a stack lie one below the other."""
+        offsets = None if self.offsets is None else self.offsets.flatten(0, -2)
+        factors = None if self.factors is None else self.factors.flatten(0, -3)
+        return replace(
+            self, codes=self.codes.flatten(0, -2), scales=self.scales.flatten(0, -2), offsets=offsets, factors=factors
+        )
+
+    def without_factors(self) -> Codes:
+        """Return the same codes with scales and offsets that are multiplied out, in float32."""
+        if self.factors is None:
+            return self
+        each = FACTOR_INPUTS // self.form.group
+        repeated = self.factors.float().repeat_interleave(each, -2)[..., : self.scales.shape[-1], :]
+        scales = self.scales.float() * repeated[..., 0]
+        offsets = None if self.offsets is None else self.offsets.float() * repeated[..., 1]
+        return replace(self, scales=scales, offsets=offsets, form=self.form.without_factors, factors=None)
 
     def dense(self, dtype: torch.dtype) -> torch.Tensor:
         """Return the (…, N, K) values, computed in float32 and rounded once."""
+        if self.factors is not None:
+            return self.without_factors().dense(dtype)
         form, inputs = self.form, self.codes.shape[-1]
         if form.is_float:
             levels = self.codes.view(torch.float8_e4m3fn).float() * FLOAT8_STEP
@@ -60,10 +93,11 @@ class PlainCoded:
 
     Attributes:
         planes: (…, N, bytes) uint8, see ``pack_planes``.
-        scales: (…, N, groups) of the form's dtype.
+        scales: (…, N, groups) of the form's dtype; int8 where it has factors.
         offsets: (…, N, groups) likewise; None: the form has none.
         form: Meaning of the codes.
         inputs: K.
+        factors: (…, N, K / ``FACTOR_INPUTS``, 1 or 2) float16; None: the form has none.
     """
 
     planes: torch.Tensor
@@ -71,11 +105,13 @@ class PlainCoded:
     offsets: torch.Tensor | None
     form: Form
     inputs: int
+    factors: torch.Tensor | None = None
 
     @property
     def nbytes(self) -> int:
-        """Memory of codes, scales and offsets."""
-        return self.planes.nbytes + self.scales.nbytes + (0 if self.offsets is None else self.offsets.nbytes)
+        """Memory of codes, scales, offsets and factors."""
+        parts = (self.planes, self.scales, self.offsets, self.factors)
+        return sum(part.nbytes for part in parts if part is not None)
 
     @property
     def is_quantised(self) -> bool:
@@ -84,7 +120,8 @@ class PlainCoded:
 
     def codes(self) -> Codes:
         """Return the codes, a byte each."""
-        return Codes(unpack_planes(self.planes, self.form.bits, self.inputs), self.scales, self.offsets, self.form)
+        codes = unpack_planes(self.planes, self.form.bits, self.inputs)
+        return Codes(codes, self.scales, self.offsets, self.form, factors=self.factors)
 
     def linear(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """(…, K) to (…, N)."""
@@ -107,8 +144,8 @@ class PlainCoded:
         return self._select(number)
 
     def _select(self, index: torch.Tensor | int) -> PlainCoded:
-        offsets = None if self.offsets is None else self.offsets[index]
-        return PlainCoded(self.planes[index], self.scales[index], offsets, self.form, self.inputs)
+        offsets, factors = (None if part is None else part[index] for part in (self.offsets, self.factors))
+        return PlainCoded(self.planes[index], self.scales[index], offsets, self.form, self.inputs, factors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,20 +247,28 @@ class PlainStore:
     def __init__(self, shape: Sequence[int], form: Form, device: torch.device | str = "cpu") -> None:
         *outer, inputs = shape
         num_bytes = code_bytes(inputs, form.bits)
-        groups, dtype = -(-inputs // form.group), scales_dtype(form)
+        groups, dtype = -(-inputs // form.group), torch.int8 if form.has_factors else scales_dtype(form)
         planes = torch.empty(*outer, num_bytes, dtype=torch.uint8, device=device)
         scales = torch.empty(*outer, groups, dtype=dtype, device=device)
         offsets = torch.empty_like(scales) if form.has_offset else None
-        self.packed = PlainCoded(planes, scales, offsets, form, inputs)
+        kinds, factors = 2 if form.has_offset else 1, None
+        if form.has_factors:
+            shape = (*outer, -(-inputs // FACTOR_INPUTS), kinds)
+            factors = torch.empty(shape, dtype=scales_dtype(form), device=device)
+        self.packed = PlainCoded(planes, scales, offsets, form, inputs, factors)
 
     def put(self, rows: Codes, first: int) -> None:
         """Pack rows on this thread."""
         last, packed = first + len(rows.codes), self.packed
+        if packed.factors is None:
+            rows = rows.without_factors()
         with torch.inference_mode():  # each of the readers' threads has a mode of its own
             packed.planes.flatten(0, -2)[first:last] = pack_planes(rows.codes, packed.form.bits)
             packed.scales.flatten(0, -2)[first:last] = rows.scales
             if packed.offsets is not None and rows.offsets is not None:
                 packed.offsets.flatten(0, -2)[first:last] = rows.offsets
+            if packed.factors is not None and rows.factors is not None:
+                packed.factors.flatten(0, -3)[first:last] = rows.factors
 
 
 class CodeSink:
@@ -266,11 +311,7 @@ class CodeSink:
 def code_plainly(weight: Codes) -> PlainCoded:
     """Pack codes for products in plain PyTorch."""
     store = PlainStore(weight.codes.shape, weight.form, weight.codes.device)
-    flat = (None if part is None else part.flatten(0, -2) for part in (weight.codes, weight.scales, weight.offsets))
-    codes, scales, offsets = flat
-    assert codes is not None
-    assert scales is not None
-    store.put(Codes(codes, scales, offsets, weight.form), 0)
+    store.put(weight.flat, 0)
     return store.packed
 
 

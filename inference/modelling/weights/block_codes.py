@@ -14,8 +14,9 @@ from inference.modelling.gguf.block_types import BlockType
 from inference.modelling.layers.coded import Codes
 from inference.modelling.quantisation import GGUF_FORMS
 
-_Extracted = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
-"""(n, values) uint8 codes, (n, groups) float32 scales, and offsets alike."""
+_Extracted = tuple[torch.Tensor, ...]
+"""(n, values) uint8 codes, (n, groups) float32 scales, and perhaps offsets alike. With factors: whole numbers of
+scales, perhaps those of offsets, then (n, 1 or 2) float32 what each of them is multiplied by."""
 _NVFP4_NAN = 0x7F
 
 
@@ -27,13 +28,10 @@ def block_codes(blocks: torch.Tensor, kind: BlockType, rows: int) -> Codes:
         kind: A type of ``CODE_TYPES``.
         rows: How many rows they are.
     """
-    codes, scales, offsets = _EXTRACTIONS[kind.name](blocks)
-    return Codes(
-        codes.reshape(rows, -1),
-        scales.reshape(rows, -1),
-        None if offsets is None else offsets.reshape(rows, -1),
-        GGUF_FORMS[kind.form_name],
-    )
+    form = GGUF_FORMS[kind.form_name]
+    codes, scales, *others = (values.reshape(rows, -1) for values in _EXTRACTIONS[kind.name](blocks))
+    factors = others.pop().view(rows, -1, 2 if form.has_offset else 1) if form.has_factors else None
+    return Codes(codes, scales, others[0] if form.has_offset else None, form, factors=factors)
 
 
 def half(blocks: torch.Tensor, begin: int) -> torch.Tensor:
@@ -81,7 +79,7 @@ def _pairs_of_nibbles(codes: torch.Tensor) -> torch.Tensor:
 
 
 def _q4_0(blocks: torch.Tensor) -> _Extracted:
-    return nibbles(blocks[:, 2:]), half(blocks, 0), None
+    return nibbles(blocks[:, 2:]), half(blocks, 0)
 
 
 def _q4_1(blocks: torch.Tensor) -> _Extracted:
@@ -89,7 +87,7 @@ def _q4_1(blocks: torch.Tensor) -> _Extracted:
 
 
 def _q5_0(blocks: torch.Tensor) -> _Extracted:
-    return nibbles(blocks[:, 6:]) + (bits(blocks[:, 2:6]) << 4), half(blocks, 0), None
+    return nibbles(blocks[:, 6:]) + (bits(blocks[:, 2:6]) << 4), half(blocks, 0)
 
 
 def _q5_1(blocks: torch.Tensor) -> _Extracted:
@@ -97,14 +95,15 @@ def _q5_1(blocks: torch.Tensor) -> _Extracted:
 
 
 def _q8_0(blocks: torch.Tensor) -> _Extracted:
-    return blocks[:, 2:] ^ 128, half(blocks, 0), None  # signed bytes plus 128
+    return blocks[:, 2:] ^ 128, half(blocks, 0)  # signed bytes plus 128
 
 
 def _q2_k(blocks: torch.Tensor) -> _Extracted:
     """16 scales and offsets of four bits; codes of two bits in four planes of 32 for each half."""
     scales = blocks[:, :16]
     codes = planes(blocks[:, 16:80].reshape(-1, 2, 32), 2).flatten(1)
-    return codes, half(blocks, 80) * (scales & 15).float(), half(blocks, 82) * -(scales >> 4).float()
+    factors = torch.cat((half(blocks, 80), -half(blocks, 82)), 1)
+    return codes, (scales & 15).float(), (scales >> 4).float(), factors
 
 
 def _q3_k(blocks: torch.Tensor) -> _Extracted:
@@ -112,7 +111,7 @@ def _q3_k(blocks: torch.Tensor) -> _Extracted:
     low = planes(blocks[:, 32:96].reshape(-1, 2, 32), 2).flatten(1)
     high = planes(blocks[:, :32].unsqueeze(1), 1).flatten(1)
     scales = nibbles(blocks[:, 96:104]) + (planes(blocks[:, None, 104:108], 2)[:, 0] << 4)
-    return low + (high << 2), half(blocks, 108) * (scales.float() - 32), None
+    return low + (high << 2), scales.float() - 32, half(blocks, 108)
 
 
 def _k_affine(blocks: torch.Tensor, codes: torch.Tensor) -> _Extracted:
@@ -134,11 +133,11 @@ def _q5_k(blocks: torch.Tensor) -> _Extracted:
 def _q6_k(blocks: torch.Tensor) -> _Extracted:
     low = planes(blocks[:, :128].reshape(-1, 2, 64), 4).flatten(1)
     high = planes(blocks[:, 128:192].reshape(-1, 2, 32), 2).flatten(1)
-    return low + (high << 4), half(blocks, 208) * blocks[:, 192:208].view(torch.int8).float(), None
+    return low + (high << 4), half(blocks, 208) * blocks[:, 192:208].view(torch.int8).float()
 
 
 def _iq4_nl(blocks: torch.Tensor) -> _Extracted:
-    return nibbles(blocks[:, 2:]), half(blocks, 0), None
+    return nibbles(blocks[:, 2:]), half(blocks, 0)
 
 
 def _iq4_xs(blocks: torch.Tensor) -> _Extracted:
@@ -146,13 +145,13 @@ def _iq4_xs(blocks: torch.Tensor) -> _Extracted:
     high = _pairs(blocks[:, 2:4])
     low = _pairs_of_nibbles(blocks[:, 4:8])
     codes = planes(blocks[:, 8:].reshape(-1, 8, 16), 4).flatten(1)
-    return codes, half(blocks, 0) * ((low + (high << 4)).float() - 32), None
+    return codes, half(blocks, 0) * ((low + (high << 4)).float() - 32)
 
 
 def _mxfp4(blocks: torch.Tensor) -> _Extracted:
     """A shared exponent of eight bits (2^(e - 127)), then four-bit floats, of which the levels are twice the values."""
     scale = torch.ldexp(torch.tensor([[0.5]]).expand(len(blocks), 1), blocks[:, :1].to(torch.int32) - 127)
-    return nibbles(blocks[:, 1:]), scale, None
+    return nibbles(blocks[:, 1:]), scale
 
 
 def _nvfp4(blocks: torch.Tensor) -> _Extracted:
@@ -161,11 +160,11 @@ def _nvfp4(blocks: torch.Tensor) -> _Extracted:
     # Below the least exponent there is no leading one, as in any float; ldexp is exact.
     scale = torch.ldexp((mantissa + 8 * (exponent > 0)).float(), exponent.clamp(min=1) - 10)
     scale[blocks[:, :4] == _NVFP4_NAN] = 0
-    return planes(blocks[:, 4:].reshape(-1, 4, 8), 4).flatten(1), scale / 2, None  # the levels are twice the floats
+    return planes(blocks[:, 4:].reshape(-1, 4, 8), 4).flatten(1), scale / 2  # the levels are twice the floats
 
 
 def _q4_0_v2(blocks: torch.Tensor) -> _Extracted:
-    return nibbles(blocks[:, 4:]), single(blocks, 0), None
+    return nibbles(blocks[:, 4:]), single(blocks, 0)
 
 
 def _q4_1_v2(blocks: torch.Tensor) -> _Extracted:
@@ -173,11 +172,11 @@ def _q4_1_v2(blocks: torch.Tensor) -> _Extracted:
 
 
 def _q8_0_v1(blocks: torch.Tensor) -> _Extracted:
-    return blocks[:, 4:] ^ 128, single(blocks, 0), None
+    return blocks[:, 4:] ^ 128, single(blocks, 0)
 
 
 def _q4_0_v1(blocks: torch.Tensor) -> _Extracted:
-    return _pairs_of_nibbles(blocks[:, 4:]), single(blocks, 0), None
+    return _pairs_of_nibbles(blocks[:, 4:]), single(blocks, 0)
 
 
 def _q4_1_v1(blocks: torch.Tensor) -> _Extracted:
@@ -185,7 +184,7 @@ def _q4_1_v1(blocks: torch.Tensor) -> _Extracted:
 
 
 def _q5_0_v1(blocks: torch.Tensor) -> _Extracted:
-    return _pairs_of_nibbles(blocks[:, 6:]) + (bits(blocks[:, 2:6]) << 4), half(blocks, 0), None
+    return _pairs_of_nibbles(blocks[:, 6:]) + (bits(blocks[:, 2:6]) << 4), half(blocks, 0)
 
 
 def _q5_1_v1(blocks: torch.Tensor) -> _Extracted:

@@ -35,7 +35,8 @@ class NativePacked:
     Attributes:
         data: (…, blocks, bytes) uint8.
         scales: (…, blocks, groups, 32) bfloat16; empty for what isn't quantised. For codes of a file of the form's
-            dtype, and with offsets (…, blocks, groups, 64).
+            dtype, and with offsets (…, blocks, groups, 64). With factors (…, blocks, groups / 2 + K /
+            ``FACTOR_INPUTS``, 32 or 64), the bytes of two groups in a line, then the factors.
         format: A number of ``_FORMATS``, or that of a form.
         outputs, inputs: N and K.
         group: Inputs that share a scale.
@@ -143,18 +144,21 @@ class NativeStore:
     """
 
     def __init__(self, shape: Sequence[int], form: Form) -> None:
-        number = _form_number(form)
+        self._form, number = form, _form_number(form)
         data, scales = torch.ops.blazr.empty_packed.default(list(shape), number, form.group)
         self.packed = NativePacked(data, scales, number, shape[-2], shape[-1], form.group)
 
     def put(self, rows: Codes, first: int) -> None:
         """Pack rows on this thread."""
         packed = self.packed
-        dtype = packed.scales.dtype
+        if not self._form.has_factors:
+            rows = rows.without_factors()
+        dtype = packed.scales.dtype if rows.factors is None else torch.int8
         torch.ops.blazr.pack_codes.default(
             rows.codes.contiguous(),
             rows.scales.to(dtype).contiguous(),
             None if rows.offsets is None else rows.offsets.to(dtype).contiguous(),
+            None if rows.factors is None else rows.factors.half().contiguous(),
             packed.data,
             packed.scales,
             first,
@@ -174,6 +178,7 @@ def _form_number(form: Form) -> int:
         form.has_offset,
         form.scales == "float16",
         form.is_float,
+        form.has_factors,
     )
     return number
 

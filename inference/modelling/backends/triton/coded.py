@@ -21,7 +21,7 @@ import triton.language as tl
 
 from inference.modelling.backends.triton.quantised import FEW_ROWS, MAX_ROWS, ExpandedInside
 from inference.modelling.layers.coded import PlainCoded, PlainStore
-from inference.modelling.quantisation import FLOAT8_STEP, Form
+from inference.modelling.quantisation import FACTOR_INPUTS, FLOAT8_STEP, Form
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +59,17 @@ class DeviceCoded(ExpandedInside):
         return DeviceCoded(self.plain.matrix(number), self.levels)
 
     def operands(self) -> tuple[torch.Tensor, ...]:
-        """What kernels read: codes, scales, offsets (the scales again, if there are none) and levels."""
-        plain = self.plain
-        return plain.planes, plain.scales, plain.scales if plain.offsets is None else plain.offsets, self.levels
+        """What kernels read: codes, scales, offsets, factors (the scales again, where there are none) and levels."""
+        plain, scales = self.plain, self.plain.scales
+        offsets, factors = (scales if part is None else part for part in (plain.offsets, plain.factors))
+        return plain.planes, scales, offsets, factors, self.levels
 
     def constants(self) -> dict[str, Any]:
         """What kernels are compiled for."""
         form = self.plain.form
         return {
             "INPUTS": self.plain.inputs, "BITS": form.bits, "GROUP": form.group, "HAS_OFFSET": form.has_offset,
-            "ZERO": None if self.has_table else form.zero,
+            "FACTOR": FACTOR_INPUTS if form.has_factors else 0, "ZERO": None if self.has_table else form.zero,
         }  # fmt: skip
 
     @property
@@ -129,18 +130,29 @@ def _plane_codes(plane, start, within, INPUTS: tl.constexpr, BITS: tl.constexpr,
 
 
 @triton.jit
+def _scales_of(scales, factors, column, mask, GROUP: tl.constexpr, FACTOR: tl.constexpr, KINDS: tl.constexpr):
+    """The scales, or offsets, of some columns in float32, multiplied out."""
+    found = tl.load(scales + column // GROUP, mask=mask, other=0).to(tl.float32)
+    if FACTOR:
+        factor = tl.load(factors + column // FACTOR * KINDS, mask=mask, other=0).to(tl.float32)
+        found *= factor
+    return found
+
+
+@triton.jit
 def code_values(
-    planes, scales, offsets, levels_ptr, start, within, INPUTS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
-    HAS_OFFSET: tl.constexpr, ZERO: tl.constexpr, COUNT: tl.constexpr,
+    planes, scales, offsets, factors, levels_ptr, start, within, INPUTS: tl.constexpr, BITS: tl.constexpr,
+    GROUP: tl.constexpr, HAS_OFFSET: tl.constexpr, FACTOR: tl.constexpr, ZERO: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
     """Expand ``COUNT`` neighbouring values of some rows to float32, for kernels; three axes, the last one theirs.
 
     Args:
-        planes, scales, offsets: (1, rows, 1) where the rows begin.
+        planes, scales, offsets, factors: (1, rows, 1) where the rows begin.
         levels_ptr: Where the levels are.
         start: (parts, 1, 1) the first inputs, multiples of ``COUNT``.
         within: (1, rows, 1) which of the rows are there.
         INPUTS, BITS, GROUP, HAS_OFFSET: Of the weight.
+        FACTOR: Inputs that share a factor; 0: the weight has none.
         ZERO: A level is its code less this; None: it is in the table of levels.
         COUNT: At least 8.
     """
@@ -157,18 +169,19 @@ def code_values(
     # Values that share a scale share its load.
     column = start if GROUP % COUNT == 0 else start + tl.arange(0, COUNT)[None, None, :]
     mask = (column < INPUTS) & within
-    value = level * tl.load(scales + column // GROUP, mask=mask, other=0.0).to(tl.float32)
+    KINDS: tl.constexpr = 2 if HAS_OFFSET else 1
+    value = level * _scales_of(scales, factors, column, mask, GROUP, FACTOR, KINDS)
     if HAS_OFFSET:
-        value += tl.load(offsets + column // GROUP, mask=mask, other=0.0).to(tl.float32)
+        value += _scales_of(offsets, factors + 1, column, mask, GROUP, FACTOR, KINDS)
     return value
 
 
 @triton.jit
 def code_sums(
-    rows, real, planes_ptr, scales_ptr, offsets_ptr, levels_ptr, output, within,
-    INPUTS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_OFFSET: tl.constexpr, ZERO: tl.constexpr,
-    ROW_TILE: tl.constexpr, OUTPUT_TILE: tl.constexpr, INPUT_TILE: tl.constexpr, PARTS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    rows, real, planes_ptr, scales_ptr, offsets_ptr, factors_ptr, levels_ptr, output, within,
+    INPUTS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_OFFSET: tl.constexpr, FACTOR: tl.constexpr,
+    ZERO: tl.constexpr, ROW_TILE: tl.constexpr, OUTPUT_TILE: tl.constexpr, INPUT_TILE: tl.constexpr,
+    PARTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Some outputs of some rows, (OUTPUT_TILE, ROW_TILE) float32, for kernels.
 
@@ -187,13 +200,15 @@ def code_sums(
     ROW_BYTES: tl.constexpr = (INPUTS * WIDTH + 7) // 8 + (INPUTS * (BITS - WIDTH) + 7) // 8
     GROUPS: tl.constexpr = (INPUTS + GROUP - 1) // GROUP
     planes = planes_ptr + output * ROW_BYTES
-    scales, offsets = scales_ptr + output * GROUPS, offsets_ptr + output * GROUPS
+    scales, offsets, factors = scales_ptr + output * GROUPS, offsets_ptr + output * GROUPS, factors_ptr
+    if FACTOR:
+        factors += output * ((INPUTS + FACTOR - 1) // FACTOR * (2 if HAS_OFFSET else 1))
     part = tl.arange(0, PARTS)[:, None, None] * INPUT_TILE
     total = tl.zeros((PARTS, OUTPUT_TILE, ROW_TILE), tl.float32)
     for step in range(0, INPUTS, PARTS * INPUT_TILE):
         weight = code_values(
-            planes[None], scales[None], offsets[None], levels_ptr, step + part, within[None],
-            INPUTS, BITS, GROUP, HAS_OFFSET, ZERO, INPUT_TILE,
+            planes[None], scales[None], offsets[None], factors[None] if FACTOR else factors, levels_ptr, step + part,
+            within[None], INPUTS, BITS, GROUP, HAS_OFFSET, FACTOR, ZERO, INPUT_TILE,
         )  # fmt: skip
         across = step + part + tl.arange(0, INPUT_TILE)[None, :, None]
         values = tl.load(rows[None] + across, mask=real[None] & (across < INPUTS), other=0.0)
@@ -203,9 +218,9 @@ def code_sums(
 
 @triton.jit(do_not_specialize=["rows"])
 def _code_product(
-    rows_ptr, planes_ptr, scales_ptr, offsets_ptr, levels_ptr, bias_ptr, out_ptr, rows, rows_row,
+    rows_ptr, planes_ptr, scales_ptr, offsets_ptr, factors_ptr, levels_ptr, bias_ptr, out_ptr, rows, rows_row,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_OFFSET: tl.constexpr,
-    ZERO: tl.constexpr, HAS_BIAS: tl.constexpr, ROW_TILE: tl.constexpr, OUTPUT_TILE: tl.constexpr,
+    FACTOR: tl.constexpr, ZERO: tl.constexpr, HAS_BIAS: tl.constexpr, ROW_TILE: tl.constexpr, OUTPUT_TILE: tl.constexpr,
     INPUT_TILE: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     output = (tl.program_id(0) * OUTPUT_TILE + tl.arange(0, OUTPUT_TILE)[:, None]).to(tl.int64)
@@ -213,9 +228,9 @@ def _code_product(
     number = tl.program_id(1) * ROW_TILE + tl.arange(0, ROW_TILE)[None, :]
     real = number < rows
     total = code_sums(
-        rows_ptr + number.to(tl.int64) * rows_row, real, planes_ptr, scales_ptr, offsets_ptr, levels_ptr, output,
-        within, INPUTS, BITS, GROUP, HAS_OFFSET, ZERO, ROW_TILE, OUTPUT_TILE, INPUT_TILE,
-        PARTS, PRECISION,
+        rows_ptr + number.to(tl.int64) * rows_row, real, planes_ptr, scales_ptr, offsets_ptr, factors_ptr, levels_ptr,
+        output, within, INPUTS, BITS, GROUP, HAS_OFFSET, FACTOR, ZERO, ROW_TILE, OUTPUT_TILE, INPUT_TILE, PARTS,
+        PRECISION,
     )  # fmt: skip
     if HAS_BIAS:
         total += tl.load(bias_ptr + output, mask=within, other=0.0).to(tl.float32)
@@ -225,9 +240,9 @@ def _code_product(
 
 @triton.jit
 def _expand_codes(
-    ids_ptr, planes_ptr, scales_ptr, offsets_ptr, levels_ptr, out_ptr, ROW_BYTES: tl.constexpr, INPUTS: tl.constexpr,
-    BITS: tl.constexpr, GROUP: tl.constexpr, HAS_OFFSET: tl.constexpr, ZERO: tl.constexpr, HAS_IDS: tl.constexpr,
-    TILE: tl.constexpr,
+    ids_ptr, planes_ptr, scales_ptr, offsets_ptr, factors_ptr, levels_ptr, out_ptr, ROW_BYTES: tl.constexpr,
+    INPUTS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_OFFSET: tl.constexpr, FACTOR: tl.constexpr,
+    ZERO: tl.constexpr, HAS_IDS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Some columns of one row, written as they lie in a matrix."""
     row = tl.program_id(0).to(tl.int64)
@@ -236,10 +251,13 @@ def _expand_codes(
         source = tl.load(ids_ptr + row)
     start = tl.program_id(1) * TILE
     groups = source * ((INPUTS + GROUP - 1) // GROUP)
+    factors = factors_ptr
+    if FACTOR:
+        factors += source * ((INPUTS + FACTOR - 1) // FACTOR * (2 if HAS_OFFSET else 1))
     values = code_values(
-        planes_ptr + source * ROW_BYTES, scales_ptr + groups, offsets_ptr + groups, levels_ptr,
+        planes_ptr + source * ROW_BYTES, scales_ptr + groups, offsets_ptr + groups, factors, levels_ptr,
         tl.full((1, 1, 1), start, tl.int32), tl.full((1, 1, 1), True, tl.int1),
-        INPUTS, BITS, GROUP, HAS_OFFSET, ZERO, TILE,
+        INPUTS, BITS, GROUP, HAS_OFFSET, FACTOR, ZERO, TILE,
     )  # fmt: skip
     column = start + tl.arange(0, TILE)[None, None, :]
     tl.store(out_ptr + row * INPUTS + column, values.to(out_ptr.dtype.element_ty), mask=column < INPUTS)

@@ -31,11 +31,11 @@ Stack = torch.Tensor | DeviceQuantised | DeviceCoded
 
 @triton.jit
 def _grouped_product(
-    rows_ptr, weight_ptr, scales_ptr, offsets_ptr, levels_ptr, out_ptr, order_ptr, tile_expert_ptr, tile_start_ptr,
-    tile_stop_ptr, expansion, rows_row,
+    rows_ptr, weight_ptr, scales_ptr, offsets_ptr, factors_ptr, levels_ptr, out_ptr, order_ptr, tile_expert_ptr,
+    tile_start_ptr, tile_stop_ptr, expansion, rows_row,
     DIVISOR: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr,
     SCATTER: tl.constexpr, CODED: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_OFFSET: tl.constexpr,
-    ZERO: tl.constexpr,
+    FACTOR: tl.constexpr, ZERO: tl.constexpr,
     ROW_TILE: tl.constexpr, COLUMN_TILE: tl.constexpr, INNER_TILE: tl.constexpr, PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -64,14 +64,15 @@ def _grouped_product(
             outputs = (first + columns)[:, None]
             places = rows_ptr + sources[None, :] * rows_row
             total = tl.trans(code_sums(
-                places, real[None, :], weight_ptr, scales_ptr, offsets_ptr, levels_ptr, outputs, within[:, None],
-                INNER, BITS, GROUP, HAS_OFFSET, ZERO, ROW_TILE, COLUMN_TILE, INNER_TILE, PARTS, PRECISION,
+                places, real[None, :], weight_ptr, scales_ptr, offsets_ptr, factors_ptr, levels_ptr, outputs,
+                within[:, None], INNER, BITS, GROUP, HAS_OFFSET, FACTOR, ZERO, ROW_TILE, COLUMN_TILE, INNER_TILE, PARTS,
+                PRECISION,
             ))  # fmt: skip
             if GATED:
                 total_up = tl.trans(code_sums(
-                    places, real[None, :], weight_ptr, scales_ptr, offsets_ptr, levels_ptr, outputs + COLUMNS,
-                    within[:, None], INNER, BITS, GROUP, HAS_OFFSET, ZERO, ROW_TILE, COLUMN_TILE, INNER_TILE, PARTS,
-                    PRECISION,
+                    places, real[None, :], weight_ptr, scales_ptr, offsets_ptr, factors_ptr, levels_ptr,
+                    outputs + COLUMNS, within[:, None], INNER, BITS, GROUP, HAS_OFFSET, FACTOR, ZERO, ROW_TILE,
+                    COLUMN_TILE, INNER_TILE, PARTS, PRECISION,
                 ))  # fmt: skip
         elif BITS > 0:
             words: tl.constexpr = (INNER * BITS + 127) // 128 * 4
@@ -162,20 +163,20 @@ def group_pairs(
 
 
 def _operands(stack: Stack, dtype: torch.dtype, row_tile: int) -> tuple[Sequence[torch.Tensor], dict[str, Any]]:
-    """What ``_grouped_product`` reads of a stack (one tensor four times, if it isn't quantised), and its options."""
+    """What ``_grouped_product`` reads of a stack (one tensor five times, if it isn't quantised), and its options."""
     if isinstance(stack, DeviceCoded):
         options = stack.tile_options(row_tile, dtype) | stack.constants() | {"CODED": True}
         del options["INPUTS"]
         options["COLUMN_TILE"], options["INNER_TILE"] = options.pop("OUTPUT_TILE"), options.pop("INPUT_TILE")
         return stack.operands(), options
     if isinstance(stack, DeviceQuantised):
-        options = tile_options(row_tile, dtype) | {"CODED": False, "HAS_OFFSET": False, "ZERO": None}
+        options = tile_options(row_tile, dtype) | {"CODED": False, "HAS_OFFSET": False, "FACTOR": 0, "ZERO": None}
         options["COLUMN_TILE"], options["INNER_TILE"] = options.pop("OUTPUT_TILE"), options.pop("WORD_TILE")
-        return (stack.words, *[stack.scales] * 3), options | {"BITS": stack.bits, "GROUP": stack.group}
+        return (stack.words, *[stack.scales] * 4), options | {"BITS": stack.bits, "GROUP": stack.group}
     exact = dtype == torch.float32
-    return [stack] * 4, {
-        "CODED": False, "BITS": 0, "GROUP": 1, "PARTS": 1, "HAS_OFFSET": False, "ZERO": None, "ROW_TILE": row_tile,
-        "COLUMN_TILE": 64,
+    return [stack] * 5, {
+        "CODED": False, "BITS": 0, "GROUP": 1, "PARTS": 1, "HAS_OFFSET": False, "FACTOR": 0, "ZERO": None,
+        "ROW_TILE": row_tile, "COLUMN_TILE": 64,
         "INNER_TILE": 32 if exact else 64, "PRECISION": "ieee" if exact else "tf32", "num_warps": 4, "num_stages": 3,
     }  # fmt: skip
 

@@ -25,7 +25,15 @@ from inference.modelling.layers.coded import (
     rounded_to_form,
     unpack_planes,
 )
-from inference.modelling.quantisation import GGUF_FORMS, OWN_FORMS, PLANES, Form, FormName, coded_bytes
+from inference.modelling.quantisation import (
+    FACTOR_INPUTS,
+    GGUF_FORMS,
+    OWN_FORMS,
+    PLANES,
+    Form,
+    FormName,
+    coded_bytes,
+)
 from tests.inference.modelling.encodings.formats import e4m3
 
 FORMS = (
@@ -36,12 +44,17 @@ FLOATS = (Form(8, 128, is_float=True), Form(8, 32, scales="bfloat16", is_float=T
 
 
 def random_codes(*shape: int, form: Form, seed: int = 0) -> Codes:
-    """Codes, scales and offsets of any values."""
+    """Codes, scales and offsets of any values, or whole numbers of them and factors."""
     generator = torch.Generator().manual_seed(seed)
     groups = -(-shape[-1] // form.group)
     codes = torch.randint(0, 1 << form.bits, shape, dtype=torch.uint8, generator=generator)
     if form.is_float:
         codes[codes & 0x7F == 0x7F] = 0x80  # NaN
+    if form.has_factors:
+        kinds = 2 if form.has_offset else 1
+        whole = torch.randint(-128, 128, (kinds, *shape[:-1], groups), generator=generator).float()
+        factors = torch.randn(*shape[:-1], -(-shape[-1] // FACTOR_INPUTS), kinds, generator=generator).half() * 1e-3
+        return Codes(codes, whole[0], whole[1] if form.has_offset else None, form, factors=factors)
     scales, offsets = torch.randn(2, *shape[:-1], groups, generator=generator).half().bfloat16().float().unbind()
     return Codes(codes, scales * 0.01, offsets * 0.1 if form.has_offset else None, form)
 
@@ -102,17 +115,21 @@ def test_fields_lie_lowest_first():
 
 @pytest.mark.parametrize("form", FORMS)
 def test_values_are_scale_times_level_plus_offset(form):
-    weight = random_codes(3, 70, form=form)
+    weight = random_codes(3, 300, form=form)
     packed = code_plainly(weight)
-    scales, dense = packed.scales.float(), packed.dense(torch.float32)
-    for row, column in [(0, 0), (1, 15), (2, 33), (1, 69)]:
+    kept, dense = packed.codes().without_factors(), packed.dense(torch.float32)
+    for row, column in [(0, 0), (1, 15), (2, 33), (1, 69), (2, 299)]:
         code, group = int(weight.codes[row, column]), column // form.group
         level = form.levels[code] if form.levels else code - form.zero
-        value = torch.tensor(level, dtype=torch.float32) * scales[row, group]
-        if packed.offsets is not None:
-            value = value + packed.offsets[row, group].float()
+        value = torch.tensor(level, dtype=torch.float32) * kept.scales[row, group].float()
+        if kept.offsets is not None:
+            value = value + kept.offsets[row, group].float()
         assert dense[row, column] == value
-    assert packed.nbytes == coded_bytes((3, 70), form)
+        if weight.factors is not None:
+            factor = weight.factors[row, column // FACTOR_INPUTS].float()
+            assert kept.scales[row, group] == weight.scales[row, group] * factor[0]
+            assert kept.offsets is None or kept.offsets[row, group] == weight.offsets[row, group] * factor[1]
+    assert packed.nbytes == coded_bytes((3, 300), form)
     assert coded_bytes((4, 256), form) == 4 * 256 * form.bits_per_weight / 8
 
 
@@ -169,6 +186,9 @@ def test_rows_of_several_forms_make_one_product():
 
 
 def test_a_form_says_what_it_can_not_be():
-    for change in ({"bits": 7}, {"group": 24}, {"levels": (1, 2)}, {"bits": 5, "group": 16}):
+    for change in (
+        {"bits": 7}, {"group": 24}, {"levels": (1, 2)}, {"has_factors": True, "group": 48},
+        {"has_factors": True, "scales": "bfloat16"}, {"has_factors": True, "bits": 8, "is_float": True},
+    ):  # fmt: skip
         with pytest.raises(AssertionError):
             dataclasses.replace(Form(4, 32), **change)

@@ -270,9 +270,17 @@ std::tuple<at::Tensor, at::Tensor> packed_argmax(
   return {places, values};
 }
 
-inline float scale_at(const Matrix& w, const bf16* scale) {
-  if (w.form->has_halves) return *reinterpret_cast<const c10::Half*>(scale);
-  return *scale;
+// A scale of a block, or with `kind` 1 an offset, of an input.
+inline float scale_at(const Matrix& w, const bf16* block_scales, int64_t k, int64_t kind, int64_t lane) {
+  const int64_t line = w.form->scale_line(), column = kind * kBlock + lane;
+  const int64_t place = k / w.unit / w.units_per_scale * line + column;
+  if (w.form->has_factors) {
+    const bf16* factors = block_scales + (w.byte_lines() + k / kFactorInputs) * line;
+    const float factor = *reinterpret_cast<const c10::Half*>(factors + column);
+    return reinterpret_cast<const int8_t*>(block_scales)[place] * factor;
+  }
+  if (w.form->has_halves) return *reinterpret_cast<const c10::Half*>(block_scales + place);
+  return block_scales[place];
 }
 
 // The byte that an input is multiplied by.
@@ -297,16 +305,15 @@ void read_row(const Matrix& w, int64_t row, T* out) {
   for (int64_t k = 0; k < w.inputs; ++k) {
     float value;
     if constexpr (F::kGrouped || kExpands<F>) {
-      const bf16* scales =
-          w.scales + row / kBlock * w.block_scales() + k / w.unit / w.units_per_scale * w.form->scale_line() + lane;
+      const bf16* scales = w.scales + row / kBlock * w.block_scales();
       if constexpr (F::kGrouped) {
         value = static_cast<float>(byte_at<F>(w, block, k, lane) - w.form->zero);
       } else {
         const auto code = static_cast<int16_t>(block[(k / 2 * kBlock + lane) * 2 + k % 2] << 8);
         value = c10::Half(static_cast<uint16_t>(half_of_float8<int16_t>(code)), c10::Half::from_bits());
       }
-      value *= scale_at(w, scales);
-      if (w.form->has_offsets) value += scale_at(w, scales + kBlock);
+      value *= scale_at(w, scales, k, 0, lane);
+      if (w.form->has_offsets) value += scale_at(w, scales, k, 1, lane);
     } else if constexpr (F::kPerStep == 2) {
       value = static_cast<float>(reinterpret_cast<const bf16*>(block)[(k / 2 * kBlock + lane) * 2 + k % 2]);
     } else {

@@ -22,7 +22,8 @@ constexpr int64_t kPanelBytes = 262144;        // of activations, that stay in t
 constexpr int64_t kTiledPanelBytes = 1 << 20;  // the same on processors with matrix tiles, where it has 2 MB
 constexpr int64_t kRowsAtOnce = 240;           // whose sums stay there
 constexpr int64_t kTiledRowsAtOnce = 256;
-constexpr int64_t kBlocksAtOnce = 8;  // the same of blocks
+constexpr int64_t kBlocksAtOnce = 8;    // the same of blocks
+constexpr int64_t kScaledInputs = 512;  // whose scales are multiplied out at once
 
 // Sums of the panels [panel_begin, panel_end) with the blocks [block_begin, block_end), at most kBlocksAtOnce of them.
 // sums: [blocks][rows][32]. `on`: the end of this thread's part of the matrix, and what it reads then. All along, what
@@ -38,13 +39,16 @@ void multiply(
   TileArgs t;
   t.depth = panels.depth * panels.words / V::kWords;
   t.matrix = &w;
+  t.products = nullptr;
   t.unit_steps = ceil_div(w.unit, V::kPerStep);
   const int64_t unit_bytes = ceil_div(w.unit, F::kPerStep) * F::kStepBytes;
   // Of the inputs a run whose activations stay in the second cache, and within a block parts that stay in the first
   // one while the panels pass. One panel goes through a block from end to end.
   const int64_t panel_bytes = panels.line ? kTiledPanelBytes : kPanelBytes;
   const int64_t run = count == 1 ? units : std::max<int64_t>(1, panel_bytes / (rows * V::kWords * t.unit_steps * 4));
-  const int64_t part = kExpands<F> ? 1 : count == 1 ? units : std::max<int64_t>(1, kTileBytes / unit_bytes);
+  const bool has_factors = F::kGrouped && w.form->has_factors;
+  const int64_t fits = count == 1 ? units : std::max<int64_t>(1, kTileBytes / unit_bytes);
+  const int64_t part = kExpands<F> ? 1 : has_factors ? std::min(fits, kScaledInputs / w.unit) : fits;
   t.advance = ceil_div(unit_bytes / t.unit_steps, count);
   const ReadOrder& order = count == 1 ? read_order() : plain_order();
   t.in_pages = order.in_pages;
@@ -54,6 +58,7 @@ void multiply(
   const uint8_t* after = end_of_run == on.end ? on.next : end_of_run;
   MatrixTiles<V> matrix_tiles(panels.line > 0);
   alignas(64) float values[kExpands<F> ? kMostUnit * kBlock : 1], unit_sums[kExpands<F> ? kMostRows * kBlock : 1];
+  alignas(64) float products[F::kGrouped ? (kScaledInputs / kLeastUnit + 1) * 2 * kBlock : 1];
   for (int64_t begin = 0; begin < units; begin += run) {
     const int64_t end = std::min(begin + run, units);
     for (int64_t block = block_begin; block < block_end; ++block) {
@@ -66,6 +71,14 @@ void multiply(
       for (t.unit_begin = begin; t.unit_begin < end; t.unit_begin = t.unit_end) {
         t.unit_end = std::min(t.unit_begin + part, end);
         t.is_first = t.unit_begin == 0;
+        if (has_factors) {
+          const int64_t group = t.unit_begin / w.units_per_scale, end_group = ceil_div(t.unit_end, w.units_per_scale);
+          if (w.form->has_offsets)
+            multiply_out<2 * kBlock>(w, t.weight_scales, group, end_group, products);
+          else
+            multiply_out<kBlock>(w, t.weight_scales, group, end_group, products);
+          t.products = products - group * w.form->scale_line();
+        }
         if constexpr (kExpands<F>) {
           const int64_t first = t.unit_begin * w.unit, inputs = std::min(w.unit, padded_inputs<F>(w.inputs) - first);
           expand<V>(weights + first * kBlock, inputs / 2, values);

@@ -7,6 +7,7 @@
 //   float8 the same in bytes, see Float8
 //   float  [N/32][K][32]
 // Codes have a scale for each output and group along K, and behind it perhaps an offset: [N/32][groups][1 or 2][32].
+// With factors these are signed bytes, and behind those of a block lie float16 factors: [K/256][1 or 2][32].
 // The number of a format is kBf16, kFloat, or that of a CodedForm.
 #pragma once
 
@@ -15,7 +16,8 @@
 
 namespace blazr {
 
-constexpr int64_t kBlock = 32;  // outputs in a block
+constexpr int64_t kBlock = 32;          // outputs in a block
+constexpr int64_t kFactorInputs = 256;  // that share a factor
 constexpr int kVectors = kBlock / kLanes;
 
 // What the processor multiplies at once: four bytes and adds the products, else pairs of 16 bits; pairs of bfloat16,
@@ -41,6 +43,7 @@ struct alignas(64) CodedForm {
   int32_t zero;
   bool has_offsets, has_halves;  // scales and offsets are float16, else bfloat16
   bool is_float;                 // E4M3
+  bool has_factors;              // scales and offsets are signed bytes, times a float16 of kFactorInputs inputs
 
   int64_t scale_line() const { return has_offsets ? 2 * kBlock : kBlock; }  // of a block and group
   bool operator==(const CodedForm&) const = default;
@@ -64,8 +67,15 @@ struct Matrix {
 
   int64_t blocks() const { return ceil_div(outputs, kBlock); }
   int64_t units() const { return ceil_div(inputs, unit); }
-  // Scales and offsets of a block.
-  int64_t block_scales() const { return form ? ceil_div(units(), units_per_scale) * form->scale_line() : 0; }
+  int64_t groups() const { return ceil_div(units(), units_per_scale); }
+  // Of a block: scales and offsets, and with factors the place that these and bytes take.
+  int64_t block_scales() const {
+    if (!form) return 0;
+    const int64_t lines = form->has_factors ? byte_lines() + ceil_div(inputs, kFactorInputs) : groups();
+    return lines * form->scale_line();
+  }
+  // Lines that the bytes of a block take, those of two groups each.
+  int64_t byte_lines() const { return ceil_div(groups(), 2); }
 };
 
 constexpr int64_t kLineBytes = 128;  // four bytes of each output of a block
@@ -190,6 +200,7 @@ int64_t block_bytes_of(int64_t inputs) {
 }
 
 constexpr int64_t kMostUnit = 128;      // inputs: their products' sum fits 32 bits
+constexpr int64_t kLeastUnit = 16;      // inputs: groups are multiples of it
 constexpr int64_t kTiledIntegers = 24;  // rows from which matrix tiles are worth it for int8
 constexpr int64_t kPlainUnit = 256;     // of the formats without groups
 

@@ -239,7 +239,9 @@ void fill_quantised(const T* const* rows, const Matrix& w, const Panels& panels,
         const int64_t first = unit * w.unit, count = std::min(w.unit, w.inputs - first);
         uint32_t* to = quantised + row * stride + (unit - begin) * w.unit / 4;
         const auto [scale, total] = quantise_group<F::kWords>(rows[row] + first, count, to, width * stride);
-        const int64_t written = ceil_div(count, kLanes) * kLanes / 4, all = padded_inputs<F>(count) / 4;
+        // Groups are multiples of 16, so only the last one is padded.
+        const int64_t padded = unit + 1 == panels.units ? padded_inputs<F>(w.inputs) - first : count;
+        const int64_t written = ceil_div(count, kLanes) * kLanes / 4, all = padded / 4;
         for (int word = 0; word < F::kWords && written < all; ++word)
           std::fill(to + word * width * stride + written, to + word * width * stride + all, 0);
         scales[unit * width + row] = scale;
@@ -247,9 +249,8 @@ void fill_quantised(const T* const* rows, const Matrix& w, const Panels& panels,
         totals[unit * width + row] = scale * static_cast<float>(total);
       }
     }
-    // Groups are multiples of 16, so only the last one is padded.
-    const int64_t first = begin * w.unit, count = std::min(end * w.unit, w.inputs) - first;
-    interleave(words, lines, padded_inputs<F>(count) / 4, steps + first / 4 * lines);
+    const int64_t first = begin * w.unit, count = std::min(end * w.unit, padded_inputs<F>(w.inputs)) - first;
+    interleave(words, lines, count / 4, steps + first / 4 * lines);
   }
 }
 

@@ -22,6 +22,7 @@ struct TileArgs {
   const Matrix* matrix;
   const uint8_t* weights;  // of the block, from its first step
   const bf16* weight_scales;
+  const float* products;  // the scales that are multiplied out, from the block's first group on; null: none are
   int64_t unit_begin, unit_end, unit_steps;
   float* sums;         // [rows][32]
   bool is_first;       // the sums start at 0
@@ -137,6 +138,19 @@ inline vi bytes_of(const uint8_t* chunk, int step, vi levels) {
   return codes;
 }
 
+// Signed bytes in float32.
+inline vf widen_bytes(const int8_t* from) {
+#if defined(__AVX512F__)
+  return __builtin_convertvector(std::bit_cast<vi>(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from))), vf);
+#elif defined(__AVX2__)
+  return __builtin_convertvector(std::bit_cast<vi>(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from))), vf);
+#else
+  vf wide;
+  for (int lane = 0; lane < kLanes; ++lane) wide[lane] = from[lane];
+  return wide;
+#endif
+}
+
 // float16 in float32.
 inline vf widen(vh halves) {
 #if defined(__AVX512F__)
@@ -156,6 +170,22 @@ inline vf load_scales(const bf16* from, bool has_halves) {
   vh halves;
   std::memcpy(&halves, from, sizeof halves);
   return widen(halves);
+}
+
+// Scales and offsets of the groups [group, end) of a block: bytes times factors, kLine of both for each group.
+template <int64_t kLine>
+void multiply_out(const Matrix& w, const bf16* block_scales, int64_t group, int64_t end, float* to) {
+  const int64_t each = kFactorInputs / (w.unit * w.units_per_scale);  // groups
+  const auto* bytes = reinterpret_cast<const int8_t*>(block_scales) + group * kLine;
+  const bf16* factors = block_scales + w.byte_lines() * kLine;
+  while (group < end) {
+    vf factor[kLine / kLanes];
+    for (int v = 0; v < kLine / kLanes; ++v) factor[v] = load_scales(factors + group / each * kLine + v * kLanes, true);
+    for (const int64_t stop = std::min(end, (group / each + 1) * each); group < stop; ++group) {
+      __builtin_prefetch(bytes + kScalesAhead);
+      for (int v = 0; v < kLine / kLanes; ++v, bytes += kLanes, to += kLanes) store(to, widen_bytes(bytes) * factor[v]);
+    }
+  }
 }
 
 // The bits of 2^-8 of a float8 value in float16, which has one bit of exponent and seven of mantissa more, from a word
@@ -261,22 +291,37 @@ inline __attribute__((always_inline)) void add_step(
   }
 }
 
-// A unit's integer sums of R rows with V vectors of outputs.
+// The steps kFrom to kTo of a chunk of a unit.
+template <class F, int R, int V, bool kOnce, int kFrom, int kTo>
+inline __attribute__((always_inline)) void add_steps(
+    vi (&acc)[sums_of<F>(R)][V], const uint32_t* a, const uint8_t* chunk, vi levels, bool asks, WeightsAhead& ahead,
+    int64_t line_advance) {
+  constexpr int kLinesBefore = kFrom * F::kLines / F::kSteps, kLinesThen = kTo * F::kLines / F::kSteps;
+  for (int line = kLinesBefore; asks && line < kLinesThen; ++line) ask_ahead<kOnce>(ahead, line_advance);
+#pragma GCC unroll 8
+  for (int step = kFrom; step < kTo; ++step) {
+    vi bytes[V];
+    for (int v = 0; v < V; ++v) bytes[v] = bytes_of<F>(chunk + v * sizeof(vi), step, levels);
+    add_step<F, R, V>(acc, a + (step - kFrom) * R * F::kWords, bytes);
+  }
+}
+
+// A unit's integer sums of R rows with V vectors of outputs, from its first chunk on; of fewer steps than a chunk, the
+// unit is one of the chunk's halves.
 template <class F, int R, int V, bool kOnce>
 inline __attribute__((always_inline)) void add_unit(
-    vi (&acc)[sums_of<F>(R)][V], const uint32_t* a, const uint8_t* w, int64_t steps, vi levels, bool asks,
-    WeightsAhead& ahead, int64_t advance) {
+    vi (&acc)[sums_of<F>(R)][V], const uint32_t* a, const uint8_t* w, int64_t steps, bool is_second_half, vi levels,
+    bool asks, WeightsAhead& ahead, int64_t advance) {
   constexpr int kWords = R * F::kWords;
   const int64_t line_advance = advance * F::kSteps / F::kLines;
-  for (int64_t chunk = 0; chunk < steps; chunk += F::kSteps, a += F::kSteps * kWords, w += F::kLines * kLineBytes) {
-    for (int line = 0; asks && line < F::kLines; ++line) ask_ahead<kOnce>(ahead, line_advance);
-#pragma GCC unroll 8
-    for (int step = 0; step < F::kSteps; ++step) {
-      vi bytes[V];
-      for (int v = 0; v < V; ++v) bytes[v] = bytes_of<F>(w + v * sizeof(vi), step, levels);
-      add_step<F, R, V>(acc, a + step * kWords, bytes);
-    }
+  if constexpr (F::kAlign > kLeastUnit) {
+    constexpr int kHalf = F::kSteps / 2;
+    if (steps < F::kSteps && is_second_half)
+      return add_steps<F, R, V, kOnce, kHalf, F::kSteps>(acc, a, w, levels, asks, ahead, line_advance);
+    if (steps < F::kSteps) return add_steps<F, R, V, kOnce, 0, kHalf>(acc, a, w, levels, asks, ahead, line_advance);
   }
+  for (int64_t chunk = 0; chunk < steps; chunk += F::kSteps, a += F::kSteps * kWords, w += F::kLines * kLineBytes)
+    add_steps<F, R, V, kOnce, 0, F::kSteps>(acc, a, w, levels, asks, ahead, line_advance);
 }
 
 // += a unit of codes.
@@ -285,7 +330,7 @@ inline __attribute__((always_inline)) void add_codes(
     const TileArgs& t, int64_t unit, int first_vector, WeightsAhead& ahead, vf (*sums)[kVectors]) {
   const int64_t first = unit * t.unit_steps, steps = std::min(t.unit_steps, t.depth - first);
   const uint32_t* a = t.steps + first * R * F::kWords;
-  const uint8_t* w = t.weights + first * F::kStepBytes + first_vector * sizeof(vi);
+  const uint8_t* w = t.weights + first / F::kSteps * F::kLines * kLineBytes + first_vector * sizeof(vi);
   const CodedForm& form = *t.matrix->form;
   const vi levels = load_bits(form.levels);
   const bool asks = first_vector == 0;
@@ -294,25 +339,29 @@ inline __attribute__((always_inline)) void add_codes(
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) acc[kSums - R + r][v] = vi{} + t.offsets[unit * R + r];
   if (steps == F::kUsualSteps) {
-    add_unit<F, R, V, kOnce>(acc, a, w, F::kUsualSteps, levels, asks, ahead, t.advance);  // unrolled
+    add_unit<F, R, V, kOnce>(acc, a, w, F::kUsualSteps, false, levels, asks, ahead, t.advance);  // unrolled
   } else {
-    add_unit<F, R, V, kOnce>(acc, a, w, steps, levels, asks, ahead, t.advance);
+    add_unit<F, R, V, kOnce>(acc, a, w, steps, first % F::kSteps != 0, levels, asks, ahead, t.advance);
   }
   if constexpr (kSums == 2 * R) {
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < V; ++v) acc[r][v] = (acc[r][v] << 8) + acc[R + r][v];
   }
   const int64_t per_scale = t.matrix->units_per_scale, group = per_scale == 1 ? unit : unit / per_scale;
-  const bf16* scales = t.weight_scales + group * form.scale_line() + first_vector * kLanes;
-  if (t.in_pages) __builtin_prefetch(scales + kScalesAhead, 0, 2);
+  const int64_t first_scale = group * form.scale_line() + first_vector * kLanes;
+  if (t.in_pages) __builtin_prefetch(t.weight_scales + first_scale + kScalesAhead, 0, 2);
+  const auto scales_at = [&](int64_t place) {
+    return t.products ? load(t.products + first_scale + place)
+                      : load_scales(t.weight_scales + first_scale + place, form.has_halves);
+  };
   for (int v = 0; v < V; ++v) {
-    const vf scale = load_scales(scales + v * kLanes, form.has_halves);
+    const vf scale = scales_at(v * kLanes);
     for (int r = 0; r < R; ++r) {
       vf& sum = sums[r][first_vector + v];
       sum = fused_multiply_add(__builtin_convertvector(acc[r][v], vf), scale * t.scales[unit * R + r], sum);
     }
     if (!form.has_offsets) continue;
-    const vf offset = load_scales(scales + kBlock + v * kLanes, form.has_halves);
+    const vf offset = scales_at(kBlock + v * kLanes);
     for (int r = 0; r < R; ++r) {
       vf& sum = sums[r][first_vector + v];
       sum = fused_multiply_add(offset, splat(t.totals[unit * R + r]), sum);

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from inference.modelling.backends.native.packing import NativePacked, NativeStore
 from inference.modelling.layers.coded import Codes, CodeSink, code_plainly
-from inference.modelling.quantisation import Form
+from inference.modelling.quantisation import GGUF_FORMS, Form
 from tests.inference.modelling.backends.native.test_packing import as_quantised, away_from_ties, random, steps_of
 from tests.inference.modelling.layers.test_coded import FLOATS, FORMS, random_codes
 
@@ -24,8 +26,7 @@ def unit_of(form: Form) -> int:
 
 def packed_codes(weight: Codes) -> NativePacked:
     store = NativeStore(weight.codes.shape, weight.form)
-    flat = [None if part is None else part.flatten(0, -2) for part in (weight.codes, weight.scales, weight.offsets)]
-    store.put(Codes(*flat, weight.form), 0)
+    store.put(weight.flat, 0)
     return store.packed
 
 
@@ -97,8 +98,9 @@ def test_rows_come_in_pieces_of_any_order(form):
     whole, store = packed_codes(weight), NativeStore((100, 160), form)
     sink = CodeSink([(100, store)])
     for begin, end in ((64, 100), (0, 32), (32, 64)):
-        offsets = None if weight.offsets is None else weight.offsets[begin:end]
-        sink.take(Codes(weight.codes[begin:end], weight.scales[begin:end], offsets, form), begin)
+        offsets, factors = (None if part is None else part[begin:end] for part in (weight.offsets, weight.factors))
+        codes, scales = weight.codes[begin:end], weight.scales[begin:end]
+        sink.take(Codes(codes, scales, offsets, form, factors=factors), begin)
     assert sink.packed is store.packed
     assert torch.equal(store.packed.dense(torch.float32), whole.dense(torch.float32))
 
@@ -139,6 +141,11 @@ def test_wrong_forms_and_codes_are_refused():
         store.put(weight, 32)
     with pytest.raises(RuntimeError, match="scales"):
         store.put(Codes(weight.codes, weight.scales[:, :1], None, weight.form), 0)
+    with pytest.raises(RuntimeError, match="factors are float16"):
+        ops.add_form(8, [], 0, False, False, False, True)
+    factored = random_codes(40, 512, form=GGUF_FORMS["Q3_K"])
+    with pytest.raises(RuntimeError, match="the factors don't fit"):
+        NativeStore((40, 512), factored.form).put(replace(factored, factors=factored.factors[:, :1]), 0)
     with pytest.raises(RuntimeError, match="bytes are needed"):
         store.put(Codes(weight.codes.int(), weight.scales, None, weight.form), 0)
     with pytest.raises(RuntimeError, match="int8 or int4"):

@@ -173,7 +173,7 @@ def test_groups_that_no_product_takes_have_no_form() -> None:
     rng = np.random.default_rng(2)
     for made, config in [
         (formats.gptq(rng, 32, 64, group=8), {"quant_method": "gptq", "bits": 4, "group_size": 8}),
-        (formats.gptq(rng, 32, 96, bits=3, group=48), {"quant_method": "gptq", "bits": 3, "group_size": 48}),
+        (formats.gptq(rng, 32, 96, bits=3, group=24), {"quant_method": "gptq", "bits": 3, "group_size": 24}),
         (formats.packed(rng, 32, 64, bits=7), packed_config(7, 32)),
         (formats.bnb4(rng, 32, 96), {"quant_method": "bitsandbytes"}),  # blocks of 64 run on
         (formats.hqq(rng, 32, 96, bits=4), None),
