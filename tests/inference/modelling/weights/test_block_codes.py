@@ -66,3 +66,10 @@ def test_rows_have_the_values_of_their_blocks(name):
     scales = found.without_factors().scales
     limit = 2**-11 * (scales.abs().amax() * (1 << form.bits) * 2 + expected.abs().amax())
     assert (rounded - expected).abs().max() <= limit
+
+
+@pytest.mark.parametrize("name", GGUF_FORMS)
+def test_memory_is_little_more_than_the_file(name):
+    kind = BY_NAME[name]
+    grown = GGUF_FORMS[name].bits_per_weight / (8 * kind.num_bytes / kind.values)
+    assert grown <= (1.2 if name == "Q2_K" else 1.15)  # a file of Q2_K has other types beside it
