@@ -176,7 +176,7 @@ def write_picture(points: Sequence[Point], title: str, file: Path) -> None:
         x, y = place(mib, lowest)
         parts.append(f'<text x="{x:.1f}" y="{y + 16:.1f}" font-size="11" text-anchor="middle">{mib}</text>')
     labels: list[tuple[bool, float, float]] = []
-    for point, decade in zip(points, decades, strict=True):
+    for point, decade in sorted(zip(points, decades, strict=True), key=lambda both: -both[1]):  # from above
         x, y = place(point.mib, decade)
         colour, is_ours = COLOURS[point.whose], point.whose == "blazr"
         label_y = y
@@ -189,8 +189,8 @@ def write_picture(points: Sequence[Point], title: str, file: Path) -> None:
             f'text-anchor="{"end" if is_ours else "start"}">{escape(point.form)}</text>',
         ]
     for number, (whose, colour) in enumerate(COLOURS.items()):
-        x = WIDTH - MARGIN - 90 * (number + 1)
-        parts.append(f'<text x="{x}" y="28" font-size="12" fill="{colour}">{whose}</text>')
+        x = MARGIN + 60 * number
+        parts.append(f'<text x="{x}" y="46" font-size="12" fill="{colour}">{whose}</text>')
     file.write_text("\n".join([*parts, "</svg>\n"]))
 
 
