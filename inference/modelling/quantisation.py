@@ -135,8 +135,9 @@ GGUF_FORMS: Mapping[str, Form] = {
     "NVFP4": Form(4, 16, levels=FP4_CODES),
 }
 """GGUF's types to the forms that hold their codes. Scales of scales are multiplied out, so Q4_K takes 5 bits per weight
-instead of 4.5, Q5_K 6 instead of 5.5, and Q6_K 7 instead of 6.56. Where they would weigh more beside fewer bits, they
-become bytes: Q2_K takes 3.13 bits instead of 2.63, and Q3_K 3.56 instead of 3.44."""
+instead of 4.5, Q5_K 6 instead of 5.5, and Q6_K 7 instead of 6.56. Beside codes of 2 and 3 bits that would be
+too much: those scales become bytes, with the file's factor for a block (llama.cpp's ``d`` and ``dmin``), so Q2_K takes
+3.13 bits instead of 2.63, and Q3_K 3.56 instead of 3.44."""
 
 
 OWN_FORMS: Mapping[FormName, Form] = {

@@ -89,7 +89,7 @@ def test_rows_that_do_not_lie_together(device):
     assert packed.linear(torch.empty(0, 64, device=device), None).shape == (0, 40)
 
 
-@pytest.mark.parametrize("form", [GGUF_FORMS["Q4_K"], GGUF_FORMS["Q6_K"], OWN_FORMS["int3"]], ids=str)
+@pytest.mark.parametrize("form", [*(GGUF_FORMS[name] for name in ("Q2_K", "Q4_K", "Q6_K")), OWN_FORMS["int3"]], ids=str)
 @pytest.mark.parametrize(("rows", "gated", "activation"), [(1, True, "silu"), (30, False, "relu2")])
 def test_experts(rows, gated, activation, form, dtype, device):
     from inference.modelling.backends.triton.moe import run_experts

@@ -2,7 +2,7 @@
 
 Tensors in codes are those of GGUF files and of other programs' safetensors. A weight that isn't rounded anew keeps its
 codes, if products take them (``stored_form``); their scales are rounded to float16 or bfloat16, as a load of the source
-rounds them. All other codes become floats.
+rounds them, but for those of Q2_K and Q3_K, which a load keeps exact. All other codes become floats.
 """
 
 from __future__ import annotations

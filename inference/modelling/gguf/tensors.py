@@ -100,8 +100,8 @@ class CheckpointTensor:
 
     @property
     def keeps_blocks(self) -> bool:
-        """Whether the inputs of a block stay together, and so what they share."""
-        return self.column_heads == (1, 1)
+        """Whether the inputs of a block stay together, and what they share as it is."""
+        return self.column_heads == (1, 1) and not any(segment.factor for segment in self.segments)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,8 +39,8 @@ class Codes:
         offsets: (…, N, groups) likewise; None: the form has none.
         form: Meaning of the codes.
         order: (K,) int64, the input that each column belongs to; None: they are in order.
-        factors: (…, N, K / ``FACTOR_INPUTS``, 1 or 2) what scales, and offsets, are multiplied by; None: the form has
-            none.
+        factors: (…, N, ⌈K / ``FACTOR_INPUTS``⌉, 1 or 2) what scales, and offsets, are multiplied by; None: the form
+            has none.
     """
 
     codes: torch.Tensor
@@ -97,7 +97,7 @@ class PlainCoded:
         offsets: (…, N, groups) likewise; None: the form has none.
         form: Meaning of the codes.
         inputs: K.
-        factors: (…, N, K / ``FACTOR_INPUTS``, 1 or 2) float16; None: the form has none.
+        factors: (…, N, ⌈K / ``FACTOR_INPUTS``⌉, 1 or 2) float16; None: the form has none.
     """
 
     planes: torch.Tensor
@@ -262,6 +262,7 @@ class PlainStore:
         last, packed = first + len(rows.codes), self.packed
         if packed.factors is None:
             rows = rows.without_factors()
+        assert (rows.factors is None) == (packed.factors is None), "rows without the factors that the form has"
         with torch.inference_mode():  # each of the readers' threads has a mode of its own
             packed.planes.flatten(0, -2)[first:last] = pack_planes(rows.codes, packed.form.bits)
             packed.scales.flatten(0, -2)[first:last] = rows.scales

@@ -116,10 +116,9 @@ class GgufPlace:
             start += rows
         kind = BLOCK_TYPES[self.tensor.segments[0].type]
         codes = block_codes(torch.cat(found).view(-1, kind.num_bytes), kind, count)
-        factor = torch.cat(factors)
-        if codes.factors is not None and self.tensor.keeps_blocks:
-            return replace(codes, factors=codes.factors * factor.unsqueeze(-1))
-        codes = codes.without_factors()
+        if self.tensor.keeps_blocks:
+            return codes
+        codes, factor = codes.without_factors(), torch.cat(factors)
         offsets = None if codes.offsets is None else self._columns(codes.offsets * factor)
         scales = self._columns(codes.scales * factor)
         return replace(codes, codes=self._columns(codes.codes), scales=scales, offsets=offsets)

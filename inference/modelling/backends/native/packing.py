@@ -35,8 +35,9 @@ class NativePacked:
     Attributes:
         data: (…, blocks, bytes) uint8.
         scales: (…, blocks, groups, 32) bfloat16; empty for what isn't quantised. For codes of a file of the form's
-            dtype, and with offsets (…, blocks, groups, 64). With factors (…, blocks, groups / 2 + K /
-            ``FACTOR_INPUTS``, 32 or 64), the bytes of two groups in a line, then the factors.
+            dtype, and with offsets (…, blocks, groups, 64). With factors (…, blocks, ⌈groups / 2⌉ + ⌈K /
+            ``FACTOR_INPUTS``⌉, 32 or 64) float16, of which the first lines are bytes, two groups in each, and the
+            others factors.
         format: A number of ``_FORMATS``, or that of a form.
         outputs, inputs: N and K.
         group: Inputs that share a scale.

@@ -1,9 +1,10 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, misc"
 """Weights in the codes of files, expanded inside the product, so that a decode reads the codes' bytes alone.
 
-Codes lie in rows, in the planes of ``layers.coded.pack_planes``. A value is scale · level + offset in float32, rounded
-to the rows' type as ``dense`` rounds it. Up to ``MAX_ROWS`` rows are multiplied in tiles; above that the weight is
-expanded once and the library's product used, as arithmetic bounds it then.
+Codes lie in rows, in the planes of ``layers.coded.pack_planes``. A value is scale · level + offset in float32 (scales
+and offsets times their factors, if there are any), rounded to the rows' type as ``dense`` rounds it. Up to ``MAX_ROWS``
+rows are multiplied in tiles; above that the weight is expanded once and the library's product used, as arithmetic
+bounds it then.
 
 Shape letters: M rows, N outputs, K inputs, E experts.
 
@@ -43,7 +44,7 @@ class DeviceCoded(ExpandedInside):
 
     @property
     def nbytes(self) -> int:
-        """Memory of codes, scales and offsets."""
+        """Memory of codes, scales, offsets and factors."""
         return self.plain.nbytes
 
     def product(self, hidden: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:

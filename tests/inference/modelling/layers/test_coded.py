@@ -38,7 +38,8 @@ from tests.inference.modelling.encodings.formats import e4m3
 
 FORMS = (
     *GGUF_FORMS.values(), Form(3, 32, zero=4), Form(3, 64, levels=tuple(range(-4, 4))),
-    Form(4, 128, zero=3, scales="bfloat16"), *OWN_FORMS.values(),
+    Form(4, 128, zero=3, scales="bfloat16"), *OWN_FORMS.values(), Form(5, 16, zero=16),
+    Form(3, 48, zero=4, has_offset=True), Form(4, 64, zero=8, has_offset=True, has_factors=True),
 )  # fmt: skip
 FLOATS = (Form(8, 128, is_float=True), Form(8, 32, scales="bfloat16", is_float=True), Form(8, 48, is_float=True))
 
@@ -130,7 +131,7 @@ def test_values_are_scale_times_level_plus_offset(form):
             assert kept.scales[row, group] == weight.scales[row, group] * factor[0]
             assert kept.offsets is None or kept.offsets[row, group] == weight.offsets[row, group] * factor[1]
     assert packed.nbytes == coded_bytes((3, 300), form)
-    assert coded_bytes((4, 256), form) == 4 * 256 * form.bits_per_weight / 8
+    assert coded_bytes((4, 768), form) == 4 * 768 * form.bits_per_weight / 8
 
 
 @pytest.mark.parametrize("form", FLOATS)

@@ -12,6 +12,8 @@ from gguf import GGMLQuantizationType, quants
 
 from inference.errors import CorruptCheckpoint
 from inference.modelling.gguf.tensors import CheckpointTensor, Segment
+from inference.modelling.layers.coded import PlainStore
+from inference.modelling.quantisation import GGUF_FORMS
 from inference.modelling.weights import gguf_reader
 from inference.modelling.weights.files import TensorFiles
 from inference.modelling.weights.gguf_reader import GgufPlace
@@ -87,13 +89,13 @@ def test_rows_take_turns(stored, monkeypatch, chunk):
         assert torch.equal(place.codes(first, count).dense(torch.float32), expected[first : first + count])
 
 
-@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q6_K"])
 def test_heads_narrower_than_a_block_are_put_in_order(tmp_path, kind):
     """Qwen 3.5's heads have 128 columns, blocks 256: codes and scales are moved, not blocks."""
     number, block, size = TYPES[kind]
     raw = np.random.default_rng(2).integers(0, 256, (3, 768 // block, size), dtype=np.uint8)
     half = np.array([0.01], np.float16).view(np.uint8)
-    places = (0, 2) if kind == "Q4_K" else (208,)
+    places = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q6_K": (208,)}[kind]
     for begin in places:
         raw[..., begin : begin + 2] = half
     (tmp_path / "codes").write_bytes(raw.tobytes())
@@ -104,7 +106,16 @@ def test_heads_narrower_than_a_block_are_put_in_order(tmp_path, kind):
     with (tmp_path / "codes").open("rb") as file:
         place = GgufPlace("codes", tensor, [file.fileno()], torch.float32)
         assert torch.equal(read(place), expected.flatten())
-        assert torch.equal(place.codes(0, 3).dense(torch.float32), expected)
+        codes = place.codes(0, 3)
+        assert torch.equal(codes.dense(torch.float32), expected)
+        assert codes.factors is None and not codes.form.has_factors  # a block's inputs share nothing any more
+        stays = GgufPlace("codes", CheckpointTensor((3, 768), tensor.segments), [file.fileno()], torch.float32)
+        codes = stays.codes(0, 3)
+        assert torch.equal(codes.dense(torch.float32), values)
+        assert codes.form == GGUF_FORMS[kind]
+        plain = PlainStore((3, 768), codes.form.without_factors)  # as files registered before have it
+        plain.put(codes, 0)
+        torch.testing.assert_close(plain.packed.dense(torch.float32), values, rtol=0, atol=2e-3 * values.abs().max())
 
 
 def test_pieces_are_multiplied_by_their_factors(stored):

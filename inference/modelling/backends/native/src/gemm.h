@@ -43,7 +43,7 @@ void multiply(
   t.unit_steps = ceil_div(w.unit, V::kPerStep);
   const int64_t unit_bytes = ceil_div(w.unit, F::kPerStep) * F::kStepBytes;
   // Of the inputs a run whose activations stay in the second cache, and within a block parts that stay in the first
-  // one while the panels pass. One panel goes through a block from end to end.
+  // one while the panels pass. One panel goes through a block from end to end, but where scales are multiplied out.
   const int64_t panel_bytes = panels.line ? kTiledPanelBytes : kPanelBytes;
   const int64_t run = count == 1 ? units : std::max<int64_t>(1, panel_bytes / (rows * V::kWords * t.unit_steps * 4));
   const bool has_factors = F::kGrouped && w.form->has_factors;
@@ -58,7 +58,7 @@ void multiply(
   const uint8_t* after = end_of_run == on.end ? on.next : end_of_run;
   MatrixTiles<V> matrix_tiles(panels.line > 0);
   alignas(64) float values[kExpands<F> ? kMostUnit * kBlock : 1], unit_sums[kExpands<F> ? kMostRows * kBlock : 1];
-  alignas(64) float products[F::kGrouped ? (kScaledInputs / kLeastUnit + 1) * 2 * kBlock : 1];
+  alignas(64) float products[F::kGrouped ? kScaledInputs / kLeastUnit * 2 * kBlock : 1];
   for (int64_t begin = 0; begin < units; begin += run) {
     const int64_t end = std::min(begin + run, units);
     for (int64_t block = block_begin; block < block_end; ++block) {

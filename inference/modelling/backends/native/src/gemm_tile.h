@@ -11,7 +11,7 @@
 
 namespace blazr {
 
-constexpr int64_t kScalesAhead = 1024;  // bfloat16 values, which two lines of weights or more lie between
+constexpr int64_t kScalesAhead = 1024;  // scales, which two lines of weights or more lie between
 
 struct TileArgs {
   const uint32_t* steps;  // of the panel, from its first step
@@ -306,8 +306,8 @@ inline __attribute__((always_inline)) void add_steps(
   }
 }
 
-// A unit's integer sums of R rows with V vectors of outputs, from its first chunk on; of fewer steps than a chunk, the
-// unit is one of the chunk's halves.
+// A unit's integer sums of R rows with V vectors of outputs, from its first chunk on. Of 3 and 5 bits it may be half of
+// a chunk.
 template <class F, int R, int V, bool kOnce>
 inline __attribute__((always_inline)) void add_unit(
     vi (&acc)[sums_of<F>(R)][V], const uint32_t* a, const uint8_t* w, int64_t steps, bool is_second_half, vi levels,
@@ -349,7 +349,7 @@ inline __attribute__((always_inline)) void add_codes(
   }
   const int64_t per_scale = t.matrix->units_per_scale, group = per_scale == 1 ? unit : unit / per_scale;
   const int64_t first_scale = group * form.scale_line() + first_vector * kLanes;
-  if (t.in_pages) __builtin_prefetch(t.weight_scales + first_scale + kScalesAhead, 0, 2);
+  if (t.in_pages && !t.products) __builtin_prefetch(t.weight_scales + first_scale + kScalesAhead, 0, 2);
   const auto scales_at = [&](int64_t place) {
     return t.products ? load(t.products + first_scale + place)
                       : load_scales(t.weight_scales + first_scale + place, form.has_halves);

@@ -106,7 +106,7 @@ def test_rows_come_in_pieces_of_any_order(form):
 
 
 def test_a_stack_is_packed_matrix_by_matrix():
-    for form in (*FORMS[:3], *FLOATS):
+    for form in (*FORMS[:3], GGUF_FORMS["Q2_K"], GGUF_FORMS["Q3_K"], *FLOATS):
         weight = random_codes(3, 64, 96, form=form)
         packed, plain = packed_codes(weight), code_plainly(weight)
         for number in range(3):

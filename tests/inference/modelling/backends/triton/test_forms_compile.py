@@ -238,7 +238,8 @@ def test_quantised_product(kind, dtype, compiled):
 MOST_INSTRUCTIONS = {
     ("int4", 1): 7.1, ("int4", 16): 7.6, ("int4", 64): 8.6, ("int8", 1): 6.2, ("int8", 16): 7.0, ("int8", 64): 8.2,
     ("Q4_K", 16): 10.0, ("Q4_K", 64): 18.0, ("Q6_K", 16): 14.5, ("Q6_K", 64): 20.0, ("IQ4_NL", 16): 17.0,
-    ("IQ4_NL", 64): 21.0, ("Q3_K", 16): 15.0, ("Q3_K", 64): 20.5,
+    ("IQ4_NL", 64): 21.0, ("Q2_K", 16): 15.0, ("Q2_K", 64): 24.5, ("Q3_K", 16): 15.0,
+    ("Q3_K", 64): 20.5,
 }  # fmt: skip
 """For each weight and thread in the inner loop of a product on sm_90: what triton 3.9 needs, and little more."""
 
@@ -277,7 +278,7 @@ def longest_loop(kernel):
 
 
 @on_targets
-@pytest.mark.parametrize("name", ["Q3_K", "Q4_K", "Q6_K", "IQ4_NL"])
+@pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "Q4_K", "Q6_K", "IQ4_NL"])
 def test_coded_product(name, dtype, compiled):
     from inference.modelling.backends.triton.coded import DeviceStore
     from inference.modelling.backends.triton.moe import run_experts
