@@ -39,6 +39,7 @@ MIB = 1 << 20
 FORMS = "q2_k,q3_k_m,iq4_nl,q4_0,q4_k_m,q5_k_m,q6_k,q8_0"
 COLOURS = {"blazr": "#b4410e", "llama.cpp": "#1f4e79"}
 WIDTH, HEIGHT, MARGIN = 760, 420, 60
+LETTER_WIDTH = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,14 +176,15 @@ def write_picture(points: Sequence[Point], title: str, file: Path) -> None:
     for mib in range(math.ceil(least / step) * step, int(most) + 1, step):
         x, y = place(mib, lowest)
         parts.append(f'<text x="{x:.1f}" y="{y + 16:.1f}" font-size="11" text-anchor="middle">{mib}</text>')
-    labels: list[tuple[bool, float, float]] = []
+    labels: list[tuple[float, float, float]] = []  # where they begin and end, and their heights
     for point, decade in sorted(zip(points, decades, strict=True), key=lambda both: -both[1]):  # from above
         x, y = place(point.mib, decade)
         colour, is_ours = COLOURS[point.whose], point.whose == "blazr"
-        label_y = y
-        while any(is_ours == other and abs(x - at_x) < 60 and abs(label_y - at_y) < 9 for other, at_x, at_y in labels):
+        width = LETTER_WIDTH * len(point.form)
+        left, label_y = x - 8 - width if is_ours else x + 8, y
+        while any(left < end and left + width > begin and abs(label_y - at_y) < 9 for begin, end, at_y in labels):
             label_y += 9  # below the label that is there
-        labels.append((is_ours, x, label_y))
+        labels.append((left, left + width, label_y))
         parts += [
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>',
             f'<text x="{x - 8 if is_ours else x + 8:.1f}" y="{label_y + 3.5:.1f}" font-size="10" fill="{colour}" '
