@@ -2,8 +2,9 @@
 
     python -m bench.kernels_factors [--types Q2_K,Q3_K] [--outputs 2048] [--inputs 2048] [--rows 1,8,64,512]
 
-Both are measured in turns, each on as many matrices as no cache holds. Each line: the type; rows; bits per weight of
-both; how much faster products are with factors, the median of the turns and their quartiles.
+Both are measured in turns: one row on as many matrices as no cache holds, more rows, which arithmetic bounds, on fewer.
+Each line: the type; rows; bits per weight of both; how much faster products are with factors, the median of the turns
+and their quartiles.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ TURNS = 15
 
 def random_ring(form: Form, outputs: int, inputs: int) -> list[NativePacked]:
     """Matrices of any codes."""
-    kinds = 2 if form.has_offset else 1
+    kinds = form.num_scales
     whole = torch.randint(-32, 32, (kinds, outputs, inputs // form.group)).float()
     factors = torch.full((outputs, inputs // FACTOR_INPUTS, kinds), 1e-3) if form.has_factors else None
     codes = torch.randint(0, 1 << form.bits, (outputs, inputs), dtype=torch.uint8)

@@ -85,8 +85,11 @@ def write_off_grid(source: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     stored = {name: value.bfloat16().contiguous() for name, value in tensors.items()}
     save_file(stored, target / "model.safetensors", metadata={"format": "pt"})
-    named: dict[str, object] = {"torch_dtype": "bfloat16", "architectures": [ARCHITECTURES[config["model_type"]]]}
-    named["vocab_size"] = len(tensors["model.embed_tokens.weight"])  # llama.cpp's converter needs it
+    named = {
+        "torch_dtype": "bfloat16",
+        "architectures": [ARCHITECTURES[config["model_type"]]],
+        "vocab_size": len(tensors["model.embed_tokens.weight"]),  # llama.cpp's converter needs it
+    }
     (target / "config.json").write_text(json.dumps(config | named, indent=2))
     AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(target)
 

@@ -99,12 +99,16 @@ class Form:
         assert not self.has_factors or not self.is_float, self
 
     @property
+    def num_scales(self) -> int:
+        """Of a group and an output: the scale, and perhaps the offset."""
+        return 2 if self.has_offset else 1
+
+    @property
     def bits_per_weight(self) -> float:
         """Scales, offsets and factors included."""
-        kinds = 2 if self.has_offset else 1
         if self.has_factors:
-            return self.bits + kinds * (8 / self.group + 16 / FACTOR_INPUTS)
-        return self.bits + kinds * 16 / self.group
+            return self.bits + self.num_scales * (8 / self.group + 16 / FACTOR_INPUTS)
+        return self.bits + self.num_scales * 16 / self.group
 
     @property
     def without_factors(self) -> Form:
@@ -206,9 +210,9 @@ def quantised_bytes(shape: Sequence[int], kind: Kind) -> int:
 def coded_bytes(shape: Sequence[int], form: Form) -> int:
     """Bytes of codes, scales, offsets and factors, without what fills the last block of outputs (native)."""
     rows, columns = math.prod(shape[:-1]), shape[-1]
-    kinds, groups = 2 if form.has_offset else 1, -(-columns // form.group)
-    scales = groups + 2 * -(-columns // FACTOR_INPUTS) if form.has_factors else 2 * groups
-    return rows * (code_bytes(columns, form.bits) + kinds * scales)
+    groups = -(-columns // form.group)
+    scale_bytes = groups + 2 * -(-columns // FACTOR_INPUTS) if form.has_factors else 2 * groups
+    return rows * (code_bytes(columns, form.bits) + form.num_scales * scale_bytes)
 
 
 def code_bytes(inputs: int, bits: int) -> int:

@@ -40,7 +40,6 @@ REQUEST_TIMEOUT_S = 120
 ROOT = Path(__file__).resolve().parents[2]
 _CELERY = (sys.executable, "-m", "celery", "-q", "-A", "blazr_site.celery")
 
-_FREE_CONNECTION_S = 10.0
 _TABLES = (
     "storedstate",
     "batchresult",
@@ -350,14 +349,14 @@ class Site:
 
     def _connect_when_free(self) -> psycopg.Connection[Any]:
         """Wait until the processes leave one of the few connections, as a test only looks on."""
-        deadline = time.monotonic() + _FREE_CONNECTION_S
-        while True:
-            try:
+
+        def connection() -> psycopg.Connection[Any] | None:
+            with contextlib.suppress(psycopg.OperationalError):  # too many clients already
                 return self._connect()
-            except psycopg.OperationalError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.05)
+            return None
+
+        found: psycopg.Connection[Any] = wait_until(connection, 10, "a free connection to PostgreSQL")
+        return found
 
     def clear(self) -> None:
         """Delete what earlier tests have stored, so that a ledger counts one test's rows."""

@@ -251,9 +251,9 @@ class PlainStore:
         planes = torch.empty(*outer, num_bytes, dtype=torch.uint8, device=device)
         scales = torch.empty(*outer, groups, dtype=dtype, device=device)
         offsets = torch.empty_like(scales) if form.has_offset else None
-        kinds, factors = 2 if form.has_offset else 1, None
+        factors = None
         if form.has_factors:
-            shape = (*outer, -(-inputs // FACTOR_INPUTS), kinds)
+            shape = (*outer, -(-inputs // FACTOR_INPUTS), form.num_scales)
             factors = torch.empty(shape, dtype=scales_dtype(form), device=device)
         self.packed = PlainCoded(planes, scales, offsets, form, inputs, factors)
 

@@ -30,7 +30,7 @@ def block_codes(blocks: torch.Tensor, kind: BlockType, rows: int) -> Codes:
     """
     form = GGUF_FORMS[kind.form_name]
     codes, scales, *others = (values.reshape(rows, -1) for values in _EXTRACTIONS[kind.name](blocks))
-    factors = others.pop().view(rows, -1, 2 if form.has_offset else 1) if form.has_factors else None
+    factors = others.pop().view(rows, -1, form.num_scales) if form.has_factors else None
     return Codes(codes, scales, others[0] if form.has_offset else None, form, factors=factors)
 
 

@@ -52,7 +52,7 @@ def random_codes(*shape: int, form: Form, seed: int = 0) -> Codes:
     if form.is_float:
         codes[codes & 0x7F == 0x7F] = 0x80  # NaN
     if form.has_factors:
-        kinds = 2 if form.has_offset else 1
+        kinds = form.num_scales
         whole = torch.randint(-128, 128, (kinds, *shape[:-1], groups), generator=generator).float()
         factors = torch.randn(*shape[:-1], -(-shape[-1] // FACTOR_INPUTS), kinds, generator=generator).half() * 1e-3
         return Codes(codes, whole[0], whole[1] if form.has_offset else None, form, factors=factors)

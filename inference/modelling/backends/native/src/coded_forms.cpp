@@ -123,13 +123,6 @@ void pack_scales(const T* from, int64_t count, int64_t groups, int64_t line, T* 
       to[group * line + lane] = lane < count ? from[lane * groups + group] : 0;
 }
 
-// What the rows of a block share: (rows, lines, 1 or 2) to [lines][1 or 2][32].
-void pack_factors(const uint16_t* from, int64_t count, int64_t lines, int64_t line, uint16_t* to) {
-  const int64_t kinds = line / kBlock;
-  for (int64_t at = 0; at < lines * kinds; ++at, to += kBlock)
-    for (int64_t lane = 0; lane < kBlock; ++lane) to[lane] = lane < count ? from[lane * lines * kinds + at] : 0;
-}
-
 // Codes of rows, a byte each, to their place from row `first` on, which begins a block. On the caller's thread alone.
 void pack_codes(
     const at::Tensor& codes, const at::Tensor& scales, const std::optional<at::Tensor>& offsets,
@@ -141,7 +134,7 @@ void pack_codes(
   const Matrix w = matrix_layout(format, codes.size(0), codes.size(1), group);
   TORCH_CHECK(w.form, "pack_codes: format ", format, " has no codes");
   const int64_t line = w.form->scale_line(), groups = w.groups(), begin = first / kBlock;
-  const int64_t factor_lines = ceil_div(w.inputs, kFactorInputs);
+  const int64_t row_factors = ceil_div(w.inputs, kFactorInputs) * line / kBlock;
   const at::ScalarType stored = packed_scales.scalar_type(), type = w.form->has_factors ? at::kChar : stored;
   const auto fits = [&](const at::Tensor& values) {
     return values.is_contiguous() && values.scalar_type() == type && values.numel() == w.outputs * groups;
@@ -153,7 +146,7 @@ void pack_codes(
   TORCH_CHECK(
       factors.has_value() == w.form->has_factors &&
           (!factors.has_value() || (factors->is_contiguous() && factors->scalar_type() == at::kHalf &&
-                                    factors->numel() == w.outputs * factor_lines * line / kBlock)),
+                                    factors->numel() == w.outputs * row_factors)),
       "pack_codes: the factors don't fit");
   TORCH_CHECK(
       first >= 0 && first % kBlock == 0 && data.is_contiguous() && packed_scales.is_contiguous() &&
@@ -171,8 +164,8 @@ void pack_codes(
     auto* to = static_cast<uint16_t*>(packed_scales.data_ptr()) + (begin + block) * w.block_scales();
     if (factors) {
       pack(row, count, reinterpret_cast<int8_t*>(to));
-      const auto* from = static_cast<const uint16_t*>(factors->const_data_ptr()) + row * factor_lines * line / kBlock;
-      pack_factors(from, count, factor_lines, line, to + w.byte_lines() * line);
+      const auto* from = static_cast<const uint16_t*>(factors->const_data_ptr()) + row * row_factors;
+      pack_scales(from, count, row_factors, kBlock, to + w.byte_lines() * line);
     } else {
       pack(row, count, to);
     }
