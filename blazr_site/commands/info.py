@@ -107,7 +107,7 @@ def _stored(name: str, data_dir: Path) -> Inspection | None:
 
 
 def _print_sizes(console: Console, description: Mapping[str, Any]) -> None:
-    sizes = Table(show_header=False, box=None)
+    sizes, state = Table(show_header=False, box=None), description["state_bytes_per_sequence"]
     for label, value in (
         ("format", description["format"]),
         ("family", description["model_type"]),
@@ -118,7 +118,7 @@ def _print_sizes(console: Console, description: Mapping[str, Any]) -> None:
         ("vocabulary rows", f"{description['vocab_size']:,}"),
         ("context", f"{description['max_position_embeddings']:,} tokens"),
         ("state per token", format_bytes(description["state_bytes_per_token"])),
-        ("state per sequence", format_bytes(description["state_bytes_per_sequence"])),
+        ("state per sequence", f"{format_bytes(state)}{' in float32' if state else ''}"),
     ):
         sizes.add_row(Text(label, style="dim"), Text(str(value)))
     console.print(sizes)

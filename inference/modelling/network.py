@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import cast
 
 import torch
 from torch import nn
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState
-from inference.modelling.hybrid_layer import build_norm
+from inference.modelling.hybrid_layer import HybridLayer, build_norm
 from inference.modelling.layer_forms import make_layer, normalised
 from inference.modelling.layers.altup import Streams
 from inference.modelling.layers.gated_streams import StreamGate
@@ -80,13 +81,13 @@ class HybridForCausalLM(nn.Module):
             (T, h), after the final norm.
         """
         stream, own_states = self.embed(batch), self.states_by_layer(states)
-        if self._stored.are_exact(states):
-            for layer, state in zip(self.layers, own_states, strict=True):
+        copied = self._stored.copied(cast("Sequence[HybridLayer]", self.layers), states)
+        entries = StepEntries(batch) if any(copied) else None
+        for layer, state, names in zip(self.layers, own_states, copied, strict=True):
+            if entries is None or not names:
                 layer(stream, batch, state)
-            return self.finish(stream)
-        entries = StepEntries(batch)
-        for layer, state, names in zip(self.layers, own_states, self._stored.names, strict=True):
-            entries.run(partial(layer, stream), state, names)
+            else:
+                entries.run(partial(layer, stream), state, names)
         return self.finish(stream)
 
     def finish(self, stream: ResidualStream) -> torch.Tensor:

@@ -1,8 +1,9 @@
-"""StoredStates: run layers in float32 on recurrent states that are stored in bfloat16.
+"""StoredStates: run layers on recurrent states that are stored in bfloat16.
 
-Layers and their kernels read and write float32 states. Where the states are stored in bfloat16, a layer's entries of
-the step's sequences are copied to float32 before the layer and rounded back behind it: one rounding, to the nearest,
-for each step and layer, whatever the number of tokens. The copies live for one layer.
+Layers compute in float32. Native kernels read bfloat16 states themselves, and round what they store. Other layers need
+float32 states: their entries of the step's sequences are copied to float32 before the layer and rounded back behind it,
+and the copies live for one layer. Either way there is one rounding, to the nearest, for each step and layer, whatever
+the number of tokens, and the values are the same.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from dataclasses import replace
 import torch
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState
+from inference.modelling.layers.layer import Layer
 from inference.modelling.spec import ModelSpec
 
 Run = Callable[[ForwardBatch, LayerState], object]
 
 
 class StoredStates:
-    """Which state tensors of a network belong to sequences, and whether they are stored in float32.
+    """Which state tensors of a network belong to sequences, and which layers need float32 copies of them.
 
     Args:
         spec: Specification of the network.
@@ -27,13 +29,24 @@ class StoredStates:
 
     def __init__(self, spec: ModelSpec) -> None:
         parts = [[part for part in layer.state() if part.per == "sequence"] for layer in spec.layers]
-        self.names = [tuple(part.name for part in own) for own in parts]
-        self._probe = next(
-            ((number, part.name) for number, own in enumerate(parts) for part in own if part.dtype == "state"), None
-        )
+        self._names = [tuple(part.name for part in own) for own in parts]
+        self._rounded = [frozenset(part.name for part in own if part.dtype == "state") for own in parts]
+        self._probe = next(((number, min(names)) for number, names in enumerate(self._rounded) if names), None)
 
-    def are_exact(self, states: Sequence[LayerState]) -> bool:
-        """Whether the layers can read the states as they are."""
+    def copied(self, layers: Sequence[Layer], states: Sequence[LayerState]) -> list[tuple[str, ...]]:
+        """For each layer the names of the states that it needs float32 copies of; none where it reads what is stored.
+
+        Args:
+            layers: The network's.
+            states: Of the layers.
+        """
+        if self._are_exact(states):
+            return [()] * len(layers)
+        named = zip(layers, self._names, self._rounded, strict=True)
+        return [() if rounded <= layer.bfloat16_states else names for layer, names, rounded in named]
+
+    def _are_exact(self, states: Sequence[LayerState]) -> bool:
+        """Whether all states are float32."""
         if self._probe is None:
             return True
         number, name = self._probe

@@ -33,9 +33,12 @@ def test_each_tab_marks_itself_and_reads_what_it_shows(browser: Client, hybrid: 
     assert " style=" not in text
 
 
-def test_the_state_of_a_token_names_the_type_that_it_is_counted_in(browser: Client, hybrid: Path) -> None:
+def test_states_name_the_type_that_they_are_counted_in(browser: Client, hybrid: Path) -> None:
     row = services.checkpoint_register(path=hybrid)
-    assert f'<span class="small muted">in {row.dtype}</span>' in browser.get(f"/models/{row.pk}/").content.decode()
+    text = browser.get(f"/models/{row.pk}/").content.decode()
+    token, sequence = (text.split(f"<dt>State per {what}</dt>")[1].split("</dd>")[0] for what in ("token", "sequence"))
+    assert token.endswith(f'<span class="small muted">in {row.dtype}</span>')
+    assert sequence.endswith('<span class="small muted">in float32</span>')
 
 
 def test_an_unknown_tab_is_the_first_one(browser: Client, hybrid: Path) -> None:

@@ -18,6 +18,7 @@ from torch import nn
 
 from inference.modelling.backends.native import library
 from inference.modelling.backends.native.decode_programs import DecodePrograms, Forward
+from inference.modelling.backends.native.forms import BFLOAT16_STATES
 from inference.modelling.backends.native.forms import FORMS as NATIVE_FORMS
 from inference.modelling.backends.native.packing import (
     NATIVE_DTYPES,
@@ -33,7 +34,7 @@ from inference.modelling.backends.triton.cuda_graphs import DecodeGraphs, Static
 from inference.modelling.forward_batch import LayerState
 from inference.modelling.layers.attention import Attention
 from inference.modelling.layers.coded import CodeSink, CodeStore, PlainCoded, PlainStore
-from inference.modelling.layers.layer import cache_attributes
+from inference.modelling.layers.layer import Layer, cache_attributes
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.mla import MultiHeadLatentAttention
 from inference.modelling.layers.moe import Experts
@@ -63,6 +64,9 @@ class Backend:
     warm_up_rows: Sequence[int] = ()
     """Numbers of rows for which products have kernels of their own, to be compiled before the first request."""
 
+    bfloat16_states: frozenset[str] = frozenset()
+    """Names of the recurrent states that the forms read and write in bfloat16 too."""
+
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
 
@@ -78,6 +82,8 @@ class Backend:
                 delattr(module, name)
             for name, form in forms.get(type(module), {}).items():
                 setattr(module, name, MethodType(form, module))
+            if isinstance(module, Layer):
+                module.bfloat16_states = self.bfloat16_states
 
     def pack(self, layer: nn.Module) -> bool:
         """Replace a layer's matrices by the form that this backend multiplies fastest, if there is one.
@@ -180,6 +186,8 @@ class Backend:
 
 class NativeBackend(Backend):
     """The native library's kernels: float32 and bfloat16 on the CPU."""
+
+    bfloat16_states = BFLOAT16_STATES
 
     def forms(self) -> Forms:
         """The layer types whose methods this backend replaces."""

@@ -15,7 +15,14 @@ from torch import nn
 
 
 class Layer(nn.Module):
-    """A module without hooks: calling it is calling ``forward`` of its type, which no backend replaces."""
+    """A module without hooks: calling it is calling ``forward`` of its type, which no backend replaces.
+
+    Attributes:
+        bfloat16_states: Names of the recurrent states that the layer's backend reads and writes in bfloat16 too; the
+            others have to be float32.
+    """
+
+    bfloat16_states: frozenset[str] = frozenset()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

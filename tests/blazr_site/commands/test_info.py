@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from argparse import Namespace
 from contextlib import closing
@@ -31,6 +32,7 @@ def test_the_description_is_printed(capsys, monkeypatch):
     assert info.run(Namespace(model="demo", vocab=None, chat_template=None, override=[], json=False)) == 0
     out = capsys.readouterr().out
     assert all(word in out for word in ("parameters", "state per token", "mla+moe", "certain"))
+    assert re.search(r"state per sequence +[\d.]+ [KM]iB in float32\n", re.sub(" +\n", "\n", out))
 
 
 @pytest.fixture

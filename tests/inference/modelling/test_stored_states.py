@@ -7,9 +7,9 @@ import random
 import pytest
 import torch
 
-from inference.modelling.backends.backend import pack_weights
+from inference.modelling.backends.backend import NativeBackend, bind_backend, pack_weights
 from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
-from inference.modelling.stored_states import StepEntries
+from inference.modelling.stored_states import StepEntries, StoredStates
 from inference.modelling.weights.loader import load_network
 from tests.inference.engine.test_saved_state import load_family
 from tests.inference.modelling.harness import SequenceRunner
@@ -50,6 +50,29 @@ def logits_of(network, names, state_dtype=torch.bfloat16):
             found[name].append(part)
         done += count
     return {name: torch.cat(parts) for name, parts in found.items()}
+
+
+def test_kernels_that_read_stored_states_compute_what_they_compute_on_copies(family, together, monkeypatch):
+    name, network = family
+    assert isinstance(bind_backend(network), NativeBackend)
+    runner = SequenceRunner(network, state_dtype=torch.bfloat16)
+    layers = runner.network.layers
+    copied = [set(names) for names in StoredStates(network.spec).copied(layers, runner.states)]
+    assert set().union(*copied) <= {"conv_state", "head_conv_state", "delayed_state"}
+    assert any(copied) == (name == "zaya"), "only its second convolution has no kernel"
+    with monkeypatch.context() as patch:
+        patch.setattr(NativeBackend, "bfloat16_states", frozenset())
+        bind_backend(network)
+        assert any(StoredStates(network.spec).copied(layers, runner.states))
+        on_copies = logits_of(network, "abc")
+    bind_backend(network)
+    assert all(torch.equal(on_copies[one], together[one]) for one in "abc")
+
+
+def test_float32_states_are_never_copied(family):
+    _, network = family
+    states = SequenceRunner(network).states
+    assert not any(StoredStates(network.spec).copied(network.layers, states))
 
 
 def test_a_step_stores_the_float32_states_rounded_to_nearest(family):

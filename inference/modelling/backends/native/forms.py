@@ -431,6 +431,15 @@ def _mix_experts(layer: Experts, hidden: torch.Tensor, weights: torch.Tensor, ch
     return mixed
 
 
+BFLOAT16_STATES = frozenset(
+    {
+        *("conv_state", "ngram_conv_state", "shift_state"),
+        *("ssm_state", "x_state", "b_state", "linear_state", "delta_state"),
+        *("lru_state", "memory_state", "wkv_state"),
+    }
+)
+"""Recurrent states that the kernels read and write in float32 and in bfloat16: ``States`` of ``src/recurrent.h``."""
+
 FORMS: Mapping[type[nn.Module], Mapping[str, Callable[..., Any]]] = {
     Norm: {"normalise": _normalise, "add_normalise": _add_normalise},
     MLP: {"activate": _activate},

@@ -58,6 +58,15 @@ def test_a_form_takes_the_place_of_a_method_in_one_instance_only():
     assert torch.equal(bound(hidden), plain(hidden))
 
 
+def test_layers_know_which_states_their_backend_reads_in_bfloat16():
+    layer = Norm(NormSpec(), 8)
+    assert layer.bfloat16_states == frozenset()
+    NativeBackend(CPU, torch.float32).bind(layer)
+    assert {"ssm_state", "conv_state"} <= layer.bfloat16_states
+    Backend(CPU, torch.float32).bind(layer)
+    assert layer.bfloat16_states == frozenset()
+
+
 @native_only
 def test_every_form_replaces_a_method_of_its_layer_type():
     for layer_type, forms in FORMS.items():

@@ -71,7 +71,8 @@ void convolve_edges(const Convolution& conv, const Run& run, const T* rows, int6
   const int64_t width = conv.width, kept = conv.kernel - 1, early = std::min(kept, run.count);
   Scratch scratch((kept + early) * width);
   float* window = scratch.begin();  // tail, then the first rows
-  float* tail = conv.state + run.slot * width * kept;
+  Scratch copy(conv.state.scratch_for(width * kept));
+  float* tail = conv.state.open(run.slot * width * kept, width * kept, run.fresh, copy.begin());
   for (int64_t j = 0; j < kept; ++j)
     for (int64_t i = 0; i < width; ++i) window[j * width + i] = run.fresh ? 0.0f : tail[i * kept + j];
   for (int64_t j = 0; j < early; ++j)
@@ -84,6 +85,7 @@ void convolve_edges(const Convolution& conv, const Run& run, const T* rows, int6
     else
       for (int64_t i = 0; i < width; ++i) tail[i * kept + j] = static_cast<float>(rows[from * stride + i]);
   }
+  conv.state.close(run.slot * width * kept, width * kept, tail);
 }
 
 at::Tensor causal_conv(
@@ -94,7 +96,7 @@ at::Tensor causal_conv(
   TORCH_CHECK(state.dim() == 3, "causal_conv: a state (slots, C, K-1) is needed");
   const int64_t width = rows.size(1), kernel = taps.size(0);
   Convolution conv{
-      checked(state, {state.size(0), width, kernel - 1}, "conv_state"),
+      States(state, {state.size(0), width, kernel - 1}, "conv_state"),
       checked(taps, {kernel, width}, "taps"),
       bias ? checked(*bias, {width}, "bias") : nullptr,
       width,
@@ -114,19 +116,23 @@ at::Tensor causal_conv(
 
 template <typename T>
 void convolve(const Convolution& conv, const std::vector<Run>& runs, const T* rows, int64_t stride, float* out) {
-  const int64_t width = conv.width, kept = conv.kernel - 1;
+  const int64_t width = conv.width, kept = conv.kernel - 1, tails = width * kept;
   const int64_t total = runs.empty() ? 0 : runs.back().start + runs.back().count;
   const int64_t grain = std::max<int64_t>(1, kGrainValues / std::max<int64_t>(1, width));
   // The rows that read rows of the same step only; a row's result doesn't depend on which thread has it.
   parallel_for(0, total, grain, [&](int64_t begin, int64_t end) {
     auto run = std::upper_bound(
         runs.begin(), runs.end(), begin, [](int64_t row, const Run& one) { return row < one.start + one.count; });
+    Scratch copy(conv.state.scratch_for(tails));
     for (int64_t row = begin; row < end; ++row) {
       while (row >= run->start + run->count) ++run;
-      if (run->count == 1)
-        convolve_one(conv, rows + row * stride, conv.state + run->slot * width * kept, run->fresh, out + row * width);
-      else if (row - run->start >= kept)
+      if (run->count == 1) {
+        float* tail = conv.state.open(run->slot * tails, tails, run->fresh, copy.begin());
+        convolve_one(conv, rows + row * stride, tail, run->fresh, out + row * width);
+        conv.state.close(run->slot * tails, tails, tail);
+      } else if (row - run->start >= kept) {
         convolve_row(conv, rows + (row - kept) * stride, stride, out + row * width);
+      }
     }
   });
   for (const Run& run : runs)
@@ -154,6 +160,41 @@ std::vector<Run> read_runs(const at::Tensor& runs, int64_t rows, int64_t slots) 
   }
   TORCH_CHECK(next == rows, "runs: they cover ", next, " of ", rows, " rows");
   return found;
+}
+
+States::States(const at::Tensor& tensor, at::IntArrayRef shape, const char* name) {
+  if (tensor.scalar_type() != at::kBFloat16) {
+    exact_ = checked(tensor, shape, name);
+    return;
+  }
+  TORCH_CHECK(
+      tensor.sizes() == shape && tensor.is_contiguous() && tensor.is_cpu(), name, ": contiguous ", shape,
+      " is needed, not ", tensor.sizes());
+  rounded_ = tensor.data_ptr<bf16>();
+}
+
+float* States::open(int64_t at, int64_t count, bool fresh, float* scratch) const {
+  if (exact_) return exact_ + at;
+  if (!fresh) read(at, count, scratch);
+  return scratch;
+}
+
+void States::close(int64_t at, int64_t count, const float* values) const {
+  if (!exact_) write(at, count, values);
+}
+
+void States::read(int64_t at, int64_t count, float* to) const {
+  if (exact_)
+    std::memcpy(to, exact_ + at, count * sizeof(float));
+  else
+    by_lanes(count, [&](int64_t i, int64_t left) { store_some(to + i, load_some(rounded_ + at + i, left), left); });
+}
+
+void States::write(int64_t at, int64_t count, const float* from) const {
+  if (exact_)
+    std::memcpy(exact_ + at, from, count * sizeof(float));
+  else
+    by_lanes(count, [&](int64_t i, int64_t left) { store_some(rounded_ + at + i, load_some(from + i, left), left); });
 }
 
 float* checked(const at::Tensor& tensor, at::IntArrayRef shape, const char* name) {

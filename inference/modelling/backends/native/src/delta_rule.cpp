@@ -174,10 +174,12 @@ void advance_last(
 }
 
 template <bool kChannels>
-void recur_head(const Sizes& sizes, const Rows& rows, const Run& run, int64_t head, float* states) {
+void recur_head(const Sizes& sizes, const Rows& rows, const Run& run, int64_t head, const States& states) {
   const int64_t key_dim = sizes.key_dim, width = sizes.width, group = head / (sizes.heads / sizes.key_heads);
-  float* state = states + (run.slot * sizes.heads + head) * key_dim * width;
-  if (run.fresh) std::fill(state, state + key_dim * width, 0.0f);
+  const int64_t size = key_dim * width, place = (run.slot * sizes.heads + head) * size;
+  Scratch copy(states.scratch_for(size));
+  float* state = states.open(place, size, run.fresh, copy.begin());
+  if (run.fresh) std::fill(state, state + size, 0.0f);
   for (int64_t row = run.start; row < run.start + run.count; ++row) {
     const float* query = rows.qkv + row * sizes.conv_width() + group * key_dim;
     const int64_t at = row * sizes.heads + head, lengths = row * sizes.key_heads + group;
@@ -197,6 +199,7 @@ void recur_head(const Sizes& sizes, const Rows& rows, const Run& run, int64_t he
     for (; j + kLanes <= width; j += kLanes) advance<kChannels, 1>(step, state + j, value + j, out + j, key_dim, width);
     if (j < width) advance_last<kChannels>(step, state + j, value + j, out + j, key_dim, width, width - j);
   }
+  states.close(place, size, state);
 }
 
 Sizes sizes_of(const DeltaArguments& in) {
@@ -226,7 +229,7 @@ template <class Arguments>
 Convolution convolution_of(const Arguments& in, int64_t slots, int64_t width) {
   const int64_t kernel = in.taps.size(0);
   return {
-      checked(in.conv_state, {slots, width, kernel - 1}, "conv_state"),
+      States(in.conv_state, {slots, width, kernel - 1}, "conv_state"),
       checked(in.taps, {kernel, width}, "taps"),
       nullptr,
       width,
@@ -246,7 +249,7 @@ at::Tensor delta_mix(const DeltaArguments& in) {
       static_cast<float>(in.offset), in.norm_group, in.norm_order};
   checked(in.rates, {heads}, "rates");
   checked(in.dt_bias, {heads}, "dt_bias");
-  float* states = checked(in.delta_state, {slots, heads, sizes.key_dim, sizes.width}, "delta_state");
+  const States states(in.delta_state, {slots, heads, sizes.key_dim, sizes.width}, "delta_state");
   Scratch scratch(rows * (conv_width + inner + 2 * heads + 2 * sizes.key_heads));
   Rows parts;
   parts.qkv = scratch.begin();
@@ -299,7 +302,7 @@ at::Tensor channel_delta_mix(const ChannelDeltaArguments& in) {
       key_dim, GatedNorm::kBeforeSigmoid};
   checked(in.rates, {heads}, "rates");
   checked(in.dt_bias, {inner}, "dt_bias");
-  float* states = checked(in.delta_state, {slots, heads, key_dim, key_dim}, "delta_state");
+  const States states(in.delta_state, {slots, heads, key_dim, key_dim}, "delta_state");
   Scratch scratch(rows * (conv_width + 2 * inner + 3 * heads));
   Rows parts;
   parts.qkv = scratch.begin();

@@ -25,6 +25,7 @@ struct MlstmArguments {
 
 struct Sizes {
   int64_t rows, heads, key_dim, width;
+  States memories;
   int64_t columns() const { return 2 * heads * (key_dim + width); }
 };
 
@@ -70,17 +71,17 @@ void fill_factors(const MlstmArguments& in, const Sizes& sizes, const Run& run, 
   *stored = peak;
 }
 
-// One row of some columns of a memory, whose rows are `width` apart: kVectors vectors, or (not kWhole) `left` columns.
+// One row of some columns of a memory, whose rows are `stride` apart: kVectors vectors, or (not kWhole) `left` columns.
 template <int kVectors, bool kWhole>
 void advance(
     const Factors& factors, const float* query, const float* key, const float* value, float* memory, float* out,
-    int64_t key_dim, int64_t width, int64_t left) {
+    int64_t key_dim, int64_t stride, int64_t left) {
   vf values[kVectors], sums[kVectors] = {};
   for (int n = 0; n < kVectors; ++n) values[n] = load_some(value + n * kLanes, kWhole ? kLanes : left);
   for (int64_t i = 0; i < key_dim; ++i) {
     const float written = factors.write * key[i], read = query[i];
     for (int n = 0; n < kVectors; ++n) {
-      float* place = memory + i * width + n * kLanes;
+      float* place = memory + i * stride + n * kLanes;
       vf c = (kWhole ? load(place) : load_part(place, left)) * factors.keep;
       c += written * values[n];
       if constexpr (kWhole)
@@ -104,11 +105,14 @@ void recur(
     const MlstmArguments& in, const Sizes& sizes, const Run& run, int64_t head, int64_t first, int64_t count,
     const Factors* factors, float* out) {
   const int64_t key_dim = sizes.key_dim, width = sizes.width, whole = count / kLanes, left = count % kLanes;
-  float* memory = in.memory.data_ptr<float>() + (run.slot * sizes.heads + head) * key_dim * width + first;
+  const int64_t at = (run.slot * sizes.heads + head) * key_dim * width + first;
+  const int64_t copied = sizes.memories.scratch_for(key_dim * count), stride = copied ? count : width;
+  Scratch scratch(2 * key_dim + count + copied);
+  float *query = scratch.begin(), *key = query + key_dim, *value = key + key_dim, *copy = value + count;
+  float* memory = sizes.memories.open(at, count, run.fresh, copy);
+  for (int64_t i = 1; i < key_dim; ++i) sizes.memories.open(at + i * width, count, run.fresh, copy + i * count);
   if (run.fresh)
-    for (int64_t i = 0; i < key_dim; ++i) std::fill(memory + i * width, memory + i * width + count, 0.0f);
-  Scratch scratch(2 * key_dim + count);
-  float *query = scratch.begin(), *key = query + key_dim, *value = key + key_dim;
+    for (int64_t i = 0; i < key_dim; ++i) std::fill(memory + i * stride, memory + i * stride + count, 0.0f);
   for (int64_t row = run.start; row < run.start + run.count; ++row) {
     const T* from = in.projected.const_data_ptr<T>() + row * sizes.columns();
     to_float(from + head * key_dim, query, key_dim);
@@ -118,11 +122,12 @@ void recur(
     float* to = out + (row * sizes.heads + head) * width + first;
     if (whole)
       with_constant<kPanelVectors>(whole, [&](auto vectors) {
-        advance<vectors.value, true>(own, query, key, value, memory, to, key_dim, width, 0);
+        advance<vectors.value, true>(own, query, key, value, memory, to, key_dim, stride, 0);
       });
     const int64_t done = whole * kLanes;
-    if (left) advance<1, false>(own, query, key, value + done, memory + done, to + done, key_dim, width, left);
+    if (left) advance<1, false>(own, query, key, value + done, memory + done, to + done, key_dim, stride, left);
   }
+  for (int64_t i = 0; i < key_dim; ++i) sizes.memories.close(at + i * width, count, memory + i * stride);
 }
 
 // σ(gate) · weight · (values - mean) / sqrt(variance + eps) of one row and head.
@@ -146,7 +151,10 @@ void norm_head(const float* values, const T* gate, const float* weight, float ep
 Sizes sizes_of(const MlstmArguments& in) {
   TORCH_CHECK(
       in.memory.dim() == 4 && in.projected.dim() == 2, "mlstm_mix: memories (slots, H, P, V) and rows are needed");
-  const Sizes sizes{in.projected.size(0), in.memory.size(1), in.memory.size(2), in.memory.size(3)};
+  const int64_t slots = in.memory.size(0), heads = in.memory.size(1), key_dim = in.memory.size(2);
+  const int64_t width = in.memory.size(3);
+  const States memories(in.memory, {slots, heads, key_dim, width}, "memory_state");
+  const Sizes sizes{in.projected.size(0), heads, key_dim, width, memories};
   TORCH_CHECK(
       in.projected.size(1) == sizes.columns() && in.projected.is_contiguous(), "mlstm_mix: contiguous rows of ",
       sizes.columns(), " values are needed");
@@ -154,11 +162,9 @@ Sizes sizes_of(const MlstmArguments& in) {
       in.gates.dim() == 2 && in.gates.size(0) == sizes.rows && in.gates.size(1) == 2 * sizes.heads &&
           in.gates.is_contiguous() && in.gates.scalar_type() == in.projected.scalar_type(),
       "mlstm_mix: contiguous rows of ", 2 * sizes.heads, " gates of the projections' type are needed");
-  const int64_t slots = in.memory.size(0);
-  checked(in.memory, {slots, sizes.heads, sizes.key_dim, sizes.width}, "memory_state");
-  checked(in.total, {slots, sizes.heads, sizes.key_dim}, "norm_state");
-  checked(in.peak, {slots, sizes.heads}, "max_state");
-  checked(in.norm_weight, {sizes.heads * sizes.width}, "norm weight");
+  checked(in.total, {slots, heads, key_dim}, "norm_state");
+  checked(in.peak, {slots, heads}, "max_state");
+  checked(in.norm_weight, {heads * width}, "norm weight");
   return sizes;
 }
 

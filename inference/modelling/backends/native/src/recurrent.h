@@ -173,11 +173,35 @@ inline void store_some(T* to, vf values, int64_t count) {
     store_part(to, values, count);
 }
 
+// --- states -------------------------------------------------------------------------------------
+
+// States of one kind, (slots, …), stored in float32 or bfloat16. Kernels compute in float32: on the stored values, or
+// on copies in scratch that are rounded to nearest once, behind a run's last row.
+class States {
+ public:
+  States() = default;
+  // A contiguous tensor of this shape, or an error that names it.
+  States(const at::Tensor& tensor, at::IntArrayRef shape, const char* name);
+
+  // Values of scratch that `open` needs for so many.
+  int64_t scratch_for(int64_t count) const { return exact_ ? 0 : count; }
+  // `count` values at `at` to change and `close`: the stored ones, or a copy in `scratch`. Fresh ones are undefined.
+  float* open(int64_t at, int64_t count, bool fresh, float* scratch) const;
+  void close(int64_t at, int64_t count, const float* values) const;
+
+  void read(int64_t at, int64_t count, float* to) const;
+  void write(int64_t at, int64_t count, const float* from) const;
+
+ private:
+  float* exact_ = nullptr;
+  bf16* rounded_ = nullptr;
+};
+
 // --- parts of layers ----------------------------------------------------------------------------
 
 // Convolution of the rows' columns 0 … width-1, each run behind its own tail; tails advance.
 struct Convolution {
-  float* state;       // (slots, width, kernel-1)
+  States state;       // (slots, width, kernel-1)
   const float* taps;  // (kernel, width)
   const float* bias;  // (width,) or null
   int64_t width, kernel, activation;

@@ -145,8 +145,12 @@ void fill_all_gates(const Gates& gates) {
 
 // Vectors of a run's channels from `column` on, the last one of `left`: s = a s + x, and s times the output's gate.
 template <int kVectors, typename T>
-void scan(const Gates& gates, const Run& run, int64_t column, int64_t left, const RgLruArguments& in, T* out) {
-  float* stored = in.lru_state.data_ptr<float>() + run.slot * gates.width + column;
+void scan(
+    const Gates& gates, const Run& run, int64_t column, int64_t left, const RgLruArguments& in, const States& states,
+    T* out) {
+  const int64_t first = run.slot * gates.width + column, channels = (kVectors - 1) * kLanes + left;
+  float copy[kVectors * kLanes];
+  float* stored = states.open(first, channels, run.fresh, copy);
   const T* gate = in.projected.const_data_ptr<T>() + column;
   vf state[kVectors];
   const auto count = [&](int v) { return v + 1 < kVectors ? kLanes : left; };
@@ -161,10 +165,12 @@ void scan(const Gates& gates, const Run& run, int64_t column, int64_t left, cons
     }
   }
   for (int v = 0; v < kVectors; ++v) store_some(stored + v * kLanes, state[v], count(v));
+  states.close(first, channels, stored);
 }
 
 template <typename T>
-void scan_all(const Gates& gates, const std::vector<Run>& runs, const RgLruArguments& in, T* out) {
+void scan_all(
+    const Gates& gates, const std::vector<Run>& runs, const RgLruArguments& in, const States& states, T* out) {
   constexpr int64_t kChannels = kScanVectors * kLanes;
   const int64_t panels = ceil_div(gates.width, kChannels), num_runs = runs.size();
   const int64_t each = std::max<int64_t>(1, gates.rows / std::max<int64_t>(1, num_runs)) * kChannels;
@@ -173,7 +179,7 @@ void scan_all(const Gates& gates, const std::vector<Run>& runs, const RgLruArgum
       const int64_t column = task % panels * kChannels, count = std::min(kChannels, gates.width - column);
       with_constant<kScanVectors>(ceil_div(count, kLanes), [&](auto vectors) {
         const int64_t left = count - (vectors.value - 1) * kLanes;
-        scan<vectors.value>(gates, runs[task / panels], column, left, in, out);
+        scan<vectors.value>(gates, runs[task / panels], column, left, in, states, out);
       });
     }
   });
@@ -191,14 +197,14 @@ at::Tensor rg_lru_mix(const RgLruArguments& in) {
       " values are needed");
   const auto found = read_runs(in.runs, rows, slots);
   const Convolution conv{
-      checked(in.conv_state, {slots, width, kernel - 1}, "conv_state"),
+      States(in.conv_state, {slots, width, kernel - 1}, "conv_state"),
       checked(in.taps, {kernel, width}, "taps"),
       in.conv_bias ? checked(*in.conv_bias, {width}, "conv bias") : nullptr,
       width,
       kernel,
       kNone,
   };
-  checked(in.lru_state, {slots, width}, "lru_state");
+  const States states(in.lru_state, {slots, width}, "lru_state");
   std::vector<uint8_t> first(rows);
   for (const Run& run : found) first[run.start] = run.fresh;
   Scratch scratch(3 * rows * width);
@@ -223,7 +229,7 @@ at::Tensor rg_lru_mix(const RgLruArguments& in) {
     using T = std::remove_pointer_t<decltype(type)>;
     convolve(conv, found, in.projected.const_data_ptr<T>() + width, 2 * width, values);
     fill_all_gates(gates);
-    scan_all(gates, found, in, out.data_ptr<T>());
+    scan_all(gates, found, in, states, out.data_ptr<T>());
   });
   return out;
 }

@@ -34,7 +34,7 @@ void mix_row(const T* row, const float* stored, const T* previous, const at::Ten
 at::Tensor token_shift(const at::Tensor& rows, const at::Tensor& runs, at::Tensor state, const at::Tensor& shares) {
   TORCH_CHECK(rows.dim() == 2 && rows.is_contiguous(), "token_shift: contiguous rows (T, h) are needed");
   const int64_t total = rows.size(0), width = rows.size(1), slots = state.size(0);
-  float* stored = checked(state, {slots, width}, "shift_state");
+  const States states(state, {slots, width}, "shift_state");
   checked(shares, {shares.size(0), width}, "shares");
   const auto found = read_runs(runs, total, slots);
   at::Tensor out = at::empty({shares.size(0), total, width}, rows.options());
@@ -46,19 +46,22 @@ at::Tensor token_shift(const at::Tensor& rows, const at::Tensor& runs, at::Tenso
     parallel_for(0, total, grain, [&](int64_t begin, int64_t end) {
       auto run = std::upper_bound(
           found.begin(), found.end(), begin, [](int64_t row, const Run& one) { return row < one.start + one.count; });
+      Scratch copy(states.scratch_for(width));
       for (int64_t row = begin; row < end; ++row) {
         while (row >= run->start + run->count) ++run;
-        const bool begins = row == run->start;
-        const float* kept = begins && !run->fresh ? stored + run->slot * width : nullptr;
+        const bool begins = row == run->start, is_behind = begins && !run->fresh;
+        const float* stored = is_behind ? states.open(run->slot * width, width, false, copy.begin()) : nullptr;
         mix_row(
-            from + row * width, kept, begins ? nullptr : from + (row - 1) * width, shares, to + row * width,
+            from + row * width, stored, begins ? nullptr : from + (row - 1) * width, shares, to + row * width,
             total * width);
       }
     });
+    Scratch copy(states.scratch_for(width));
     for (const Run& run : found) {
       const T* last = from + (run.start + run.count - 1) * width;
-      float* kept = stored + run.slot * width;
-      by_lanes(width, [&](int64_t i, int64_t left) { store_some(kept + i, load_some(last + i, left), left); });
+      float* stored = states.open(run.slot * width, width, true, copy.begin());
+      by_lanes(width, [&](int64_t i, int64_t left) { store_some(stored + i, load_some(last + i, left), left); });
+      states.close(run.slot * width, width, stored);
     }
   });
   return out;
@@ -88,9 +91,10 @@ struct Weights {
 
 // A run's channels first … first+count-1, at most kVectors vectors.
 template <int kCount, typename T>
-void scan(const WkvArguments& in, const Run& run, int64_t first, int64_t count, T* out) {
+void scan(const WkvArguments& in, const States& states, const Run& run, int64_t first, int64_t count, T* out) {
   const int64_t width = in.key.size(1), at = run.slot * width + first;
-  float *totals = in.total.data_ptr<float>() + at, *weights = in.weight.data_ptr<float>() + at;
+  float copy[kCount * kLanes];
+  float *totals = states.open(at, count, run.fresh, copy), *weights = in.weight.data_ptr<float>() + at;
   float* peaks = in.peak.data_ptr<float>() + at;
   const T *keys = in.key.const_data_ptr<T>() + first, *values = in.value.const_data_ptr<T>() + first;
   const T* gates = in.receptance.const_data_ptr<T>() + first;
@@ -123,6 +127,7 @@ void scan(const WkvArguments& in, const Run& run, int64_t first, int64_t count, 
     store_some(weights + i, weight[v], left(v));
     store_some(peaks + i, peak[v], left(v));
   }
+  states.close(at, count, totals);
 }
 
 at::Tensor wkv_mix(const WkvArguments& in) {
@@ -132,7 +137,7 @@ at::Tensor wkv_mix(const WkvArguments& in) {
     TORCH_CHECK(
         part->sizes() == in.key.sizes() && part->is_contiguous() && part->scalar_type() == in.key.scalar_type(),
         "wkv_mix: keys, values and receptances must be contiguous (T, A) of one type");
-  checked(in.total, {slots, width}, "wkv_state");
+  const States states(in.total, {slots, width}, "wkv_state");
   checked(in.weight, {slots, width}, "weight_state");
   checked(in.peak, {slots, width}, "max_state");
   checked(in.log_decay, {width}, "log_decay");
@@ -148,7 +153,7 @@ at::Tensor wkv_mix(const WkvArguments& in) {
       for (int64_t task = begin; task < end; ++task) {
         const int64_t first = task % panels * kPanel, count = std::min(kPanel, width - first);
         with_constant<kVectors>(ceil_div(count, kLanes), [&](auto vectors) {
-          scan<vectors.value>(in, found[task / panels], first, count, out.data_ptr<T>());
+          scan<vectors.value>(in, states, found[task / panels], first, count, out.data_ptr<T>());
         });
       }
     });

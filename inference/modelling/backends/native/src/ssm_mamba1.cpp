@@ -17,19 +17,20 @@ struct Selective {
   const T *dt, *b, *c, *gate;  // (T, I), (T, S), (T, S), (T, I)
   int64_t dt_stride, b_stride, c_stride, gate_stride;
   const float *dt_bias, *a, *skip;  // (I,), (I, S), (I,)
-  float* state;                     // (slots, I, S)
+  States state;                     // (slots, I, S)
   T* out;                           // (T, I)
   int64_t channels, size;
   int64_t heads;  // H; each has channels / H channels, and B and C (T, H · S) of its own
   float limit;    // infinite: none
 };
 
-// Channels first … first+count-1 of a run; `a` and `state` of them are transposed (S, 16) in scratch.
+// Channels first … first+count-1 of a run; `a` and `state` of them are transposed (S, kLanes) in scratch.
 template <typename T>
 void scan_block(const Selective<T>& layer, const Run& run, int64_t first, int64_t count, float* scratch) {
   const int64_t size = layer.size;
   float *a = scratch, *state = scratch + size * kLanes;
-  float* stored = layer.state + (run.slot * layer.channels + first) * size;
+  const int64_t at = (run.slot * layer.channels + first) * size;
+  float* stored = layer.state.open(at, count * size, run.fresh, state + size * kLanes);
   if (count < kLanes || run.fresh) std::fill(a, state + size * kLanes, 0.0f);
   transpose_matrix(layer.a + first * size, size, a, kLanes, count, size);
   if (!run.fresh) transpose_matrix(stored, size, state, kLanes, count, size);
@@ -55,6 +56,7 @@ void scan_block(const Selective<T>& layer, const Run& run, int64_t first, int64_
     store_some(layer.out + row * layer.channels + first, y, count);
   }
   transpose_matrix(state, kLanes, stored, size, size, count);
+  layer.state.close(at, count * size, stored);
 }
 
 struct Mamba1Arguments {
@@ -100,7 +102,7 @@ at::Tensor mamba1_mix(const Mamba1Arguments& in) {
         checked(in.dt_bias, {channels}, "dt_bias"),
         checked(in.a, {channels, size}, "A"),
         checked(in.skip, {channels}, "D"),
-        checked(in.state, {slots, channels, size}, "state"),
+        States(in.state, {slots, channels, size}, "state"),
         out.data_ptr<T>(),
         channels,
         size,
@@ -109,7 +111,7 @@ at::Tensor mamba1_mix(const Mamba1Arguments& in) {
     const int64_t per_head = (width + kLanes - 1) / kLanes, blocks = heads * per_head, num_runs = found.size();
     const int64_t each = std::max<int64_t>(1, rows / std::max<int64_t>(1, num_runs)) * kLanes * size;
     parallel_for(0, num_runs * blocks, std::max<int64_t>(1, kGrainValues / each), [&](int64_t begin, int64_t end) {
-      Scratch scratch(2 * size * kLanes);
+      Scratch scratch(2 * size * kLanes + layer.state.scratch_for(size * kLanes));
       for (int64_t task = begin; task < end; ++task) {
         const int64_t head = task % blocks / per_head, within = task % per_head * kLanes;
         const int64_t count = std::min<int64_t>(kLanes, width - within);

@@ -39,7 +39,7 @@ at::Tensor mamba2_mix(const Mamba2Arguments& in) {
       in.norm_group > 0 && inner % in.norm_group == 0, "mamba2_mix: norm groups of ", in.norm_group, " in ", inner);
   const auto found = read_runs(in.runs, rows, slots);
   const Convolution conv{
-      checked(in.conv_state, {slots, conv_width, kernel - 1}, "conv_state"),
+      States(in.conv_state, {slots, conv_width, kernel - 1}, "conv_state"),
       checked(in.taps, {kernel, conv_width}, "taps"),
       in.conv_bias ? checked(*in.conv_bias, {conv_width}, "conv bias") : nullptr,
       conv_width,
@@ -51,7 +51,7 @@ at::Tensor mamba2_mix(const Mamba2Arguments& in) {
       static_cast<float>(in.offset), in.norm_group, in.norm_order};
   const float *a = checked(in.rates, {heads}, "rates"), *bias = checked(in.dt_bias, {heads}, "dt_bias");
   const float* skips = checked(in.skip, {heads}, "D");
-  float* states = checked(in.ssm_state, {slots, heads, width, size}, "ssm_state");
+  const States states(in.ssm_state, {slots, heads, width, size}, "ssm_state");
 
   // One allocation: convolved rows (T, C), results (T, I), step sizes and log decays (T, H).
   const int64_t padded = Scratch::padded(conv_width);
@@ -109,7 +109,7 @@ at::Tensor recur_op(const RecurArguments& in) {
       checked(in.b, {rows, groups, size}, "b"),
       checked(in.c, {rows, groups, size}, "c"),
       groups * size,
-      checked(in.state, {slots, heads, width, size}, "state"),
+      States(in.state, {slots, heads, width, size}, "state"),
       out.data_ptr<float>(),
       heads,
       width,
@@ -119,8 +119,8 @@ at::Tensor recur_op(const RecurArguments& in) {
     TORCH_CHECK(
         in.x_before && in.b_before && groups == heads, "recur: the state before a run and B per head are needed");
     layer.later = checked(*in.later, {rows, heads}, "later");
-    layer.x_before = checked(*in.x_before, {slots, heads, width}, "x_before");
-    layer.b_before = checked(*in.b_before, {slots, heads, size}, "b_before");
+    layer.x_before = States(*in.x_before, {slots, heads, width}, "x_before");
+    layer.b_before = States(*in.b_before, {slots, heads, size}, "b_before");
   }
   recur(layer, found);
   return out;

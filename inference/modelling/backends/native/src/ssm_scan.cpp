@@ -76,17 +76,18 @@ void step(const Recurrence& layer, const Run& run, int64_t head, float* scratch)
   std::fill(b + size, b + long_, 0.0f);
   std::fill(c + size, c + long_, 0.0f);
   for (int64_t p = 0; p < width; ++p) u[p] = enter * x[p];
-  float* state = layer.state + slot * width * size;
+  float* state = layer.state.open(slot * width * size, width * size, run.fresh, before + long_);
   if (layer.later && !run.fresh) {
     const float factor = layer.later[at] * decay;
-    float *x_before = layer.x_before + slot * width, *b_before = layer.b_before + slot * size;
-    for (int64_t p = 0; p < width; ++p) v[p] = factor * x_before[p];
-    std::memcpy(before, b_before, size * sizeof(float));
+    layer.x_before.read(slot * width, width, v);
+    for (int64_t p = 0; p < width; ++p) v[p] *= factor;
+    layer.b_before.read(slot * size, size, before);
     std::fill(before + size, before + long_, 0.0f);
     step_rows<true>(state, false, decay, u, v, b, c, before, width, size, y);
   } else {
     step_rows<false>(state, run.fresh, decay, u, v, b, c, before, width, size, y);
   }
+  layer.state.close(slot * width * size, width * size, state);
   float* out = layer.out + at * width;
   for (int64_t p = 0; p < width; ++p) out[p] = y[p] + skip * x[p];
 }
@@ -162,15 +163,17 @@ void scan_panel(
   constexpr int64_t kColumns = kVectors * kLanes;
   const int64_t size = layer.size, group = head / (layer.heads / layer.groups);
   float *state = scratch, *entering = state + size * kColumns, *mixing = entering + kChunk * kColumns;
+  float *x_before = mixing + kChunk * kChunk, *b_before = x_before + kColumns, *copy = b_before + size;
   ChunkFactors factors;
-  float* stored = layer.state + ((run.slot * layer.heads + head) * layer.width + first) * size;
+  const int64_t slot = run.slot * layer.heads + head, at = (slot * layer.width + first) * size;
+  float* stored = layer.state.open(at, count * size, run.fresh, copy);
   std::fill(state, state + size * kColumns, 0.0f);
   if (!run.fresh) {
     transpose_matrix(stored, size, state, kColumns, count, size);
     if (layer.later) {
       const float later = layer.later[run.start * layer.heads + head];
-      const float* x_before = layer.x_before + (run.slot * layer.heads + head) * layer.width + first;
-      const float* b_before = layer.b_before + (run.slot * layer.heads + head) * size;
+      layer.x_before.read(slot * layer.width + first, count, x_before);
+      layer.b_before.read(slot * size, size, b_before);
       for (int64_t n = 0; n < size; ++n)
         for (int64_t p = 0; p < count; ++p) state[n * kColumns + p] += later * x_before[p] * b_before[n];
     }
@@ -222,6 +225,7 @@ void scan_panel(
     }
   }
   transpose_matrix(state, kColumns, stored, size, size, count);
+  layer.state.close(at, count * size, stored);
 }
 
 void scan(const Recurrence& layer, const std::vector<Run>& runs, const std::vector<int64_t>& long_runs) {
@@ -248,7 +252,8 @@ void scan(const Recurrence& layer, const std::vector<Run>& runs, const std::vect
   });
   const int64_t panels = (layer.width + kPanel - 1) / kPanel, each = layer.heads * panels;
   parallel_for(0, long_runs.size() * each, 1, [&](int64_t begin, int64_t end) {
-    Scratch scratch((layer.size + kChunk) * kPanel + kChunk * kChunk);
+    const int64_t before = kPanel + layer.size, copy = layer.state.scratch_for(kPanel * layer.size);
+    Scratch scratch((layer.size + kChunk) * kPanel + kChunk * kChunk + before + copy);
     for (int64_t task = begin; task < end; ++task) {
       const int64_t number = task / each, head = task % each / panels, first = task % panels * kPanel;
       const int64_t count = std::min(kPanel, layer.width - first), from = first_chunk[number];
@@ -265,12 +270,9 @@ void scan(const Recurrence& layer, const std::vector<Run>& runs, const std::vect
 void remember(const Recurrence& layer, const std::vector<Run>& runs) {
   for (const Run& run : runs) {
     const int64_t last = run.start + run.count - 1, heads = layer.heads;
-    std::memcpy(
-        layer.x_before + run.slot * heads * layer.width, layer.x + last * layer.x_stride,
-        heads * layer.width * sizeof(float));
-    std::memcpy(
-        layer.b_before + run.slot * heads * layer.size, layer.b + last * layer.bc_stride,
-        heads * layer.size * sizeof(float));
+    const int64_t x_width = heads * layer.width, b_width = heads * layer.size;
+    layer.x_before.write(run.slot * x_width, x_width, layer.x + last * layer.x_stride);
+    layer.b_before.write(run.slot * b_width, b_width, layer.b + last * layer.bc_stride);
   }
 }
 
@@ -283,7 +285,7 @@ void recur(const Recurrence& layer, const std::vector<Run>& runs) {
     const int64_t grain = std::max<int64_t>(1, kGrainState / std::max<int64_t>(1, layer.width * layer.size));
     const int64_t wide = Scratch::padded(layer.width), tall = Scratch::padded(layer.size);
     parallel_for(0, single.size() * layer.heads, grain, [&](int64_t begin, int64_t end) {
-      Scratch scratch(3 * (wide + tall));
+      Scratch scratch(3 * (wide + tall) + layer.state.scratch_for(layer.width * layer.size));
       for (int64_t task = begin; task < end; ++task)
         step(layer, runs[single[task / layer.heads]], task % layer.heads, scratch.begin());
     });

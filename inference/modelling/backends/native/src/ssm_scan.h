@@ -17,12 +17,12 @@ struct Recurrence {
   int64_t skip_stride;
   const float *b, *c;  // (T, G, S), rows bc_stride apart
   int64_t bc_stride;
-  float* state;  // (slots, H, P, S)
+  States state;  // (slots, H, P, S)
   float* out;    // (T, H, P)
   int64_t heads, width, size, groups;
   const float* later = nullptr;  // (T, H)
-  float* x_before = nullptr;     // (slots, H, P)
-  float* b_before = nullptr;     // (slots, H, S), G = H
+  States x_before;               // (slots, H, P)
+  States b_before;               // (slots, H, S), G = H
 };
 
 void recur(const Recurrence& layer, const std::vector<Run>& runs);
