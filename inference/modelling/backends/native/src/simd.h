@@ -56,7 +56,12 @@ inline vf load(const float* from) {
 inline vf load(const bf16* from) {
   vh half;
   std::memcpy(&half, from, sizeof half);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  // Compilers widen each half of the vector for itself.
+  vu wide = std::bit_cast<vu>(_mm256_cvtepu16_epi32(std::bit_cast<__m128i>(half))) << 16;
+#else
   vu wide = __builtin_convertvector(half, vu) << 16;
+#endif
   return std::bit_cast<vf>(wide);
 }
 
@@ -72,7 +77,12 @@ inline void store(bf16* to, vf values) {
   vu rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   vi is_nan = values != values;
   rounded = is_nan ? (bits >> 16) | 0x40 : rounded;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  const __m256i twice = _mm256_packus_epi32(std::bit_cast<__m256i>(rounded), std::bit_cast<__m256i>(rounded));
+  const __m128i half = _mm256_castsi256_si128(_mm256_permute4x64_epi64(twice, 0xd8));
+#else
   vh half = __builtin_convertvector(rounded, vh);
+#endif
   std::memcpy(to, &half, sizeof half);
 #endif
 }
