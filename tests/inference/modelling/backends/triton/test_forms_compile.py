@@ -11,15 +11,22 @@ import math
 import re
 import subprocess
 import tempfile
+from dataclasses import replace
 
 import pytest
 import torch
 
 from inference.modelling.backends import backend as kernels
-from inference.modelling.forward_batch import AttentionMetadata, PrefillChunk
+from inference.modelling.forward_batch import AttentionMetadata, ForwardBatch, LayerState, PrefillChunk
 from inference.modelling.layers.coded import PlainStore
+from inference.modelling.layers.lightning import LightningAttention
+from inference.modelling.layers.mlstm import MLSTM
+from inference.modelling.layers.rg_lru import RGLRU
+from inference.modelling.layers.rwkv import TimeMix
 from inference.modelling.quantisation import GGUF_FORMS
+from inference.modelling.specs.linear import LightningSpec, MLSTMSpec, RGLRUSpec
 from inference.modelling.specs.parts import NormSpec
+from inference.modelling.specs.rwkv import TimeMixSpec
 
 pytestmark = [
     pytest.mark.slow,
@@ -188,6 +195,63 @@ def test_delta_rule_in_pieces(dtype, compiled):
     parts = torch.zeros(count, sum(widths)).split(widths, 1)
     found = DeltaRows(*parts, gates, gates, pool, key_heads, out, exact=dtype == torch.float32)
     found.prefill(PrefillChunk(0, count, 5, 0, 1))
+
+
+def make_batch() -> ForwardBatch:
+    """Two decodes, a sequence's first chunk and a later one."""
+    empty, slots = torch.zeros(0, dtype=torch.int64), torch.zeros(4, dtype=torch.int64)
+    chunks = (PrefillChunk(2, 9, 0, 2, 1), PrefillChunk(9, 14, 7, 3, 2))
+    return ForwardBatch(empty, empty, empty, slots, 2, chunks)
+
+
+def make_state(spec) -> LayerState:
+    return {part.name: torch.zeros(3, *part.shape) for part in spec.state()}
+
+
+@on_targets
+def test_rwkv(dtype, compiled):
+    from inference.modelling.backends.triton.rwkv import mix_wkv, shift_tokens
+
+    layer, batch = TimeMix(TimeMixSpec(2560, 2560), 2560), make_batch()
+    rows, state = torch.zeros(14, 2560, dtype=dtype), make_state(layer.spec)
+    shift_tokens(layer, rows, batch, state)
+    mix_wkv(layer, rows, rows, rows, batch, state)
+    check_rows_ahead(compiled)
+
+
+@on_targets
+def test_rg_lru(dtype, compiled):
+    from inference.modelling.backends.triton.rg_lru import mix_rg_lru
+
+    layer = RGLRU(RGLRUSpec(2560, 10, 4), 2560)
+    mix_rg_lru(layer, torch.zeros(14, 2 * 2560, dtype=dtype), make_batch(), make_state(layer.spec))
+    check_rows_ahead(compiled)
+
+
+def check_rows_ahead(compiled):
+    """Rows of chunks are copied to the chip while others are computed; a decode has one."""
+    copies = ["cp.async" in kernel.asm["ptx"] for kernel in compiled[-3:]]
+    assert copies == [False, True, True]
+
+
+@on_targets
+def test_mlstm(dtype, compiled):
+    from inference.modelling.backends.triton.mlstm import mix_mlstm
+
+    batch = make_batch()
+    batch = replace(batch, state_slots=batch.state_slots[:2], prefills=())
+    for heads, key_width, width in ((8, 256, 512), (4, 32, 64)):
+        layer = MLSTM(MLSTMSpec(heads, key_width, width, 15.0, 1e-6, 1e-6), 64)
+        projected = torch.zeros(2, 2 * heads * (key_width + width), dtype=dtype)
+        mix_mlstm(layer, projected, torch.zeros(2, 2 * heads, dtype=dtype), batch, make_state(layer.spec))
+
+
+@on_targets
+def test_lightning(dtype, compiled):
+    from inference.modelling.backends.triton.lightning import mix_lightning
+
+    layer = LightningAttention(LightningSpec(64, 128, 0.7, NormSpec("rms")), 64)
+    mix_lightning(layer, torch.zeros(14, 3 * 64 * 128, dtype=dtype), make_batch(), make_state(layer.spec))
 
 
 @on_targets
