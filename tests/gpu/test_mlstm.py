@@ -34,5 +34,6 @@ def test_some_rows_of_the_memory_at_once(device, monkeypatch):
     monkeypatch.setattr(mlstm, "TILE_VALUES", 128)
     layer, batch = MLSTM(MLSTMSpec(2, 12, 16, 15.0, 1e-6, 1e-6), 16), make_batch("decodes")
     fill(layer)
-    rows = [torch.randn(3, 2 * 24 + 2 * 32), torch.randn(3, 4)]
-    check_form(layer, mlstm.mix_mlstm, MLSTM.mix, rows, make_state(layer.spec.state(), batch), batch, device)
+    rows, state = [torch.randn(3, 2 * 24 + 2 * 32), torch.randn(3, 4)], make_state(layer.spec.state(), batch)
+    state["norm_state"] *= 50.0  # the divisor is the product, not its least value
+    check_form(layer, mlstm.mix_mlstm, MLSTM.mix, rows, state, batch, device)
