@@ -6,9 +6,18 @@ from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.hyper import HyperConnectionSpec, HyperStreamsSpec
 from inference.modelling.specs.latent import MLASpec
 from inference.modelling.specs.layers import AttentionSpec, Mamba1Spec, Mamba2Spec, MLPSpec, MoESpec
-from inference.modelling.specs.linear import GatedDeltaSpec, KimiDeltaSpec, Mamba3Spec, ShortConvSpec
+from inference.modelling.specs.linear import (
+    GatedDeltaSpec,
+    KimiDeltaSpec,
+    LightningSpec,
+    Mamba3Spec,
+    MLSTMSpec,
+    RGLRUSpec,
+    ShortConvSpec,
+)
 from inference.modelling.specs.ngram import NGramSpec
 from inference.modelling.specs.parts import NormSpec, RopeScaling, RopeSpec
+from inference.modelling.specs.rwkv import ChannelMixSpec, TimeMixSpec
 from inference.modelling.specs.zaya import ConvolvedAttentionSpec, MemoryMoESpec
 
 HIDDEN, VOCAB = 64, 320
@@ -104,6 +113,10 @@ STACKS: dict[str, tuple[LayerSpec, ...]] = {
     ),
     "kimi": _layers(KimiDeltaSpec(3, 10, 4, RMS, 6, 6)) + _layers(_MLA),
     "lfm2": _layers(ShortConvSpec(HIDDEN, 3, bias=True)) + _layers(_attention(rope=ROPE, qk_norm=RMS)),
+    "rwkv": _layers(TimeMixSpec(HIDDEN, 60), None, LAYERNORM) + _layers(ChannelMixSpec(HIDDEN, 96), None, LAYERNORM),
+    "griffin": _layers(RGLRUSpec(60, 4, 4)) + _layers(_attention(rope=ROPE, sliding_window=24)),
+    "xlstm": _layers(MLSTMSpec(3, 10, 20, 15.0, 1e-6, 1e-6)),
+    "minimax": _layers(LightningSpec(3, 12, 0.7, RMS), MoESpec(4, 2, 48)) + _layers(_attention(rope=ROPE)),
 }
 
 

@@ -21,7 +21,7 @@ def test_padded_sizes():
     assert padded_sizes(130)[-3:] == (96, 128, 130)
 
 
-@pytest.mark.parametrize("name", ["llama", "deepseek", "nemotron", "jamba"])
+@pytest.mark.parametrize("name", ["llama", "deepseek", "nemotron", "jamba", "rwkv", "griffin", "xlstm"])
 def test_padding_rows_change_nothing(name, device, monkeypatch):
     spec = make_spec(name)
     assert_padding_changes_nothing(random_network(spec, device, torch.float32, 3), spec, device, monkeypatch)

@@ -13,8 +13,16 @@ from inference.modelling.backends import backend as kernels
 from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.latent import MLASpec
 from inference.modelling.specs.layers import AttentionSpec, Mamba1Spec, Mamba2Spec, MLPSpec, MoESpec
-from inference.modelling.specs.linear import GatedDeltaSpec, KimiDeltaSpec, ShortConvSpec
+from inference.modelling.specs.linear import (
+    GatedDeltaSpec,
+    KimiDeltaSpec,
+    LightningSpec,
+    MLSTMSpec,
+    RGLRUSpec,
+    ShortConvSpec,
+)
 from inference.modelling.specs.parts import NormSpec, RopeSpec
+from inference.modelling.specs.rwkv import ChannelMixSpec, TimeMixSpec
 from inference.modelling.specs.zaya import ConvolvedAttentionSpec
 from inference.values.sampling_params import SamplingParams
 
@@ -33,6 +41,11 @@ MIXERS = {
     "convolved": ConvolvedAttentionSpec(4, 2, 8, 0.35, ROPE, channel_kernel=3, head_kernel=2),
     "kimi": KimiDeltaSpec(2, 8, 4, NORM, 6, None),
     "conv": ShortConvSpec(32, 3, bias=True),
+    "time_mix": TimeMixSpec(32, 48),
+    "channel_mix": ChannelMixSpec(32, 48),
+    "rg_lru": RGLRUSpec(48, 2, 4),
+    "lightning": LightningSpec(4, 8, 0.7, NORM),
+    "mlstm": MLSTMSpec(2, 8, 16, 15.0, 1e-6, 1e-6),
 }
 MLP, MOE = MLPSpec(48), MoESpec(6, 2, 24, shared_intermediate_size=16)
 STACKS = {
@@ -43,6 +56,9 @@ STACKS = {
     "jamba": [("mamba1", MLP), ("attention", MOE)],
     "delta": [("delta", MLP), ("kimi", MLP), ("conv", MLP), ("attention", MLP)],
     "convolved": [("delta_sigmoid", MLP), ("convolved", MLP)],
+    "rwkv": [("time_mix", None), ("channel_mix", None)] * 2,
+    "griffin": [("rg_lru", MLP), ("attention", MLP), ("rg_lru", MLP)],
+    "xlstm": [("mlstm", MLP), ("lightning", MLP)],
 }
 
 

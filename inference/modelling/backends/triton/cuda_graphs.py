@@ -26,6 +26,9 @@ import torch
 from inference.modelling.forward_batch import AttentionMetadata, ForwardBatch, LayerState
 from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.layers import Mamba2Spec
+from inference.modelling.specs.linear import LightningSpec, MLSTMSpec, RGLRUSpec
+from inference.modelling.specs.parts import StateTensor
+from inference.modelling.specs.rwkv import ChannelMixSpec, TimeMixSpec
 
 Forward = Callable[[ForwardBatch, Sequence[LayerState]], torch.Tensor]
 
@@ -121,9 +124,12 @@ class CaptureStream:
             yield
 
 
-def _advanced_by_kernels(layer: LayerSpec) -> list[Mamba2Spec]:
-    """The mixers of a layer whose kernels leave the scratch slot alone."""
-    return [mixer for mixer in layer.token_mixers if isinstance(mixer, Mamba2Spec)]
+ADVANCED_BY_KERNELS = (Mamba2Spec, LightningSpec, RGLRUSpec, MLSTMSpec, TimeMixSpec, ChannelMixSpec)
+"""Mixers whose kernels leave the scratch slot alone in a decode."""
+
+
+def _is_advanced_by_kernels(layer: LayerSpec, part: StateTensor) -> bool:
+    return any(isinstance(mixer, ADVANCED_BY_KERNELS) and part in mixer.state() for mixer in layer.token_mixers)
 
 
 class DecodeGraphs:
@@ -148,7 +154,7 @@ class DecodeGraphs:
             tensors[part.name]
             for layer, tensors in zip(spec.layers, states, strict=True)
             for part in layer.state()
-            if part.per == "sequence" and not any(part in mixer.state() for mixer in _advanced_by_kernels(layer))
+            if part.per == "sequence" and not _is_advanced_by_kernels(layer, part)
         ]
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
 

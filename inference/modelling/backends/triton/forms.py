@@ -21,23 +21,31 @@ from inference.modelling.backends.triton.activations import gated_activation
 from inference.modelling.backends.triton.attention import decode_attention, decode_latent_attention
 from inference.modelling.backends.triton.conv import convolve
 from inference.modelling.backends.triton.delta import DeltaRows
+from inference.modelling.backends.triton.lightning import mix_lightning
 from inference.modelling.backends.triton.mamba2 import chunk_scan, state_step
+from inference.modelling.backends.triton.mlstm import mix_mlstm
 from inference.modelling.backends.triton.moe import Stack, run_experts
 from inference.modelling.backends.triton.norm import add_norm, gated_norm
 from inference.modelling.backends.triton.prefill import chunk_attention
+from inference.modelling.backends.triton.rg_lru import mix_rg_lru
 from inference.modelling.backends.triton.rotary import latent_rope_and_write, rope_and_write
+from inference.modelling.backends.triton.rwkv import mix_wkv, shift_tokens
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
 from inference.modelling.layers.attention import Attention
 from inference.modelling.layers.conv import CausalConv1d
 from inference.modelling.layers.convolved_attention import ConvolvedAttention
 from inference.modelling.layers.gated_delta import GatedDelta
 from inference.modelling.layers.kimi_delta import KimiDelta
+from inference.modelling.layers.lightning import LightningAttention
 from inference.modelling.layers.mamba2 import Mamba2Mixer
 from inference.modelling.layers.mla import MultiHeadLatentAttention
 from inference.modelling.layers.mlp import MLP
+from inference.modelling.layers.mlstm import MLSTM
 from inference.modelling.layers.moe import Experts
 from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.recurrent import GatedNorm
+from inference.modelling.layers.rg_lru import RGLRU
+from inference.modelling.layers.rwkv import ChannelMix, TimeMix
 
 
 def _normalise(layer: Norm, hidden: torch.Tensor) -> torch.Tensor:
@@ -301,6 +309,11 @@ FORMS: Mapping[type[nn.Module], Mapping[str, Callable[..., Any]]] = {
     Mamba2Mixer: {"mix": _mix_mamba2},
     GatedDelta: {"mix": _mix_gated_delta},
     KimiDelta: {"mix": _mix_kimi_delta},
+    LightningAttention: {"mix": mix_lightning},
+    RGLRU: {"mix": mix_rg_lru},
+    MLSTM: {"mix": mix_mlstm},
+    TimeMix: {"shift": shift_tokens, "mix": mix_wkv},
+    ChannelMix: {"shift": shift_tokens},
     Experts: {"mix": _mix_experts, "activate": _activate},
 }
 """Layer type to the methods that are replaced, by name."""
