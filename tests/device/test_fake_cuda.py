@@ -64,7 +64,7 @@ QUANTISED = ["llama", "gemma", "mixtral", "deepseek v2", "qwen moe", "bamba", "n
     ("name", "quant", "tokens", "state_dtype"),
     [
         *((name, "none", 16, "float32") for name in STACKS),
-        *((name, "none", 16, "bfloat16") for name in ("bamba", "odd delta")),
+        *((name, "none", 16, "bfloat16") for name in ("bamba", "odd delta", "rwkv", "griffin")),
         *((name, "int4", 16, "float32") for name in QUANTISED),
         ("mixtral", "int8", 96, "float32"),
         ("odd delta", "none", 96, "float32"),
