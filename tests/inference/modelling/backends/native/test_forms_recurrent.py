@@ -115,6 +115,12 @@ def make_states(spec: Spec) -> LayerState:
     return states
 
 
+def stored(spec: Spec, states: LayerState, dtype: torch.dtype) -> LayerState:
+    """The states in the type that ``state_dtype`` gives them, where it gives them one."""
+    kinds = {part.name: part.dtype for part in spec.state()}
+    return {name: tensor.to(dtype if kinds[name] == "state" else tensor.dtype) for name, tensor in states.items()}
+
+
 def make_batch(runs: list[tuple[int, int, int]]) -> ForwardBatch:
     """A step of (rows, slot, context) per sequence, decodes first."""
     decodes = sum(count == 1 and context > 0 for count, _, context in runs)
@@ -285,6 +291,19 @@ def test_bfloat16_rows(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LAYERS)
+def test_states_in_bfloat16_are_widened_and_rounded_once(name: str) -> None:
+    spec = LAYERS[name]
+    layer, rounded = make_layer(spec), stored(spec, make_states(spec), torch.bfloat16)
+    exact = {part: tensor.to(torch.float32, copy=True) for part, tensor in rounded.items()}
+    hidden = values(sum(count for count, _, _ in MIXED))
+    expected = run(layer, hidden, make_batch(MIXED), exact)
+    assert torch.equal(run(layer, hidden, make_batch(MIXED), rounded), expected)
+    for part, tensor in rounded.items():
+        assert torch.equal(tensor, exact[part].to(tensor.dtype)), part
+    assert torch.bfloat16 in {tensor.dtype for tensor in rounded.values()}
+
+
+@pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("scale", [0.0, 1e4])
 def test_extreme_inputs_stay_finite(name: str, scale: float) -> None:
     """Steps of zero and of tens of thousands, decays from none to total."""
@@ -373,6 +392,10 @@ def test_states_of_another_shape_are_refused() -> None:
     with pytest.raises(RuntimeError, match="contiguous"):
         state = torch.zeros(2, 3, 4).transpose(1, 2)
         torch.ops.blazr.causal_conv(torch.zeros(3, 4), runs, state, torch.zeros(4, 4), None, 0)
+    for dtype, words in ((torch.bfloat16, "conv_state: contiguous"), (torch.float16, "conv_state: .*float32.*Half")):
+        state = torch.zeros(2, 5, 3, dtype=dtype)
+        with pytest.raises(RuntimeError, match=words):
+            torch.ops.blazr.causal_conv(torch.zeros(3, 4), runs, state, torch.zeros(4, 4), None, 0)
 
 
 def test_growth_of_an_empty_state_with_enormous_steps() -> None:
@@ -384,11 +407,12 @@ def test_growth_of_an_empty_state_with_enormous_steps() -> None:
     assert states["ssm_state"][1].abs().max().item() <= 30.0
 
 
-@pytest.mark.parametrize("name", ["rg-lru-odd", "mlstm-odd", "time-mix-odd"])
-def test_what_a_freed_slot_holds_is_not_read(name: str) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["mamba1-odd", "mamba2-odd", "delta-odd", "rg-lru-odd", "mlstm-odd", "time-mix-odd"])
+def test_what_a_freed_slot_holds_is_not_read(name: str, dtype: torch.dtype) -> None:
     """NaN of a failed request neither reaches the next sequence of its slot nor those of others."""
     spec = LAYERS[name]
-    layer, states = make_layer(spec), make_states(spec)
+    layer, states = make_layer(spec), stored(spec, make_states(spec), dtype)
     for tensor in states.values():
         tensor[4] = torch.nan
     found = run(layer, values(6), make_batch([(1, 3, 8), (5, 4, 0)]), states)
