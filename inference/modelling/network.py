@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState
-from inference.modelling.hybrid_layer import HybridLayer, build_norm
+from inference.modelling.hybrid_layer import build_norm
 from inference.modelling.layer_forms import make_layer, normalised
 from inference.modelling.layers.altup import Streams
 from inference.modelling.layers.gated_streams import StreamGate
 from inference.modelling.layers.hyper import HyperStreams
+from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.layer_inputs import LayerInputs
 from inference.modelling.layers.linear import Embedding, Linear
 from inference.modelling.layers.scaled_residual import ScaledEntry
@@ -81,7 +82,7 @@ class HybridForCausalLM(nn.Module):
             (T, h), after the final norm.
         """
         stream, own_states = self.embed(batch), self.states_by_layer(states)
-        copied = self._stored.copied(cast("Sequence[HybridLayer]", self.layers), states)
+        copied = self._stored.states_to_copy(cast("Sequence[Layer]", self.layers), states)
         entries = StepEntries(batch) if any(copied) else None
         for layer, state, names in zip(self.layers, own_states, copied, strict=True):
             if entries is None or not names:

@@ -3,7 +3,7 @@
 Layers compute in float32. Native kernels read bfloat16 states themselves, and round what they store. Other layers need
 float32 states: their entries of the step's sequences are copied to float32 before the layer and rounded back behind it,
 and the copies live for one layer. Either way there is one rounding, to the nearest, for each step and layer, whatever
-the number of tokens, and the values are the same.
+the number of tokens, and the values are the same (but subnormal ones, which AVX512-BF16 rounds to 0).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from inference.modelling.forward_batch import ForwardBatch, LayerState
 from inference.modelling.layers.layer import Layer
 from inference.modelling.spec import ModelSpec
 
-Run = Callable[[ForwardBatch, LayerState], object]
+RunLayer = Callable[[ForwardBatch, LayerState], object]
 
 
 class StoredStates:
@@ -30,10 +30,10 @@ class StoredStates:
     def __init__(self, spec: ModelSpec) -> None:
         parts = [[part for part in layer.state() if part.per == "sequence"] for layer in spec.layers]
         self._names = [tuple(part.name for part in own) for own in parts]
-        self._rounded = [frozenset(part.name for part in own if part.dtype == "state") for own in parts]
-        self._probe = next(((number, min(names)) for number, names in enumerate(self._rounded) if names), None)
+        self._recurrent = [frozenset(part.name for part in own if part.dtype == "state") for own in parts]
+        self._probe = next(((number, min(names)) for number, names in enumerate(self._recurrent) if names), None)
 
-    def copied(self, layers: Sequence[Layer], states: Sequence[LayerState]) -> list[tuple[str, ...]]:
+    def states_to_copy(self, layers: Sequence[Layer], states: Sequence[LayerState]) -> list[tuple[str, ...]]:
         """For each layer the names of the states that it needs float32 copies of; none where it reads what is stored.
 
         Args:
@@ -42,8 +42,8 @@ class StoredStates:
         """
         if self._are_exact(states):
             return [()] * len(layers)
-        named = zip(layers, self._names, self._rounded, strict=True)
-        return [() if rounded <= layer.bfloat16_states else names for layer, names, rounded in named]
+        named = zip(layers, self._names, self._recurrent, strict=True)
+        return [() if recurrent <= layer.bfloat16_states else names for layer, names, recurrent in named]
 
     def _are_exact(self, states: Sequence[LayerState]) -> bool:
         """Whether all states are float32."""
@@ -73,7 +73,7 @@ class StepEntries:
         )
         self.batch = replace(batch, state_slots=numbers, prefills=chunks, shared={})
 
-    def run(self, layer: Run, state: LayerState, names: Sequence[str]) -> None:
+    def run(self, layer: RunLayer, state: LayerState, names: Sequence[str]) -> None:
         """Run a layer on float32 copies of its entries, and store them again.
 
         Args:

@@ -47,7 +47,8 @@ class CausalConv1d(Layer):
         Args:
             rows: (T, C).
             batch: The step.
-            conv_state: (slots, C, K-1) float32; the tails of the batch's sequences are overwritten.
+            conv_state: (slots, C, K-1) float32, or bfloat16 for native kernels; the tails of the batch's sequences
+                are overwritten.
 
         Returns:
             (T, C) float32.

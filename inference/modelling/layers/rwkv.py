@@ -32,7 +32,7 @@ def previous_rows(rows: torch.Tensor, batch: ForwardBatch, pool: torch.Tensor) -
     Args:
         rows: (T, h).
         batch: The step.
-        pool: (slots, h) float32, the last row of each sequence, which the batch's last rows replace.
+        pool: (slots, h), the last row of each sequence, which the batch's last rows replace.
 
     Returns:
         (T, h) in the rows' dtype.
@@ -163,9 +163,9 @@ def wkv_step(
     highest = torch.maximum(peak, now)
     earlier, own = (peak - highest).exp(), (now - highest).exp()
     mixed = (earlier * total + own * value) / (earlier * weight + own)
-    faded = peak + log_decay
-    torch.maximum(faded, key, out=peak)
-    kept, written = (faded - peak).exp(), (key - peak).exp()
+    decayed = peak + log_decay
+    torch.maximum(decayed, key, out=peak)
+    kept, written = (decayed - peak).exp(), (key - peak).exp()
     total.mul_(kept).addcmul_(written, value)
     weight.mul_(kept).add_(written)
     return mixed

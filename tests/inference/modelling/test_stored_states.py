@@ -9,6 +9,7 @@ import torch
 
 from inference.modelling.backends.backend import NativeBackend, bind_backend, pack_weights
 from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
+from inference.modelling.hybrid_layer import MIXERS
 from inference.modelling.stored_states import StepEntries, StoredStates
 from inference.modelling.weights.loader import load_network
 from tests.inference.engine.test_saved_state import load_family
@@ -22,6 +23,14 @@ DIVERGENCES = {
 
 Kimi Linear's and ZAYA's rounded rows reach routers, which choose other experts in a few places.
 """
+KINDS = {
+    "mamba": {"mamba1"}, "mamba2": {"mamba2"}, "oxidizr-mamba3": {"mamba3"}, "olmo_hybrid": {"gated_delta"},
+    "kimi_linear": {"kimi_delta"}, "minimax": {"lightning"}, "recurrent_gemma": {"rg_lru"}, "xlstm": {"mlstm"},
+    "lfm3": {"short_conv"}, "rwkv": {"time_mix", "channel_mix"}, "qwen4_exp": {"gated_delta"},
+    "zaya": {"convolved_attention"},
+}  # fmt: skip
+"""The kinds of mixers with recurrent states that the families have."""
+WITHOUT_STATES = {"attention", "mla", "parallel", "mlp", "memory_moe", "moe"}
 SAME_ALONE = {"mamba", "mamba2", "olmo_hybrid", "xlstm", "rwkv"}
 """Families whose other layers compute a row alone to the bit as in a batch, with these shapes."""
 PLAN = [20] + [1] * 20 + [5] + [1] * 15
@@ -57,22 +66,30 @@ def test_kernels_that_read_stored_states_compute_what_they_compute_on_copies(fam
     assert isinstance(bind_backend(network), NativeBackend)
     runner = SequenceRunner(network, state_dtype=torch.bfloat16)
     layers = runner.network.layers
-    copied = [set(names) for names in StoredStates(network.spec).copied(layers, runner.states)]
+    copied = [set(names) for names in StoredStates(network.spec).states_to_copy(layers, runner.states)]
     assert set().union(*copied) <= {"conv_state", "head_conv_state", "delayed_state"}
     assert any(copied) == (name == "zaya"), "only its second convolution has no kernel"
     with monkeypatch.context() as patch:
         patch.setattr(NativeBackend, "bfloat16_states", frozenset())
         bind_backend(network)
-        assert any(StoredStates(network.spec).copied(layers, runner.states))
+        assert any(StoredStates(network.spec).states_to_copy(layers, runner.states))
         on_copies = logits_of(network, "abc")
     bind_backend(network)
     assert all(torch.equal(on_copies[one], together[one]) for one in "abc")
 
 
+def test_a_family_of_each_kind_of_mixer_is_tried(family):
+    name, network = family
+    mixers = [mixer for layer in network.spec.layers for mixer in layer.token_mixers]
+    found = {mixer.kind for mixer in mixers if any(part.dtype == "state" for part in mixer.state())}
+    assert found == KINDS[name]
+    assert set().union(*KINDS.values()) | WITHOUT_STATES == MIXERS.keys(), "new kinds need a family here"
+
+
 def test_float32_states_are_never_copied(family):
     _, network = family
     states = SequenceRunner(network).states
-    assert not any(StoredStates(network.spec).copied(network.layers, states))
+    assert not any(StoredStates(network.spec).states_to_copy(network.layers, states))
 
 
 def test_a_step_stores_the_float32_states_rounded_to_nearest(family):

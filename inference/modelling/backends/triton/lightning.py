@@ -1,6 +1,6 @@
 """Lightning attention on the device, by the kernels of Mamba-2: values enter, keys are B and queries are C.
 
-Its step sizes are 1, which their range says, and the rates of Mamba-2's heads are the logarithms of the fixed decays.
+dt_min = dt_max = 1 fixes the step sizes at 1; the rates of Mamba-2's heads are the logarithms of the fixed decays.
 
 Reference: ``layers.lightning.LightningAttention``.
 """

@@ -1,7 +1,7 @@
 """Runs: the rows of a batch as kernels of row by row recurrences take them, one launch for each.
 
 A kernel gets whole tensors, whose addresses have the same alignment in each step, and a run's place as numbers: chunks
-begin anywhere and have any length, and neither may be what a kernel is compiled anew for.
+begin anywhere and have any length, and neither may make Triton compile a kernel again.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from inference.modelling.forward_batch import ForwardBatch, LayerState
 from inference.modelling.layers.rwkv import NOTHING, TimeMix, TokenShift
 
 SHIFT_TILE = 512
-"""Channels of a program: four for each of 128 threads, each of which alone reads and writes them."""
+"""Channels of a program: four for each of 128 threads."""
 MEAN_TILE = 64
 """Channels of a program of one warp: two for each thread, so that bfloat16 rows are loaded four bytes at a time."""
 ROWS_AHEAD = 4
@@ -43,13 +43,16 @@ def _shift(
         slot, is_first, last = tl.load(slots_ptr + number), number >= 0, row
     else:
         slot, is_first, last = slot.to(tl.int64), number == 0, row + length - 1
-    ours = channels < tl.where(is_first & (slot != 0), CHANNELS, 0)
+    owned = channels < tl.where(is_first & (slot != 0), CHANNELS, 0)
     entries = pool_ptr + slot * CHANNELS + channels
     within = channels < tl.where(is_first, 0, CHANNELS)
     before = tl.load(rows_ptr + (row - 1) * rows_row + channels, mask=within, other=0.0).to(tl.float32)
     if not FRESH:
-        before += tl.load(entries, mask=ours, other=0.0)
-    tl.store(entries, tl.load(rows_ptr + last * rows_row + channels, mask=ours, other=0.0).to(tl.float32), mask=ours)
+        before += tl.load(entries, mask=owned, other=0.0)
+    last_row = tl.load(rows_ptr + last * rows_row + channels, mask=owned, other=0.0).to(tl.float32)
+    # The load and the store may divide the channels among the threads in different ways.
+    tl.debug_barrier()
+    tl.store(entries, last_row, mask=owned)
     values = tl.load(rows_ptr + row * rows_row + channels, mask=inside, other=0.0).to(tl.float32)
     for index in tl.static_range(SHARES):
         share = tl.load(shares_ptr + index * CHANNELS + channels, mask=inside, other=0.0)
@@ -112,9 +115,9 @@ def _mean(
         mean = (earlier * total + own * value) / (earlier * weight + own)
         gated = mean / (1.0 + tl.exp(-receptance))
         tl.store(out_ptr + cells, gated.to(out_ptr.dtype.element_ty), mask=inside)
-        faded = peak + log_decay
-        peak = tl.maximum(faded, key)
-        remaining, entering = tl.exp(faded - peak), tl.exp(key - peak)
+        decayed = peak + log_decay
+        peak = tl.maximum(decayed, key)
+        remaining, entering = tl.exp(decayed - peak), tl.exp(key - peak)
         total = total * remaining + entering * value
         weight = weight * remaining + entering
     tl.store(total_ptr + entry, total, mask=owned)

@@ -82,7 +82,7 @@ void write_row(const float* from, float sum_of_weights, int64_t width, T* to) {
 }
 
 // Items that differ in the head. Blocks outermost, so that the rows of a token's heads are read together. Not inlined:
-// where the prefetcher's place is known to be a thread's own, it is looked up again for each line.
+// GCC would compute the address of the thread_local prefetcher again for each line.
 template <typename T>
 __attribute__((noinline)) void run_task(
     const Operands<T>& on, const Item* items, int64_t heads, Prefetcher<T>& prefetcher, Scratch& scratch) {

@@ -136,7 +136,7 @@ inline vu load_row_units(const T* from, int64_t left_values) {
   return std::bit_cast<vu>(values);
 }
 
-constexpr int64_t kBesideBytes = 128;  // of keys or values, for each of which something is done beside
+constexpr int64_t kBytesPerPrefetch = 128;  // packed keys or values, for which the caller prefetches two lines
 
 // Where nothing is done beside.
 struct Nothing {
@@ -144,16 +144,16 @@ struct Nothing {
 };
 
 // Keys of a block to [unit][64 keys]; rows beyond `count` are not packed further than the others of their vector.
-// `beside()` is called with each kBesideBytes.
+// `beside()` is called with each kBytesPerPrefetch.
 template <typename T, typename Beside = Nothing>
 inline void pack_keys(const T* const* rows, int count, int64_t width, uint32_t* to, Beside&& beside = {}) {
   constexpr int64_t values_each = kPairs<T> ? 2 * kLanes : kLanes;
-  constexpr int kKeysBeside = std::max<int64_t>(1, kBesideBytes / (values_each * sizeof(T)));
+  constexpr int kKeysPerPrefetch = std::max<int64_t>(1, kBytesPerPrefetch / (values_each * sizeof(T)));
   const int64_t units = units_of<T>(width);
   for (int key = 0; key < count; key += kLanes) {
     const int there = std::min(kLanes, count - key);
     for (int64_t unit = 0, at = 0; at < width; unit += kLanes, at += values_each) {
-      for (int i = 0; i < there; i += kKeysBeside) beside();  // first: a call would send the vectors to memory
+      for (int i = 0; i < there; i += kKeysPerPrefetch) beside();  // first: a call would send the vectors to memory
       vu block[kLanes] = {};
       if (there == kLanes && width - at >= values_each) {
 #pragma GCC unroll 16
@@ -186,7 +186,7 @@ inline void store_pairs(const bf16* low, const bf16* high, uint32_t* to) {
 }
 #endif
 
-// Values of a block to [key unit][padded columns]. `beside()` is called with each kBesideBytes.
+// Values of a block to [key unit][padded columns]. `beside()` is called with each kBytesPerPrefetch.
 template <typename T, typename Beside = Nothing>
 inline void pack_values(
     const T* const* rows, int count, int64_t width, int64_t padded, uint32_t* to, Beside&& beside = {}) {
@@ -212,14 +212,14 @@ inline void pack_values(
       to += padded;
     }
   } else {
-    constexpr int kVectorsBeside = kBesideBytes / (kLanes * sizeof(T));
+    constexpr int kVectorsPerPrefetch = kBytesPerPrefetch / (kLanes * sizeof(T));
     int vectors = 0;
     for (int key = 0; key < count; ++key, to += padded)
       for (int64_t at = 0; at < width; at += kLanes) {
         const int64_t left = width - at;
         vf values = left >= kLanes ? load(rows[key] + at) : load_part(rows[key] + at, left);
         store_units(to + at, std::bit_cast<vu>(values));
-        if (++vectors % kVectorsBeside == 0) beside();
+        if (++vectors % kVectorsPerPrefetch == 0) beside();
       }
   }
 }

@@ -110,7 +110,8 @@ void recur(
   Scratch scratch(2 * key_dim + count + copied);
   float *query = scratch.begin(), *key = query + key_dim, *value = key + key_dim, *copy = value + count;
   float* memory = sizes.memories.open(at, count, run.fresh, copy);
-  for (int64_t i = 1; i < key_dim; ++i) sizes.memories.open(at + i * width, count, run.fresh, copy + i * count);
+  for (int64_t i = 1; i < key_dim && copied; ++i)
+    sizes.memories.open(at + i * width, count, run.fresh, copy + i * count);
   if (run.fresh)
     for (int64_t i = 0; i < key_dim; ++i) std::fill(memory + i * stride, memory + i * stride + count, 0.0f);
   for (int64_t row = run.start; row < run.start + run.count; ++row) {
@@ -127,7 +128,7 @@ void recur(
     const int64_t done = whole * kLanes;
     if (left) advance<1, false>(own, query, key, value + done, memory + done, to + done, key_dim, stride, left);
   }
-  for (int64_t i = 0; i < key_dim; ++i) sizes.memories.close(at + i * width, count, memory + i * stride);
+  for (int64_t i = 0; i < key_dim && copied; ++i) sizes.memories.close(at + i * width, count, memory + i * stride);
 }
 
 // σ(gate) · weight · (values - mean) / sqrt(variance + eps) of one row and head.

@@ -30,7 +30,7 @@ float* checked(const at::Tensor& tensor, at::IntArrayRef shape, const char* name
 class Scratch {
  public:
   explicit Scratch(int64_t count)
-      : values_(static_cast<float*>(::operator new(std::max<int64_t>(1, count) * sizeof(float), kAlignment))) {}
+      : values_(count ? static_cast<float*>(::operator new(count * sizeof(float), kAlignment)) : nullptr) {}
   ~Scratch() { ::operator delete(values_, kAlignment); }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
