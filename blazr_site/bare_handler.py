@@ -9,6 +9,7 @@ request that uses the database gets a thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
@@ -158,7 +159,9 @@ async def read_to_disk(receive: Receive) -> Any:
                 is_complete = not message.get("more_body", False)
             file.seek(0)
     except BaseException:
-        file.close()
+        # Closing writes what a full disk has left in the buffer, and fails in the same way.
+        with contextlib.suppress(OSError):
+            file.close()
         raise
     return file
 

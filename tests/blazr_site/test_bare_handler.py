@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import threading
+from pathlib import Path
 
 import pytest
 from asgiref.sync import sync_to_async
 from django.db import connection
 from django.http import HttpResponse
 
-from blazr_site.bare_handler import BareHandler
+from blazr_site.bare_handler import BareHandler, read_to_disk
 from blazr_site.request_thread import request_thread
 from blazr_site.routes import route_or_none
+from inference.errors import StorageFull
 from models_registry.storage import uploads_dir
 
 SCOPE = {
@@ -214,3 +216,21 @@ async def test_an_unexpected_error_is_an_error_object_and_says_nothing_of_the_in
     assert client.sent[0]["status"] == 500
     assert b"internal_error" in client.body
     assert b"secret" not in client.body
+
+
+@pytest.mark.parametrize("size", [100, 100_000])
+async def test_a_full_disk_is_named_whether_the_body_fills_a_buffer_or_not(monkeypatch, size):
+    files = []
+
+    def full_file(dir):
+        files.append(Path("/dev/full").open("w+b"))  # noqa: SIM115 - what is tried closes it
+        return files[0]
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full_file)
+
+    async def receive():
+        return {"type": "http.request", "body": bytes(size)}
+
+    with pytest.raises(StorageFull, match="no room for this body"):
+        await read_to_disk(receive)
+    assert files[0].closed
