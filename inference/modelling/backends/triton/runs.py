@@ -1,3 +1,4 @@
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, misc"
 """Runs: the rows of a batch as kernels of row by row recurrences take them, one launch for each.
 
 A kernel gets whole tensors, whose addresses have the same alignment in each step, and a run's place as numbers: chunks
@@ -10,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+import triton
+import triton.language as tl
 
 from inference.modelling.forward_batch import ForwardBatch
 
@@ -42,3 +45,11 @@ def batch_runs(batch: ForwardBatch) -> Iterator[Run]:
     for chunk in batch.prefills:
         length = chunk.stop - chunk.start
         yield Run(1, chunk.start, length, slot=chunk.state_slot, fresh=chunk.context_len == 0)
+
+
+@triton.jit
+def state_slot(slots_ptr, slot, sequence, HAS_SLOTS: tl.constexpr):
+    """The state slot of a sequence of a run: loaded for a decoding one, given for a chunk's."""
+    if HAS_SLOTS:
+        return tl.load(slots_ptr + sequence)
+    return slot.to(tl.int64)

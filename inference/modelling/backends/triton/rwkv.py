@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from inference.modelling.backends.triton.runs import batch_runs
+from inference.modelling.backends.triton.runs import batch_runs, state_slot
 from inference.modelling.forward_batch import ForwardBatch, LayerState
 from inference.modelling.layers.rwkv import NOTHING, TimeMix, TokenShift
 
@@ -89,10 +89,7 @@ def _mean(
     sequence = tl.program_id(0).to(tl.int64)
     channels = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = channels < CHANNELS
-    if HAS_SLOTS:  # noqa: SIM108
-        slot = tl.load(slots_ptr + sequence)
-    else:
-        slot = slot.to(tl.int64)
+    slot = state_slot(slots_ptr, slot, sequence, HAS_SLOTS)
     owned = channels < tl.where(slot != 0, CHANNELS, 0)
     entry = slot * CHANNELS + channels
     if FRESH:

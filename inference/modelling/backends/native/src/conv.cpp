@@ -162,15 +162,20 @@ std::vector<Run> read_runs(const at::Tensor& runs, int64_t rows, int64_t slots) 
   return found;
 }
 
-States::States(const at::Tensor& tensor, at::IntArrayRef shape, const char* name) {
-  if (tensor.scalar_type() != at::kBFloat16) {
-    exact_ = checked(tensor, shape, name);
-    return;
-  }
+template <typename T>
+static T* checked_values(const at::Tensor& tensor, at::IntArrayRef shape, const char* type, const char* name) {
   TORCH_CHECK(
-      tensor.sizes() == shape && tensor.is_contiguous() && tensor.is_cpu(), name, ": contiguous ", shape,
-      " is needed, not ", tensor.sizes());
-  rounded_ = tensor.data_ptr<bf16>();
+      tensor.sizes() == shape && tensor.is_contiguous() && tensor.scalar_type() == c10::CppTypeToScalarType<T>::value &&
+          tensor.is_cpu(),
+      name, ": contiguous ", type, " ", shape, " is needed, not ", tensor.sizes(), " ", tensor.scalar_type());
+  return tensor.data_ptr<T>();
+}
+
+States::States(const at::Tensor& tensor, at::IntArrayRef shape, const char* name) {
+  if (tensor.scalar_type() == at::kBFloat16)
+    rounded_ = checked_values<bf16>(tensor, shape, "bfloat16", name);
+  else
+    exact_ = checked(tensor, shape, name);
 }
 
 float* States::open(int64_t at, int64_t count, bool fresh, float* scratch) const {
@@ -198,10 +203,7 @@ void States::write(int64_t at, int64_t count, const float* from) const {
 }
 
 float* checked(const at::Tensor& tensor, at::IntArrayRef shape, const char* name) {
-  TORCH_CHECK(
-      tensor.sizes() == shape && tensor.is_contiguous() && tensor.scalar_type() == at::kFloat && tensor.is_cpu(), name,
-      ": contiguous float32 ", shape, " is needed, not ", tensor.sizes(), " ", tensor.scalar_type());
-  return tensor.data_ptr<float>();
+  return checked_values<float>(tensor, shape, "float32", name);
 }
 
 TORCH_LIBRARY_FRAGMENT(blazr, library) {
