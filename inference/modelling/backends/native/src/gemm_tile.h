@@ -27,7 +27,7 @@ struct TileArgs {
   float* sums;         // [rows][32]
   bool is_first;       // the sums start at 0
   WeightsAhead ahead;  // what is read later, asked for at each step
-  int64_t advance;     // bytes by which a step moves it
+  int64_t advance;     // bytes by which a step moves it, in all passes over the block's outputs
   bool in_pages;       // its order (read_ahead.h)
 };
 
@@ -110,10 +110,11 @@ constexpr int sums_of(int rows) {
 }
 
 // What lies ahead of some steps. Of one row, weights are read once; but lines that don't stay in any cache can't be
-// asked for in pages, which takes too long for the first one. Several panels share what lies ahead.
-template <bool kOnce>
+// asked for in pages, which takes too long for the first one. Several panels share what lies ahead, as do a tile's
+// passes: each asks for its part at its own steps, so that memory never waits for a pass over what is in the cache.
+template <bool kOnce, int V>
 inline void ask_ahead(WeightsAhead& ahead, int64_t advance) {
-  ahead.ask<kOnce>();
+  ahead.ask<kOnce, V == kVectors>();
   ahead.at += advance;
 }
 
@@ -294,10 +295,10 @@ inline __attribute__((always_inline)) void add_step(
 // The steps kFrom to kTo of a chunk of a unit.
 template <class F, int R, int V, bool kOnce, int kFrom, int kTo>
 inline __attribute__((always_inline)) void add_steps(
-    vi (&acc)[sums_of<F>(R)][V], const uint32_t* a, const uint8_t* chunk, vi levels, bool asks, WeightsAhead& ahead,
+    vi (&acc)[sums_of<F>(R)][V], const uint32_t* a, const uint8_t* chunk, vi levels, WeightsAhead& ahead,
     int64_t line_advance) {
   constexpr int kLinesBefore = kFrom * F::kLines / F::kSteps, kLinesThen = kTo * F::kLines / F::kSteps;
-  for (int line = kLinesBefore; asks && line < kLinesThen; ++line) ask_ahead<kOnce>(ahead, line_advance);
+  for (int line = kLinesBefore; line < kLinesThen; ++line) ask_ahead<kOnce, V>(ahead, line_advance);
 #pragma GCC unroll 8
   for (int step = kFrom; step < kTo; ++step) {
     vi bytes[V];
@@ -311,17 +312,17 @@ inline __attribute__((always_inline)) void add_steps(
 template <class F, int R, int V, bool kOnce>
 inline __attribute__((always_inline)) void add_unit(
     vi (&acc)[sums_of<F>(R)][V], const uint32_t* a, const uint8_t* w, int64_t steps, bool is_second_half, vi levels,
-    bool asks, WeightsAhead& ahead, int64_t advance) {
+    WeightsAhead& ahead, int64_t advance) {
   constexpr int kWords = R * F::kWords;
   const int64_t line_advance = advance * F::kSteps / F::kLines;
   if constexpr (F::kAlign > kLeastUnit) {
     constexpr int kHalf = F::kSteps / 2;
     if (steps < F::kSteps && is_second_half)
-      return add_steps<F, R, V, kOnce, kHalf, F::kSteps>(acc, a, w, levels, asks, ahead, line_advance);
-    if (steps < F::kSteps) return add_steps<F, R, V, kOnce, 0, kHalf>(acc, a, w, levels, asks, ahead, line_advance);
+      return add_steps<F, R, V, kOnce, kHalf, F::kSteps>(acc, a, w, levels, ahead, line_advance);
+    if (steps < F::kSteps) return add_steps<F, R, V, kOnce, 0, kHalf>(acc, a, w, levels, ahead, line_advance);
   }
   for (int64_t chunk = 0; chunk < steps; chunk += F::kSteps, a += F::kSteps * kWords, w += F::kLines * kLineBytes)
-    add_steps<F, R, V, kOnce, 0, F::kSteps>(acc, a, w, levels, asks, ahead, line_advance);
+    add_steps<F, R, V, kOnce, 0, F::kSteps>(acc, a, w, levels, ahead, line_advance);
 }
 
 // += a unit of codes.
@@ -333,15 +334,15 @@ inline __attribute__((always_inline)) void add_codes(
   const uint8_t* w = t.weights + first / F::kSteps * F::kLines * kLineBytes + first_vector * sizeof(vi);
   const CodedForm& form = *t.matrix->form;
   const vi levels = load_bits(form.levels);
-  const bool asks = first_vector == 0;
+  const int64_t advance = t.advance * V / kVectors;
   constexpr int kSums = sums_of<F>(R);
   vi acc[kSums][V] = {};
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) acc[kSums - R + r][v] = vi{} + t.offsets[unit * R + r];
   if (steps == F::kUsualSteps) {
-    add_unit<F, R, V, kOnce>(acc, a, w, F::kUsualSteps, false, levels, asks, ahead, t.advance);  // unrolled
+    add_unit<F, R, V, kOnce>(acc, a, w, F::kUsualSteps, false, levels, ahead, advance);  // unrolled
   } else {
-    add_unit<F, R, V, kOnce>(acc, a, w, steps, first % F::kSteps != 0, levels, asks, ahead, t.advance);
+    add_unit<F, R, V, kOnce>(acc, a, w, steps, first % F::kSteps != 0, levels, ahead, advance);
   }
   if constexpr (kSums == 2 * R) {
     for (int r = 0; r < R; ++r)
@@ -376,12 +377,12 @@ inline __attribute__((always_inline)) void add_values(
   const int64_t first = unit * t.unit_steps, last = std::min(first + t.unit_steps, t.depth);
   const uint32_t* a = t.steps + first * R * F::kWords;
   const uint8_t* w = t.weights + first * F::kStepBytes + first_vector * sizeof(vi);
-  const bool asks = first_vector == 0;
+  const int64_t advance = t.advance * V / kVectors;
   vf sums[R][V];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) sums[r][v] = all[r][first_vector + v];
   for (int64_t step = first; step < last; ++step, a += R * F::kWords, w += F::kStepBytes) {
-    if (asks) ask_ahead<kOnce>(ahead, t.advance);
+    ask_ahead<kOnce, V>(ahead, advance);
     vi values[V];
     for (int v = 0; v < V; ++v) values[v] = load_bits(w + v * sizeof(vi));
     // The weights in a word, the first one's in the lower half: float32 has its upper half of bfloat16.

@@ -23,16 +23,17 @@ constexpr ReadOrder make_paged() {
 
 constexpr ReadOrder kPlain = make_plain(), kPaged = make_paged();
 
-bool is_intel() {
+// Measured on Intel's Sapphire Rapids (decision 36) and AMD's Zen 3 (decision 97); Zen 5 is as fast in line.
+bool are_pages_faster() {
 #if defined(__x86_64__) || defined(__i386__)
-  return __builtin_cpu_is("intel") != 0;
+  return __builtin_cpu_is("intel") != 0 || __builtin_cpu_is("znver3") != 0;
 #else
   return false;
 #endif
 }
 
 std::atomic<bool>& in_pages() {
-  static std::atomic<bool> used{is_intel()};
+  static std::atomic<bool> used{are_pages_faster()};
   return used;
 }
 

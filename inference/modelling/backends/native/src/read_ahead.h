@@ -1,9 +1,9 @@
 // In which order a thread asks for the weights that it reads next.
 //
 // A product reads them from the first byte to the last. Zen 5 gives its whole bandwidth to lines that are asked for in
-// that order, too, some KiB ahead. Intel's processors don't: what one of them can wait for by its own requests is too
-// little, and its second cache, which goes on by itself where lines follow each other, does so for each page of 4 KiB
-// apart. Asked for from eight pages in turn the same weights come up to 1.7 times as fast (decision 36).
+// that order, too, some KiB ahead. Intel's processors and Zen 3 don't: what a core can wait for by its own requests is
+// too little, and its second cache, which goes on by itself where lines follow each other, does so for each page of 4
+// KiB apart. Asked for from eight pages in turn the same weights come up to 1.7 times as fast (decisions 36 and 97).
 #pragma once
 
 #include <cstdint>
@@ -42,14 +42,14 @@ struct WeightsAhead {
   const uint8_t* end;       // as of a ReadOn
   int64_t jump;             // from there to what is next
 
-  // Asks for a piece. kOnce: as read once, so that it passes through the first cache and doesn't push what the
-  // operators and Python between the products need out of the others; else into the second cache.
-  template <bool kOnce>
+  // Asks for a piece, or for a line of it. kOnce: as read once, so that it passes through the first cache and doesn't
+  // push what the operators and Python between the products need out of the others; else into the second cache.
+  template <bool kOnce, bool kWhole = true>
   void ask() const {
     const uint8_t* piece = at + offsets[reinterpret_cast<uintptr_t>(at) / kPiece % kOrderLength];
     if (piece >= end) piece += jump;
     __builtin_prefetch(piece, 0, kOnce ? 0 : 2);
-    __builtin_prefetch(piece + 64, 0, kOnce ? 0 : 2);
+    if constexpr (kWhole) __builtin_prefetch(piece + 64, 0, kOnce ? 0 : 2);
   }
 };
 
