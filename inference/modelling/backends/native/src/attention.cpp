@@ -25,7 +25,7 @@ TaskMemory task_memory(const Shape& shape, int64_t all_rows, Scratch& scratch) {
   const int64_t sizes[] = {
       round_up(all_rows * units, kLanes),
       units * kKeys,
-      shape.padded * kKeys,
+      round_up(shape.padded, kPart) * kKeys,
       all_rows * shape.padded,
       all_rows * state_floats,
       kRows * kKeys};
@@ -47,9 +47,10 @@ TaskMemory task_memory(const Shape& shape, int64_t all_rows, Scratch& scratch) {
 }
 
 // The rows of one head against one block of keys, as many at once as the tile has.
-template <typename T>
+template <typename T, typename Values>
 void advance_rows(
-    const Operands<T>& on, const Item& item, int64_t block, int count, int64_t first_row, const TaskMemory& memory) {
+    const Operands<T>& on, const Item& item, int64_t block, int count, int64_t first_row, const TaskMemory& memory,
+    const Values& values) {
   const Shape& shape = on.shape;
   const int64_t rows = item.num_tokens * shape.group, units = units_of<T>(shape.width);
   for (int64_t row = 0; row < rows; row += kRows) {
@@ -62,8 +63,8 @@ void advance_rows(
     const bool masked = count < kKeys || first < kKeys - 1 || (on.rule.window && last - on.rule.window >= 0);
     with_constant<kRows>(here, [&](auto rows_here) {
       advance<T, decltype(rows_here)::value>(
-          memory.queries + at * units, units, memory.keys, memory.values, shape.padded, count, positions, masked,
-          on.rule, memory.states + at, memory.mixed + at * shape.padded, memory.probabilities);
+          memory.queries + at * units, units, memory.keys, values, shape.padded, count, positions, masked, on.rule,
+          memory.states + at, memory.mixed + at * shape.padded, memory.probabilities);
     });
   }
 }
@@ -81,10 +82,10 @@ void write_row(const float* from, float sum_of_weights, int64_t width, T* to) {
   }
 }
 
-// Items that differ in the head. Blocks outermost, so that the rows of a token's heads are read together. Not inlined:
-// GCC would compute the address of the thread_local prefetcher again for each line.
+// Items that differ in the head. Blocks outermost, so that the rows of a token's heads are read together. Nothing that
+// callers pass may be built in: GCC would look up the thread_local prefetcher again for each line.
 template <typename T>
-__attribute__((noinline)) void run_task(
+__attribute__((noipa)) void run_task(
     const Operands<T>& on, const Item* items, int64_t heads, Prefetcher<T>& prefetcher, Scratch& scratch) {
   const Shape& shape = on.shape;
   const Item& item = items[0];
@@ -102,15 +103,25 @@ __attribute__((noinline)) void run_task(
   }
   std::fill_n(memory.mixed, all_rows * shape.padded, 0.0f);
 
-  auto prefetch = [&prefetcher] { prefetcher.prefetch(); };
+  // Values that are used once or twice are read where they lie.
+  const bool in_place = !kPairs<T> && rows <= 2 * kRows && shape.value_width == shape.padded;
+  auto prefetch = [&prefetcher, in_place] {
+    prefetcher.prefetch();
+    if (in_place) prefetcher.prefetch();
+  };
   for (int64_t block = item.first_key; block < item.stop_key; block += kKeys) {
     const T *keys[kKeys], *values[kKeys];
     const int count = find_rows(on, item, block, kKeys, keys, values);
     prefetcher.move(count);
     for (int64_t head = 0; head < heads; ++head) {
       pack_keys(keys, count, shape.width, memory.keys, prefetch);
-      pack_values(values, count, shape.value_width, shape.padded, memory.values, prefetch);
-      advance_rows(on, item, block, count, head * rows, memory);
+      if (in_place) {
+        // Pairs of keys don't lie together: their values are always packed.
+        if constexpr (!kPairs<T>) advance_rows(on, item, block, count, head * rows, memory, ValueRows<T>{values});
+      } else {
+        pack_values(values, count, shape.value_width, kKeys, memory.values, prefetch);
+        advance_rows(on, item, block, count, head * rows, memory, PackedValues{memory.values});
+      }
       for (int i = 0; i < count; ++i) {
         keys[i] += on.keys.head_stride;
         values[i] += on.values.head_stride;

@@ -106,8 +106,8 @@ class Prefetcher {
   // For two lines.
   void prefetch() {
     if (at_ >= end_ && !next_row()) return;
-    __builtin_prefetch(at_);
-    __builtin_prefetch(at_ + kLine);
+    __builtin_prefetch(at_, 0, 2);
+    __builtin_prefetch(at_ + kLine, 0, 2);
     at_ += 2 * kLine;
   }
 

@@ -1,9 +1,11 @@
 // The arithmetic of attention: rows of queries against a block of 64 keys, online softmax in float32.
 //
 // Every operand is made of 32-bit units that a multiply-accumulate step takes: one float32, or a pair of bfloat16
-// where the processor multiplies pairs (vdpbf16ps). Keys are packed by unit ([unit][64 keys]), values by key unit
-// ([key unit][columns]), queries lie row by row; so both products broadcast a unit of a row and run over lanes, and one
-// form serves both types. Where there is no instruction for pairs, bfloat16 is widened while it is packed.
+// where the processor multiplies pairs (vdpbf16ps). Keys are packed by unit, values by key unit, in parts of kPart
+// columns
+// ([part][unit][kPart]); queries lie row by row; so both products broadcast a unit of a row and run over lanes, and one
+// form serves both types. Where there is no instruction for pairs, bfloat16 is widened while it is packed, or values of
+// few rows while they are read.
 //
 // A row's result doesn't depend on the rows beside it: each score is one sum over the units in order, each block of
 // keys begins at a multiple of 64, and what is masked adds exact zeros.
@@ -24,6 +26,9 @@ namespace blazr {
 constexpr int kKeys = 64;                    // keys of a block
 constexpr int kKeyVectors = kKeys / kLanes;  // vectors of scores in a row
 constexpr int kRows = 6;                     // rows whose sums, kTileVectors of each, stay in registers
+constexpr int kMostTileVectors = 8;
+constexpr int kPartVectors = kTileVectors;
+constexpr int kPart = kPartVectors * kLanes;  // packed columns that lie together, as they are multiplied
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 #ifdef __AVX512BF16__
@@ -33,6 +38,14 @@ constexpr bool kPairs = std::is_same_v<T, bf16>;
 template <typename T>
 constexpr bool kPairs = false;
 #endif
+
+// Vectors of each of some rows of sums that stay in registers: of few rows more, because one that is added to again
+// waits for the last addition.
+constexpr int tile_vectors(int rows) {
+  int vectors = kTileVectors;
+  while (vectors < kMostTileVectors && 2 * vectors * rows <= kRows * kTileVectors) vectors *= 2;
+  return vectors;
+}
 
 inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -122,18 +135,17 @@ inline void pack_row(const T* from, int64_t width, uint32_t* to, int64_t units) 
   }
 }
 
-// kLanes units of a row, of which `left` (≥ 1) exist; the others are 0.
+// Values in a word of 32 bits, as they lie in memory.
 template <typename T>
-inline vu load_row_units(const T* from, int64_t left_values) {
-  if constexpr (kPairs<T>) {
-#ifdef __AVX512BF16__
-    if (left_values >= 2 * kLanes) return load_units(reinterpret_cast<const uint32_t*>(from));
-    __m512i some = _mm512_maskz_loadu_epi16((1u << left_values) - 1, from);
-    return std::bit_cast<vu>(some);
-#endif
-  }
-  vf values = left_values >= kLanes ? load(from) : load_part(from, left_values);
-  return std::bit_cast<vu>(values);
+constexpr int kPerWord = 4 / sizeof(T);
+
+// kLanes words of a row, of which `left` (≥ 1) values exist; the others are 0.
+template <typename T>
+inline vu load_words(const T* from, int64_t left) {
+  if (left >= kLanes * kPerWord<T>) return load_units(reinterpret_cast<const uint32_t*>(from));
+  uint32_t buffer[kLanes] = {};
+  std::memcpy(buffer, from, left * sizeof(T));
+  return load_units(buffer);
 }
 
 constexpr int64_t kBytesPerPrefetch = 128;  // packed keys or values, for which the caller prefetches two lines
@@ -143,27 +155,39 @@ struct Nothing {
   void operator()() const {}
 };
 
-// Keys of a block to [unit][64 keys]; rows beyond `count` are not packed further than the others of their vector.
+// Keys of a block to [part][unit][kPart]; rows beyond `count` are not packed further than the others of their vector.
 // `beside()` is called with each kBytesPerPrefetch.
 template <typename T, typename Beside = Nothing>
 inline void pack_keys(const T* const* rows, int count, int64_t width, uint32_t* to, Beside&& beside = {}) {
-  constexpr int64_t values_each = kPairs<T> ? 2 * kLanes : kLanes;
-  constexpr int kKeysPerPrefetch = std::max<int64_t>(1, kBytesPerPrefetch / (values_each * sizeof(T)));
-  const int64_t units = units_of<T>(width);
+  constexpr int64_t kValuesEach = kLanes * kPerWord<T>;
+  constexpr int kKeysPerPrefetch = std::max<int64_t>(1, kBytesPerPrefetch / (kValuesEach * sizeof(T)));
+  constexpr bool kWidens = kPerWord<T> == 2 && !kPairs<T>;
+  constexpr int64_t kUnitsEach = kWidens ? kValuesEach : kLanes;
   for (int key = 0; key < count; key += kLanes) {
     const int there = std::min(kLanes, count - key);
-    for (int64_t unit = 0, at = 0; at < width; unit += kLanes, at += values_each) {
+    uint32_t* column = to + key / kPart * units_of<T>(width) * kPart + key % kPart;
+    for (int64_t at = 0; at < width; at += kValuesEach) {
       for (int i = 0; i < there; i += kKeysPerPrefetch) beside();  // first: a call would send the vectors to memory
       vu block[kLanes] = {};
-      if (there == kLanes && width - at >= values_each) {
+      if (there == kLanes && width - at >= kValuesEach) {
 #pragma GCC unroll 16
-        for (int i = 0; i < kLanes; ++i) block[i] = load_row_units(rows[key + i] + at, values_each);
+        for (int i = 0; i < kLanes; ++i) block[i] = load_words(rows[key + i] + at, kValuesEach);
       } else {
-        for (int i = 0; i < there; ++i) block[i] = load_row_units(rows[key + i] + at, width - at);
+        for (int i = 0; i < there; ++i) block[i] = load_words(rows[key + i] + at, width - at);
       }
       transpose(block);
-      const int64_t wanted = std::min<int64_t>(kLanes, units - unit);
-      for (int64_t i = 0; i < wanted; ++i) store_units(to + (unit + i) * kKeys + key, block[i]);
+      const auto unit_of = [&](int64_t i) -> vu {
+        if constexpr (!kWidens) return block[i];
+        return i % 2 == 0 ? block[i / 2] << 16 : block[i / 2] & 0xffff0000u;
+      };
+      const int64_t left = width - at;
+      if (left >= kValuesEach) {
+#pragma GCC unroll 16
+        for (int64_t i = 0; i < kUnitsEach; ++i) store_units(column + i * kPart, unit_of(i));
+      } else {
+        for (int64_t i = 0; i < units_of<T>(left); ++i) store_units(column + i * kPart, unit_of(i));
+      }
+      column += kUnitsEach * kPart;
     }
   }
 }
@@ -186,17 +210,19 @@ inline void store_pairs(const bf16* low, const bf16* high, uint32_t* to) {
 }
 #endif
 
-// Values of a block to [key unit][padded columns]. `beside()` is called with each kBytesPerPrefetch.
+// Values of a block to [part][key unit][kPart], parts of `units` units each. `beside()` is called with each
+// kBytesPerPrefetch.
 template <typename T, typename Beside = Nothing>
 inline void pack_values(
-    const T* const* rows, int count, int64_t width, int64_t padded, uint32_t* to, Beside&& beside = {}) {
+    const T* const* rows, int count, int64_t width, int64_t units, uint32_t* to, Beside&& beside = {}) {
+  const auto place = [&](int64_t column) { return to + column / kPart * units * kPart + column % kPart; };
   if constexpr (kPairs<T>) {
     for (int key = 0; key < count; key += 2) {
       const T *low_row = rows[key], *high_row = key + 1 < count ? rows[key + 1] : nullptr;
       int64_t at = 0;
 #ifdef __AVX512BF16__
       for (; high_row != nullptr && at + 2 * kLanes <= width; at += 2 * kLanes) {
-        store_pairs(low_row + at, high_row + at, to + at);
+        store_pairs(low_row + at, high_row + at, place(at));
         beside();
       }
 #endif
@@ -207,46 +233,81 @@ inline void pack_values(
         vf high = high_row == nullptr ? splat(0)
                   : left >= kLanes    ? load(high_row + at)
                                       : load_part(high_row + at, left);
-        store_units(to + at, (std::bit_cast<vu>(low) >> 16) | std::bit_cast<vu>(high));
+        store_units(place(at), (std::bit_cast<vu>(low) >> 16) | std::bit_cast<vu>(high));
       }
-      to += padded;
+      to += kPart;
     }
   } else {
     constexpr int kVectorsPerPrefetch = kBytesPerPrefetch / (kLanes * sizeof(T));
     int vectors = 0;
-    for (int key = 0; key < count; ++key, to += padded)
+    for (int key = 0; key < count; ++key, to += kPart)
       for (int64_t at = 0; at < width; at += kLanes) {
         const int64_t left = width - at;
         vf values = left >= kLanes ? load(rows[key] + at) : load_part(rows[key] + at, left);
-        store_units(to + at, std::bit_cast<vu>(values));
+        store_units(place(at), std::bit_cast<vu>(values));
         if (++vectors % kVectorsPerPrefetch == 0) beside();
       }
   }
 }
 
-// Rows of units (Count, units) times packed columns [unit][64].
+// sums[row][j] += right(j) · left(row), with as few of both in registers as there is room for.
+template <typename T, int Count, int V, typename Right, typename Left>
+inline __attribute__((always_inline)) void add_products(vf (&sums)[Count][V], Right&& right, Left&& left) {
+  if constexpr (Count < V) {
+    vu lefts[Count];
+#pragma GCC unroll 6
+    for (int row = 0; row < Count; ++row) lefts[row] = left(row);
+#pragma GCC unroll 8
+    for (int j = 0; j < V; ++j) {
+      const vu column = right(j);
+#pragma GCC unroll 6
+      for (int row = 0; row < Count; ++row) sums[row][j] = step<T>(sums[row][j], column, lefts[row]);
+    }
+  } else {
+    vu rights[V];
+#pragma GCC unroll 8
+    for (int j = 0; j < V; ++j) rights[j] = right(j);
+#pragma GCC unroll 6
+    for (int row = 0; row < Count; ++row) {
+      const vu value = left(row);
+#pragma GCC unroll 8
+      for (int j = 0; j < V; ++j) sums[row][j] = step<T>(sums[row][j], rights[j], value);
+    }
+  }
+}
+
+// A column of a packed operand [part][unit][kPart], and those beside it.
+struct PackedColumns {
+  const uint32_t* at;
+  int64_t part_length;  // units · kPart
+
+  PackedColumns(const uint32_t* packed, int64_t units, int64_t column)
+      : at(packed + column / kPart * units * kPart + column % kPart), part_length(units * kPart) {}
+
+  // Of a unit, the kLanes columns after `vector` others. Several vectors begin with a part.
+  vu load_at(int64_t unit, int vector) const {
+    return load_units(at + vector / kPartVectors * part_length + unit * kPart + vector % kPartVectors * kLanes);
+  }
+};
+
+// Rows of units (Count, units) times 64 packed columns.
 template <typename T, int Count>
 inline void multiply(const uint32_t* rows, int64_t units, const uint32_t* packed, vf out[Count][kKeyVectors]) {
-  for (int part = 0; part < kKeyVectors; part += kTileVectors, packed += kTileVectors * kLanes) {
+  constexpr int kVectors = std::min(tile_vectors(Count), kKeyVectors);
+  for (int first = 0; first < kKeyVectors; first += kVectors) {
+    const PackedColumns columns(packed, units, first * kLanes);
     // A local copy stays in registers; the compiler can't keep `out` there.
-    vf sums[Count][kTileVectors];
+    vf sums[Count][kVectors];
     for (auto& row : sums)
       for (auto& vector : row) vector = splat(0);
-    for (int64_t unit = 0; unit < units; ++unit) {
-      vu columns[kTileVectors];
-#pragma GCC unroll 4
-      for (int j = 0; j < kTileVectors; ++j) columns[j] = load_units(packed + unit * kKeys + j * kLanes);
-#pragma GCC unroll 6
-      for (int row = 0; row < Count; ++row) {
-        const vu value = vu{} + rows[row * units + unit];
-#pragma GCC unroll 4
-        for (int j = 0; j < kTileVectors; ++j) sums[row][j] = step<T>(sums[row][j], columns[j], value);
-      }
-    }
+    for (int64_t unit = 0; unit < units; ++unit)
+      add_products<T>(
+          sums, [&](int j) { return columns.load_at(unit, j); },
+          [&](int row) { return vu{} + rows[row * units + unit]; });
 #pragma GCC unroll 6
     for (int row = 0; row < Count; ++row)
-#pragma GCC unroll 4
-      for (int j = 0; j < kTileVectors; ++j) out[row][part + j] = sums[row][j];
+#pragma GCC unroll 8
+      for (int j = 0; j < kVectors; ++j) out[row][first + j] = sums[row][j];
   }
 }
 
@@ -284,6 +345,29 @@ struct ScoreRule {
   }
 };
 
+// Values of a block as pack_values lays them out.
+struct PackedValues {
+  static constexpr int kUnitsAtOnce = kKeys;
+  const uint32_t* packed;
+  PackedColumns columns(int64_t column) const { return {packed, kKeys, column}; }
+};
+
+// Values of a block where they lie, rows of a multiple of kLanes, widened as they are read: a few rows at once, whose
+// lines stay in the first cache until all columns have been read.
+template <typename T>
+struct ValueRows {
+  static constexpr int kUnitsAtOnce = 16;
+  struct Columns {
+    const T* const* rows;
+    int64_t column;
+    vu load_at(int64_t unit, int vector) const {
+      return std::bit_cast<vu>(load(rows[unit] + column + vector * kLanes));
+    }
+  };
+  const T* const* rows;
+  Columns columns(int64_t column) const { return {rows, column}; }
+};
+
 // The state of a row's softmax: exponents relative to `highest`, sums by lane.
 struct RowState {
   vf total;
@@ -292,11 +376,11 @@ struct RowState {
 
 // `Count` rows against a block: scores, softmax, weighted values added to `mixed`.
 //
-// queries: (Count, units); keys, values: packed; positions: of each row, from the block's first key;
-// mixed: (Count, padded) float32; states: Count; probabilities: scratch of Count · 64 units.
-template <typename T, int Count>
+// queries: (Count, units); keys: packed; values: PackedValues or ValueRows; positions: of each row, from the block's
+// first key; mixed: (Count, padded) float32; states: Count; probabilities: scratch of Count · 64 units.
+template <typename T, int Count, typename Values>
 inline void advance(
-    const uint32_t* queries, int64_t units, const uint32_t* keys, const uint32_t* values, int64_t padded, int num_keys,
+    const uint32_t* queries, int64_t units, const uint32_t* keys, const Values& values, int64_t padded, int num_keys,
     const int64_t* positions, bool masked, const ScoreRule& rule, RowState* states, float* mixed,
     uint32_t* probabilities) {
   vf scores[Count][kKeyVectors];
@@ -335,33 +419,32 @@ inline void advance(
   }
 
   const int key_units = kPairs<T> ? (num_keys + 1) / 2 : num_keys;
-  auto columns = [&](auto vectors, int64_t at) {
+  auto add_columns = [&](auto vectors, int64_t at, int first, int end) {
     constexpr int kVectors = decltype(vectors)::value;
+    const auto columns = values.columns(at);
     vf sums[Count][kVectors];
 #pragma GCC unroll 6
     for (int row = 0; row < Count; ++row)
-#pragma GCC unroll 4
-      for (int c = 0; c < kVectors; ++c) sums[row][c] = load(mixed + row * padded + at + c * kLanes) * kept[row];
-    for (int unit = 0; unit < key_units; ++unit) {
-      vu value[kVectors];
-#pragma GCC unroll 4
-      for (int c = 0; c < kVectors; ++c) value[c] = load_units(values + unit * padded + at + c * kLanes);
-#pragma GCC unroll 6
-      for (int row = 0; row < Count; ++row) {
-        const vu weight = vu{} + probabilities[row * stride + unit];
-#pragma GCC unroll 4
-        for (int c = 0; c < kVectors; ++c) sums[row][c] = step<T>(sums[row][c], value[c], weight);
-      }
-    }
+#pragma GCC unroll 8
+      for (int c = 0; c < kVectors; ++c)
+        sums[row][c] = load(mixed + row * padded + at + c * kLanes) * (first == 0 ? kept[row] : 1.0f);
+    for (int unit = first; unit < end; ++unit)
+      add_products<T>(
+          sums, [&](int c) { return columns.load_at(unit, c); },
+          [&](int row) { return vu{} + probabilities[row * stride + unit]; });
 #pragma GCC unroll 6
     for (int row = 0; row < Count; ++row)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int c = 0; c < kVectors; ++c) store(mixed + row * padded + at + c * kLanes, sums[row][c]);
   };
-  int64_t at = 0;
-  for (; at + kTileVectors * kLanes <= padded; at += kTileVectors * kLanes)
-    columns(std::integral_constant<int, kTileVectors>{}, at);
-  for (; at < padded; at += kLanes) columns(std::integral_constant<int, 1>{}, at);
+  constexpr int kVectors = tile_vectors(Count);
+  for (int first = 0; first < key_units; first += Values::kUnitsAtOnce) {
+    const int end = std::min(first + Values::kUnitsAtOnce, key_units);
+    int64_t at = 0;
+    for (; at + kVectors * kLanes <= padded; at += kVectors * kLanes)
+      add_columns(std::integral_constant<int, kVectors>{}, at, first, end);
+    for (; at < padded; at += kLanes) add_columns(std::integral_constant<int, 1>{}, at, first, end);
+  }
 }
 
 }  // namespace blazr
