@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,7 +98,9 @@ def adapter_get(*, checkpoint: Checkpoint, adapter_id: uuid.UUID) -> Adapter:
 
 
 def adapter_remove(*, checkpoint: Checkpoint, adapter_id: uuid.UUID) -> None:
-    """Take an adapter out of the registry and away from the workers; its files stay, and running requests go on.
+    """Take an adapter out of the registry and, once that is stored, away from the workers.
+
+    Its files stay, and running requests go on.
 
     Raises:
         NotFound: The checkpoint has none with this id.
@@ -106,7 +109,7 @@ def adapter_remove(*, checkpoint: Checkpoint, adapter_id: uuid.UUID) -> None:
     row = adapter_get(checkpoint=checkpoint, adapter_id=adapter_id)
     check_adapter_not_current(row)
     row.delete()
-    live.forget_adapter(str(adapter_id))
+    transaction.on_commit(partial(live.forget_adapter, str(adapter_id)), robust=True)
 
 
 def aliases_by_adapter(checkpoint: Checkpoint) -> dict[uuid.UUID, list[str]]:

@@ -38,7 +38,11 @@ def register(client: Client, url: str, **body: object) -> Any:
 
 
 def test_an_adapter_over_http(
-    browser: Client, base: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    browser: Client,
+    base: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    django_capture_on_commit_callbacks,
 ) -> None:
     forgotten: list[str] = []
     monkeypatch.setattr(live, "forget_adapter_sync", forgotten.append)
@@ -52,7 +56,8 @@ def test_an_adapter_over_http(
     assert browser.get(path).json() == [shown]
     page = browser.get(f"/models/{base.pk}/?tab=adapters").content.decode()
     assert "tiny:sql" in page and str(place) in page and f'data-remove="{shown["id"]}"' in page
-    assert send(browser, "DELETE", f"{path}/{shown['id']}").status_code == 204
+    with django_capture_on_commit_callbacks(execute=True):
+        assert send(browser, "DELETE", f"{path}/{shown['id']}").status_code == 204
     assert forgotten == [shown["id"]]
     assert error_of(send(browser, "DELETE", f"{path}/{shown['id']}"), 404)["param"] == "adapter"
     assert (place / "adapter_config.json").exists()
