@@ -143,6 +143,17 @@ def test_decoding_gives_what_a_chunk_gives(length):
     torch.testing.assert_close(last[0], whole[-1], rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape", [(8, 8, 64, 64), (9, 3, 48, 48), (4, 1, 256, 256), (5, 1, 40, 24), (2, 2, 33, 17)])
+def test_few_rows_have_the_bits_that_they_have_among_many(shape, dtype):
+    """Of few rows the tiles are wider, and values are read where they lie instead of being packed."""
+    step = Step(shape, dtype, ((20, 333),))
+    many = step.run()
+    for count in (1, 2, 3, 4, 5, 6, 12, 13):
+        few = step.run(query=step.query[-count:].contiguous(), first_rows=torch.tensor([0, count]))
+        assert torch.equal(few, many[-count:]), count
+
+
 def test_the_values_may_be_the_first_columns_of_the_keys():
     step = Step((16, 1, 40, 32))
     contexts = step.blocks, step.starts, step.lengths, step.first_rows, step.block_size
