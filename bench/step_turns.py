@@ -19,7 +19,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent.parent
 WARM_UP = 8
-SETTLE_S = 0.05
+PAUSE_S = 0.05
 """Before a turn: the other process' threads stop waiting actively."""
 
 
@@ -97,7 +97,7 @@ def main() -> None:
         for turn in range(given.rounds):
             times = [0.0, 0.0]
             for index in (0, 1) if turn % 2 == 0 else (1, 0):
-                time.sleep(SETTLE_S)
+                time.sleep(PAUSE_S)
                 times[index] = versions[index].step_s()
             ratios.append(times[0] / times[1])
         for version in versions:
