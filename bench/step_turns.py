@@ -2,7 +2,7 @@
 
 ``../before`` is a worktree of the older commit (``git worktree add ../before COMMIT``) whose native kernels are built.
 Each version runs in a process of its own, which steps while the other one waits, so that both see the same state of the
-machine. Prints the older version's time over this one's: median and low to high tenth. ``bench.versions`` compares
+machine. Prints the older version's time over this one's: median, 10th and 90th percentile. ``bench.versions`` compares
 whole benchmarks.
 """
 
@@ -19,20 +19,22 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent.parent
 WARM_UP = 8
+LEAST_STEP_TOKENS = 128
 PAUSE_S = 0.05
-"""Before a turn: the other process' threads stop waiting actively."""
+"""Before a turn, until the threads of the other process have stopped spinning."""
 
 
 class Version:
     """A tree's process, which takes some steps for each line that it reads."""
 
     def __init__(self, tree: Path, options: Sequence[str]) -> None:
+        self._tree = tree
         # The file of this tree with the modules of the other one, which may not have it yet.
         command = [sys.executable, str(Path(__file__).resolve()), "--child", *options]
         environment = {**os.environ, "PYTHONPATH": str(tree)}
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, cwd=tree, env=environment, stdin=pipe, stdout=pipe, text=True)
-        self.step_s()
+        self.step_s()  # returns when the model is loaded and warm; this turn isn't counted
 
     def step_s(self) -> float:
         """Seconds of the median step of one turn."""
@@ -41,7 +43,7 @@ class Version:
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"{self._process.args[0]} ended; its error is above.")
+            raise SystemExit(f"The process of {self._tree} ended; its error is above.")
         return float(line)
 
     def close(self) -> None:
@@ -57,11 +59,18 @@ def child(given: argparse.Namespace) -> None:
 
     if not library.is_available():
         raise SystemExit("The native kernels are not built: python -m inference.modelling.backends.native.build")
-    tokens = WARM_UP + (given.rounds + 1) * given.steps + 1
+    batch = int(given.batch)
+    # The first sequence generates while the prompts of the others are still computed.
+    tokens = given.context * batch // LEAST_STEP_TOKENS + WARM_UP + (given.rounds + 1) * given.steps + 1
     length = given.context + tokens
     llm = load(given.directory, LLMOptions(dtype=given.dtype, quant=given.quant, max_model_len=length))
-    add_requests(llm, random_prompts(int(given.batch), given.context, 256), tokens)
-    while llm.stats()["num_generated_tokens"] < WARM_UP * int(given.batch):
+    add_requests(llm, random_prompts(batch, given.context, 256), tokens)
+    stats = llm.stats()
+    # The prompts are computed when all but their last tokens, which generate, are.
+    while stats["num_computed_tokens"] - stats["num_generated_tokens"] < batch * (given.context - 1):
+        llm.step()
+        stats = llm.stats()
+    for _ in range(WARM_UP):
         llm.step()
     for _ in sys.stdin:
         times = []

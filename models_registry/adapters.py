@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,7 +108,7 @@ def adapter_remove(*, checkpoint: Checkpoint, adapter_id: uuid.UUID) -> None:
     row = adapter_get(checkpoint=checkpoint, adapter_id=adapter_id)
     check_adapter_not_current(row)
     row.delete()
-    transaction.on_commit(partial(live.forget_adapter, str(adapter_id)), robust=True)
+    transaction.on_commit(lambda: live.forget_adapter(str(adapter_id)), robust=True)
 
 
 def aliases_by_adapter(checkpoint: Checkpoint) -> dict[uuid.UUID, list[str]]:

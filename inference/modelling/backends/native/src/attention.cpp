@@ -25,7 +25,7 @@ TaskMemory task_memory(const Shape& shape, int64_t all_rows, Scratch& scratch) {
   const int64_t sizes[] = {
       round_up(all_rows * units, kLanes),
       units * kKeys,
-      round_up(shape.padded, kPart) * kKeys,
+      round_up(shape.padded, kPanelColumns) * kKeys,
       all_rows * shape.padded,
       all_rows * state_floats,
       kRows * kKeys};
@@ -82,10 +82,10 @@ void write_row(const float* from, float sum_of_weights, int64_t width, T* to) {
   }
 }
 
-// Items that differ in the head. Blocks outermost, so that the rows of a token's heads are read together. Nothing that
-// callers pass may be built in: GCC would look up the thread_local prefetcher again for each line.
+// Items that differ in the head. Blocks outermost, so that the rows of a token's heads are read together. Neither
+// inlined nor specialised for its caller (noipa): GCC would look up the thread_local prefetcher again for each line.
 template <typename T>
-__attribute__((noipa)) void run_task(
+__attribute__((noinline, noipa)) void run_task(
     const Operands<T>& on, const Item* items, int64_t heads, Prefetcher<T>& prefetcher, Scratch& scratch) {
   const Shape& shape = on.shape;
   const Item& item = items[0];
@@ -103,7 +103,8 @@ __attribute__((noipa)) void run_task(
   }
   std::fill_n(memory.mixed, all_rows * shape.padded, 0.0f);
 
-  // Values that are used once or twice are read where they lie.
+  // Values that at most two tiles of rows read aren't packed. Each call for the keys then prefetches the values' share,
+  // too.
   const bool in_place = !kPairs<T> && rows <= 2 * kRows && shape.value_width == shape.padded;
   auto prefetch = [&prefetcher, in_place] {
     prefetcher.prefetch();
@@ -116,7 +117,7 @@ __attribute__((noipa)) void run_task(
     for (int64_t head = 0; head < heads; ++head) {
       pack_keys(keys, count, shape.width, memory.keys, prefetch);
       if (in_place) {
-        // Pairs of keys don't lie together: their values are always packed.
+        // A unit of pairs joins values of two keys, which don't lie side by side: they are always packed.
         if constexpr (!kPairs<T>) advance_rows(on, item, block, count, head * rows, memory, ValueRows<T>{values});
       } else {
         pack_values(values, count, shape.value_width, kKeys, memory.values, prefetch);

@@ -17,7 +17,8 @@ struct HeadRows {
   int64_t to_row, to_head;      // and of the results
 };
 
-// `pack(head, first column, number of columns, packed)` lays 64 columns of a head's matrix out as [part][unit][kPart].
+// `pack(head, first column, number of columns, packed)` lays 64 columns of a head's matrix out as
+// [panel][unit][kPanelColumns].
 template <typename T, typename Pack>
 void multiply_heads(const HeadRows& on, const T* from, T* to, Pack&& pack) {
   const int64_t tiles = (on.out + kKeys - 1) / kKeys, units = units_of<T>(on.in);
@@ -62,7 +63,7 @@ void absorb(const HeadRows& on, const T* from, const T* matrices, T* to) {
     for (int64_t first = 0; first < on.in; first += kKeys) {
       const auto here = static_cast<int>(std::min<int64_t>(kKeys, on.in - first));
       for (int i = 0; i < here; ++i) rows[i] = matrix + (first + i) * on.out;
-      pack_values(rows, here, columns, units_of<T>(on.in), packed + units_of<T>(first) * kPart);
+      pack_values(rows, here, columns, units_of<T>(on.in), packed + units_of<T>(first) * kPanelColumns);
     }
   });
 }

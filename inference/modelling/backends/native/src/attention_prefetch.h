@@ -76,8 +76,8 @@ int find_rows(const Operands<T>& on, const Item& item, int64_t first, int most, 
 }
 
 // A thread's way through memory, a block of tokens before its arithmetic: tokens in the order of its tasks, of each the
-// rows of the task's heads, which lie side by side. What comes next is asked for by two lines, with each two that are
-// packed: bursts would fill all that a processor can wait for at once.
+// rows of the task's heads, which lie side by side. What comes next is prefetched by two lines with each two that are
+// packed, by four where values aren't packed: bursts would fill all that a processor can wait for at once.
 template <typename T>
 class Prefetcher {
  public:
@@ -103,16 +103,16 @@ class Prefetcher {
   // `count` tokens are about to be packed.
   void move(int64_t count) { num_needed_ += count; }
 
-  // For two lines.
+  // Prefetches two lines.
   void prefetch() {
     if (at_ >= end_ && !next_row()) return;
-    __builtin_prefetch(at_, 0, 2);
-    __builtin_prefetch(at_ + kLine, 0, 2);
+    __builtin_prefetch(at_);
+    __builtin_prefetch(at_ + kLine);
     at_ += 2 * kLine;
   }
 
-  // For what is left before the next block: rows that don't begin with a line have one more than are packed, and a task
-  // whose last block is short leaves most of the next one's.
+  // Prefetches what is left before the next block: rows that don't begin with a line have one more than are packed, and
+  // a task whose last block is short leaves most of the next one's.
   void finish() {
     while (at_ < end_ || next_row()) prefetch();
   }

@@ -1,11 +1,11 @@
 // The arithmetic of attention: rows of queries against a block of 64 keys, online softmax in float32.
 //
 // Every operand is made of 32-bit units that a multiply-accumulate step takes: one float32, or a pair of bfloat16
-// where the processor multiplies pairs (vdpbf16ps). Keys are packed by unit, values by key unit, in parts of kPart
-// columns
-// ([part][unit][kPart]); queries lie row by row; so both products broadcast a unit of a row and run over lanes, and one
-// form serves both types. Where there is no instruction for pairs, bfloat16 is widened while it is packed, or values of
-// few rows while they are read.
+// where the processor multiplies pairs (vdpbf16ps). Packed operands lie in panels of kPanelColumns columns,
+// [panel][unit][kPanelColumns]: a column of keys is a key, whose units follow the head's width; a column of values is
+// one value of a head, whose units follow the keys. Queries lie row by row; so both products broadcast a unit of a row
+// and run over lanes, and one form serves both types. Where there is no instruction for pairs, bfloat16 is widened
+// while it is packed; values that few rows use aren't packed, but widened as they are read.
 //
 // A row's result doesn't depend on the rows beside it: each score is one sum over the units in order, each block of
 // keys begins at a multiple of 64, and what is masked adds exact zeros.
@@ -23,12 +23,11 @@
 
 namespace blazr {
 
-constexpr int kKeys = 64;                    // keys of a block
-constexpr int kKeyVectors = kKeys / kLanes;  // vectors of scores in a row
-constexpr int kRows = 6;                     // rows whose sums, kTileVectors of each, stay in registers
-constexpr int kMostTileVectors = 8;
-constexpr int kPartVectors = kTileVectors;
-constexpr int kPart = kPartVectors * kLanes;  // packed columns that lie together, as they are multiplied
+constexpr int kKeys = 64;                             // keys of a block
+constexpr int kKeyVectors = kKeys / kLanes;           // vectors of scores in a row
+constexpr int kRows = 6;                              // rows whose sums, kTileVectors of each, stay in registers
+constexpr int kMostTileVectors = 8;                   // of a row, however few rows there are
+constexpr int kPanelColumns = kTileVectors * kLanes;  // of a packed operand, that lie together
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 #ifdef __AVX512BF16__
@@ -39,8 +38,8 @@ template <typename T>
 constexpr bool kPairs = false;
 #endif
 
-// Vectors of each of some rows of sums that stay in registers: of few rows more, because one that is added to again
-// waits for the last addition.
+// Vectors of sums of each row in a tile of `rows` rows. Few rows get wider tiles: with too few sums, each addition
+// would wait for the one before it to the same register.
 constexpr int tile_vectors(int rows) {
   int vectors = kTileVectors;
   while (vectors < kMostTileVectors && 2 * vectors * rows <= kRows * kTileVectors) vectors *= 2;
@@ -137,57 +136,64 @@ inline void pack_row(const T* from, int64_t width, uint32_t* to, int64_t units) 
 
 // Values in a word of 32 bits, as they lie in memory.
 template <typename T>
-constexpr int kPerWord = 4 / sizeof(T);
+constexpr int kValuesPerWord = 4 / sizeof(T);
 
-// kLanes words of a row, of which `left` (≥ 1) values exist; the others are 0.
+// kLanes words of 32 bits of a row; beyond its `left` (≥ 1) values they are 0.
 template <typename T>
 inline vu load_words(const T* from, int64_t left) {
-  if (left >= kLanes * kPerWord<T>) return load_units(reinterpret_cast<const uint32_t*>(from));
+  if (left >= kLanes * kValuesPerWord<T>) return load_units(reinterpret_cast<const uint32_t*>(from));
   uint32_t buffer[kLanes] = {};
   std::memcpy(buffer, from, left * sizeof(T));
   return load_units(buffer);
 }
 
-constexpr int64_t kBytesPerPrefetch = 128;  // packed keys or values, for which the caller prefetches two lines
+constexpr int64_t kBytesPerPrefetch = 128;  // of keys or values in the cache: `beside()` is called for each so many
+
+// Where a column of a packed operand begins, whose panels have `units` units.
+inline int64_t packed_offset(int64_t column, int64_t units) {
+  return column / kPanelColumns * units * kPanelColumns + column % kPanelColumns;
+}
 
 // Where nothing is done beside.
 struct Nothing {
   void operator()() const {}
 };
 
-// Keys of a block to [part][unit][kPart]; rows beyond `count` are not packed further than the others of their vector.
-// `beside()` is called with each kBytesPerPrefetch.
+// Keys of a block to [panel][unit][kPanelColumns]; rows beyond `count` are not packed further than the others of their
+// vector. `beside()` is called with each kBytesPerPrefetch.
 template <typename T, typename Beside = Nothing>
 inline void pack_keys(const T* const* rows, int count, int64_t width, uint32_t* to, Beside&& beside = {}) {
-  constexpr int64_t kValuesEach = kLanes * kPerWord<T>;
+  constexpr int64_t kValuesEach = kLanes * kValuesPerWord<T>;
   constexpr int kKeysPerPrefetch = std::max<int64_t>(1, kBytesPerPrefetch / (kValuesEach * sizeof(T)));
-  constexpr bool kWidens = kPerWord<T> == 2 && !kPairs<T>;
+  constexpr bool kWidens = kValuesPerWord<T> == 2 && !kPairs<T>;
   constexpr int64_t kUnitsEach = kWidens ? kValuesEach : kLanes;
   for (int key = 0; key < count; key += kLanes) {
     const int there = std::min(kLanes, count - key);
-    uint32_t* column = to + key / kPart * units_of<T>(width) * kPart + key % kPart;
+    uint32_t* column = to + packed_offset(key, units_of<T>(width));
     for (int64_t at = 0; at < width; at += kValuesEach) {
+      const int64_t left = width - at;
       for (int i = 0; i < there; i += kKeysPerPrefetch) beside();  // first: a call would send the vectors to memory
       vu block[kLanes] = {};
-      if (there == kLanes && width - at >= kValuesEach) {
+      if (there == kLanes && left >= kValuesEach) {
 #pragma GCC unroll 16
         for (int i = 0; i < kLanes; ++i) block[i] = load_words(rows[key + i] + at, kValuesEach);
       } else {
-        for (int i = 0; i < there; ++i) block[i] = load_words(rows[key + i] + at, width - at);
+        for (int i = 0; i < there; ++i) block[i] = load_words(rows[key + i] + at, left);
       }
+      // Words of two bfloat16 are transposed: half as many as values. The even one is the lower half of its word, and a
+      // float32 when it is moved to the upper half.
       transpose(block);
-      const auto unit_of = [&](int64_t i) -> vu {
+      const auto widened_unit = [&](int64_t i) -> vu {
         if constexpr (!kWidens) return block[i];
         return i % 2 == 0 ? block[i / 2] << 16 : block[i / 2] & 0xffff0000u;
       };
-      const int64_t left = width - at;
       if (left >= kValuesEach) {
 #pragma GCC unroll 16
-        for (int64_t i = 0; i < kUnitsEach; ++i) store_units(column + i * kPart, unit_of(i));
+        for (int64_t i = 0; i < kUnitsEach; ++i) store_units(column + i * kPanelColumns, widened_unit(i));
       } else {
-        for (int64_t i = 0; i < units_of<T>(left); ++i) store_units(column + i * kPart, unit_of(i));
+        for (int64_t i = 0; i < units_of<T>(left); ++i) store_units(column + i * kPanelColumns, widened_unit(i));
       }
-      column += kUnitsEach * kPart;
+      column += kUnitsEach * kPanelColumns;
     }
   }
 }
@@ -210,12 +216,12 @@ inline void store_pairs(const bf16* low, const bf16* high, uint32_t* to) {
 }
 #endif
 
-// Values of a block to [part][key unit][kPart], parts of `units` units each. `beside()` is called with each
-// kBytesPerPrefetch.
+// Values of a block to [panel][key unit][kPanelColumns]. `units`: of a whole panel, of which this call may write some.
+// `beside()` is called with each kBytesPerPrefetch.
 template <typename T, typename Beside = Nothing>
 inline void pack_values(
     const T* const* rows, int count, int64_t width, int64_t units, uint32_t* to, Beside&& beside = {}) {
-  const auto place = [&](int64_t column) { return to + column / kPart * units * kPart + column % kPart; };
+  const auto place = [&](int64_t column) { return to + packed_offset(column, units); };
   if constexpr (kPairs<T>) {
     for (int key = 0; key < count; key += 2) {
       const T *low_row = rows[key], *high_row = key + 1 < count ? rows[key + 1] : nullptr;
@@ -235,12 +241,12 @@ inline void pack_values(
                                       : load_part(high_row + at, left);
         store_units(place(at), (std::bit_cast<vu>(low) >> 16) | std::bit_cast<vu>(high));
       }
-      to += kPart;
+      to += kPanelColumns;
     }
   } else {
     constexpr int kVectorsPerPrefetch = kBytesPerPrefetch / (kLanes * sizeof(T));
     int vectors = 0;
-    for (int key = 0; key < count; ++key, to += kPart)
+    for (int key = 0; key < count; ++key, to += kPanelColumns)
       for (int64_t at = 0; at < width; at += kLanes) {
         const int64_t left = width - at;
         vf values = left >= kLanes ? load(rows[key] + at) : load_part(rows[key] + at, left);
@@ -250,43 +256,47 @@ inline void pack_values(
   }
 }
 
-// sums[row][j] += right(j) · left(row), with as few of both in registers as there is room for.
-template <typename T, int Count, int V, typename Right, typename Left>
-inline __attribute__((always_inline)) void add_products(vf (&sums)[Count][V], Right&& right, Left&& left) {
+// sums[row][j] += columns_at(j) · unit_of(row). The fewer of both are loaded first and stay in registers, the others
+// one by one.
+template <typename T, int Count, int V, typename ColumnsAt, typename UnitOf>
+inline __attribute__((always_inline)) void add_products(
+    vf (&sums)[Count][V], ColumnsAt&& columns_at, UnitOf&& unit_of) {
   if constexpr (Count < V) {
-    vu lefts[Count];
+    vu units[Count];
 #pragma GCC unroll 6
-    for (int row = 0; row < Count; ++row) lefts[row] = left(row);
+    for (int row = 0; row < Count; ++row) units[row] = unit_of(row);
 #pragma GCC unroll 8
     for (int j = 0; j < V; ++j) {
-      const vu column = right(j);
+      const vu columns = columns_at(j);
 #pragma GCC unroll 6
-      for (int row = 0; row < Count; ++row) sums[row][j] = step<T>(sums[row][j], column, lefts[row]);
+      for (int row = 0; row < Count; ++row) sums[row][j] = step<T>(sums[row][j], columns, units[row]);
     }
   } else {
-    vu rights[V];
+    vu columns[V];
 #pragma GCC unroll 8
-    for (int j = 0; j < V; ++j) rights[j] = right(j);
+    for (int j = 0; j < V; ++j) columns[j] = columns_at(j);
 #pragma GCC unroll 6
     for (int row = 0; row < Count; ++row) {
-      const vu value = left(row);
+      const vu unit = unit_of(row);
 #pragma GCC unroll 8
-      for (int j = 0; j < V; ++j) sums[row][j] = step<T>(sums[row][j], rights[j], value);
+      for (int j = 0; j < V; ++j) sums[row][j] = step<T>(sums[row][j], columns[j], unit);
     }
   }
 }
 
-// A column of a packed operand [part][unit][kPart], and those beside it.
+// A column of a packed operand [panel][unit][kPanelColumns], and those beside it.
 struct PackedColumns {
   const uint32_t* at;
-  int64_t part_length;  // units · kPart
+  int64_t panel_stride;  // units · kPanelColumns
 
   PackedColumns(const uint32_t* packed, int64_t units, int64_t column)
-      : at(packed + column / kPart * units * kPart + column % kPart), part_length(units * kPart) {}
+      : at(packed + packed_offset(column, units)), panel_stride(units * kPanelColumns) {}
 
-  // Of a unit, the kLanes columns after `vector` others. Several vectors begin with a part.
+  // kLanes columns of a unit, `vector` vectors after the first one. Where more than one is read, `column` begins a
+  // panel.
   vu load_at(int64_t unit, int vector) const {
-    return load_units(at + vector / kPartVectors * part_length + unit * kPart + vector % kPartVectors * kLanes);
+    return load_units(
+        at + vector / kTileVectors * panel_stride + unit * kPanelColumns + vector % kTileVectors * kLanes);
   }
 };
 
@@ -349,11 +359,13 @@ struct ScoreRule {
 struct PackedValues {
   static constexpr int kUnitsAtOnce = kKeys;
   const uint32_t* packed;
-  PackedColumns columns(int64_t column) const { return {packed, kKeys, column}; }
+  PackedColumns columns(int64_t column) const {
+    return {packed, kKeys, column};
+  }  // of pairs half of the units are used
 };
 
-// Values of a block where they lie, rows of a multiple of kLanes, widened as they are read: a few rows at once, whose
-// lines stay in the first cache until all columns have been read.
+// Values of a block, read where they lie in the cache and widened if bfloat16; their width is a multiple of kLanes.
+// kUnitsAtOnce keys at a time, so that their lines stay in the first cache until all columns have been read.
 template <typename T>
 struct ValueRows {
   static constexpr int kUnitsAtOnce = 16;
@@ -443,6 +455,9 @@ inline void advance(
     int64_t at = 0;
     for (; at + kVectors * kLanes <= padded; at += kVectors * kLanes)
       add_columns(std::integral_constant<int, kVectors>{}, at, first, end);
+    if constexpr (kVectors > kTileVectors)
+      for (; at + kPanelColumns <= padded; at += kPanelColumns)
+        add_columns(std::integral_constant<int, kTileVectors>{}, at, first, end);
     for (; at < padded; at += kLanes) add_columns(std::integral_constant<int, 1>{}, at, first, end);
   }
 }

@@ -52,6 +52,7 @@ void multiply(
   t.advance = ceil_div(unit_bytes / t.unit_steps, count);
   const ReadOrder& order = count == 1 ? read_order() : plain_order();
   t.in_pages = order.in_pages;
+  t.is_read_once = rows == 1 && !order.in_pages;
   t.ahead = {nullptr, order.offsets, on.end, count == 1 ? on.next - on.end : 0};
   const int64_t lead = order.in_pages ? 0 : rows == 1 ? kAhead : kTileBytes;  // of one panel
   const uint8_t* end_of_run = w.data + block_end * w.block_bytes;

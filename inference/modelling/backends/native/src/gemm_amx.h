@@ -85,10 +85,10 @@ class MatrixTiles {
     WeightsAhead ahead = t.ahead;
     const int64_t advance = F::kLine * t.advance;
     for (int64_t step = first; step < last; step += F::kLine, w += F::kLine * F::kStepBytes, a += F::kLine * rows) {
-      if (rows == 1 && !t.in_pages)
-        ask_for<true>(ahead, advance);
+      if (t.is_read_once)
+        prefetch_bytes<true>(ahead, advance);
       else
-        ask_for<false>(ahead, advance);
+        prefetch_bytes<false>(ahead, advance);
       _tile_loadd(6, w, F::kStepBytes);
       _tile_loadd(7, w + kAmxLine, F::kStepBytes);
       _tile_loadd(4, a, kAmxLine);
@@ -110,9 +110,9 @@ class MatrixTiles {
 
   // What lies ahead of many steps (gemm_tile.h).
   template <bool kOnce>
-  static void ask_for(WeightsAhead& ahead, int64_t bytes) {
+  static void prefetch_bytes(WeightsAhead& ahead, int64_t bytes) {
     const uint8_t* end = ahead.at + bytes;
-    for (; ahead.at < end; ahead.at += kPiece) ahead.ask<kOnce>();
+    for (; ahead.at < end; ahead.at += kPiece) ahead.prefetch<kOnce>();
     ahead.at = end;
   }
 
@@ -123,7 +123,7 @@ class MatrixTiles {
     WeightsAhead ahead = t.ahead;
     for (int64_t unit = t.unit_begin; unit < t.unit_end; ++unit) {
       const int64_t first = unit * t.unit_steps, steps = std::min(t.unit_steps, t.depth - first);
-      ask_for<false>(ahead, steps * t.advance);
+      prefetch_bytes<false>(ahead, steps * t.advance);
       add_group(lines, t.steps + first * lines, t.weights + first * F::kStepBytes, steps, whole);
       const int32_t* offsets = t.offsets + unit * rows;
       const float* scales = t.scales + unit * rows;

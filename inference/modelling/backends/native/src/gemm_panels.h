@@ -32,9 +32,9 @@ struct Panels {
   Panels(int64_t rows_, int64_t most_, int64_t depth_, int64_t units_, int64_t words_, int64_t line_)
       : rows(rows_), depth(depth_), units(units_), words(words_), line(line_), most(most_) {
     count = ceil_div(rows, most);
-    // Panels for tiles are full, but for the last one. So are those of values with sixteen registers, where only a full
-    // panel has as many sums as hide a multiplication's latency: six and two rows are faster than four and four. Others
-    // have nearly the same size.
+    // Panels for tiles are full, but for the last one. So are those of rows that aren't quantised where there are
+    // sixteen registers: six rows have twelve sums at once, four only eight, which just hide a multiplication's
+    // latency, so that six and two rows are faster than four and four. Other panels have nearly the same size.
     const bool are_full = line || (!kWide && units == 0);
     base = are_full ? most : count ? rows / count : 0;
     extra = count && !are_full ? rows % count : 0;

@@ -26,9 +26,10 @@ struct TileArgs {
   int64_t unit_begin, unit_end, unit_steps;
   float* sums;         // [rows][32]
   bool is_first;       // the sums start at 0
-  WeightsAhead ahead;  // what is read later, asked for at each step
-  int64_t advance;     // bytes by which a step moves it, in all passes over the block's outputs
+  WeightsAhead ahead;  // what is read later, prefetched at each step
+  int64_t advance;     // bytes of it that belong to a step, all passes over the block's outputs together
   bool in_pages;       // its order (read_ahead.h)
+  bool is_read_once;   // the product has one row, and prefetches in line
 };
 
 // The bytes of a table of sixteen (repeated in a register) that the low four bits of each byte choose.
@@ -109,12 +110,12 @@ constexpr int sums_of(int rows) {
   return kByteDots ? rows * F::kWords : rows;
 }
 
-// What lies ahead of some steps. Of one row, weights are read once; but lines that don't stay in any cache can't be
-// asked for in pages, which takes too long for the first one. Several panels share what lies ahead, as do a tile's
-// passes: each asks for its part at its own steps, so that memory never waits for a pass over what is in the cache.
+// Prefetches what lies ahead of some steps. A product of one row reads its weights once; but lines that don't stay in
+// any cache can't be prefetched in pages, which takes too long for the first one. Several panels share what lies ahead,
+// as do a tile's passes, each at its own steps, so that memory never waits for a pass over what is in the cache.
 template <bool kOnce, int V>
-inline void ask_ahead(WeightsAhead& ahead, int64_t advance) {
-  ahead.ask<kOnce, V == kVectors>();
+inline void prefetch_ahead(WeightsAhead& ahead, int64_t advance) {
+  ahead.prefetch<kOnce, V == kVectors>();
   ahead.at += advance;
 }
 
@@ -298,7 +299,7 @@ inline __attribute__((always_inline)) void add_steps(
     vi (&acc)[sums_of<F>(R)][V], const uint32_t* a, const uint8_t* chunk, vi levels, WeightsAhead& ahead,
     int64_t line_advance) {
   constexpr int kLinesBefore = kFrom * F::kLines / F::kSteps, kLinesThen = kTo * F::kLines / F::kSteps;
-  for (int line = kLinesBefore; line < kLinesThen; ++line) ask_ahead<kOnce, V>(ahead, line_advance);
+  for (int line = kLinesBefore; line < kLinesThen; ++line) prefetch_ahead<kOnce, V>(ahead, line_advance);
 #pragma GCC unroll 8
   for (int step = kFrom; step < kTo; ++step) {
     vi bytes[V];
@@ -334,7 +335,7 @@ inline __attribute__((always_inline)) void add_codes(
   const uint8_t* w = t.weights + first / F::kSteps * F::kLines * kLineBytes + first_vector * sizeof(vi);
   const CodedForm& form = *t.matrix->form;
   const vi levels = load_bits(form.levels);
-  const int64_t advance = t.advance * V / kVectors;
+  const int64_t advance = ceil_div(t.advance * V, kVectors);
   constexpr int kSums = sums_of<F>(R);
   vi acc[kSums][V] = {};
   for (int r = 0; r < R; ++r)
@@ -377,12 +378,12 @@ inline __attribute__((always_inline)) void add_values(
   const int64_t first = unit * t.unit_steps, last = std::min(first + t.unit_steps, t.depth);
   const uint32_t* a = t.steps + first * R * F::kWords;
   const uint8_t* w = t.weights + first * F::kStepBytes + first_vector * sizeof(vi);
-  const int64_t advance = t.advance * V / kVectors;
+  const int64_t advance = ceil_div(t.advance * V, kVectors);
   vf sums[R][V];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) sums[r][v] = all[r][first_vector + v];
   for (int64_t step = first; step < last; ++step, a += R * F::kWords, w += F::kStepBytes) {
-    ask_ahead<kOnce, V>(ahead, advance);
+    prefetch_ahead<kOnce, V>(ahead, advance);
     vi values[V];
     for (int v = 0; v < V; ++v) values[v] = load_bits(w + v * sizeof(vi));
     // The weights in a word, the first one's in the lower half: float32 has its upper half of bfloat16.
@@ -435,7 +436,7 @@ inline void tile_of(int rows, const TileArgs& t) {
     if (rows < R) return tile_of<F, R - 1>(rows, t);
   }
   if constexpr (R == 1) {
-    if (!t.in_pages) return tile<F, R, true>(t);
+    if (t.is_read_once) return tile<F, R, true>(t);
   }
   tile<F, R, false>(t);
 }

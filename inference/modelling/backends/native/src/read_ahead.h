@@ -10,7 +10,7 @@
 
 namespace blazr {
 
-constexpr int64_t kPiece = 128;  // bytes that are asked for at once
+constexpr int64_t kPiece = 128;  // bytes, two lines, that the order moves together
 constexpr int64_t kPage = 4096, kPages = 8, kPieces = kPage / kPiece;
 constexpr int64_t kWindow = kPages * kPage;
 constexpr int64_t kOrderLength = kPages * kPieces;  // pieces, after which the order repeats
@@ -42,10 +42,11 @@ struct WeightsAhead {
   const uint8_t* end;       // as of a ReadOn
   int64_t jump;             // from there to what is next
 
-  // Asks for a piece, or for a line of it. kOnce: as read once, so that it passes through the first cache and doesn't
-  // push what the operators and Python between the products need out of the others; else into the second cache.
+  // Prefetches a piece; or, if not kWhole, a line of it, where the caller moves `at` line by line. kOnce: as read once,
+  // so that it passes through the first cache and doesn't push what the operators and Python between the products need
+  // out of the others; else into the second cache.
   template <bool kOnce, bool kWhole = true>
-  void ask() const {
+  void prefetch() const {
     const uint8_t* piece = at + offsets[reinterpret_cast<uintptr_t>(at) / kPiece % kOrderLength];
     if (piece >= end) piece += jump;
     __builtin_prefetch(piece, 0, kOnce ? 0 : 2);
