@@ -34,6 +34,7 @@ class Child:
         python: Interpreter of the environment that it runs in.
         prefix: A command put before it, such as ``taskset -c 0-3``.
         environment: Variables on top of ours.
+        tree: The version whose modules it runs.
         options: Further arguments of the kind.
     """
 
@@ -45,19 +46,20 @@ class Child:
         python: Path | str = sys.executable,
         prefix: str = "",
         environment: Mapping[str, str] | None = None,
+        tree: Path = ROOT,
         **options: Any,
     ) -> None:
         if directory is not None:
             options["directory"] = str(directory)
         command = [*shlex.split(prefix), str(python), "-m", "bench.child", kind, json.dumps(options)]
-        variables = {**os.environ, **(environment or {}), "PYTHONPATH": str(ROOT)}
+        variables = {**os.environ, **(environment or {}), "PYTHONPATH": str(tree)}
         self._log = tempfile.NamedTemporaryFile("w+", prefix="blazr-bench-", suffix=".log")  # noqa: SIM115
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            cwd=ROOT,
+            cwd=tree,
             env=variables,
             start_new_session=True,
         )
