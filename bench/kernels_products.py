@@ -6,8 +6,9 @@
 Each shape has as many matrices as no cache holds, and they are multiplied one after the other as a replayed decode step
 does it. Each line: milliseconds of a product; its operations as a share of the peak, measured as ``bench.machine``
 does; the time that reading its weights takes at least as a share of its own; milliseconds of oneDNN's prepacked
-product on as many matrices (bfloat16 only; called from Python, some microseconds each), and how much longer it takes;
-with --without-tiles the same of our product by vector instructions alone, on processors with matrix tiles (AMX).
+product on as many matrices (bfloat16 only, where oneDNN multiplies it on this processor; called from Python, some
+microseconds each), and how much longer it takes; with --without-tiles the same of our product by vector instructions
+alone, on processors with matrix tiles (AMX).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from bench.machine import Machine
 from inference.modelling.backends.native import library
 from inference.modelling.backends.native.packing import NativePacked, pack_native
 from inference.modelling.backends.native.program import Program, record
-from inference.modelling.backends.plain import OneDnnPacked, pack_onednn
+from inference.modelling.backends.plain import OneDnnPacked, onednn_serves, pack_onednn
 
 SHAPES = {
     "135m": {"qkv": (960, 576), "o": (576, 576), "gate-up": (3072, 576), "down": (576, 1536)},
@@ -89,12 +90,13 @@ def main() -> int:
     peaks["bfloat16"] = max(peaks["bfloat16"], peaks["float32"])
     write(f"{'matrix':<14} {'form':<9} {'rows':>4} {'ms':>8} {'of peak':>8} {'of read':>8}")
     write(f" {'oneDNN ms':>10} {'x':>5}" + (f" {'vectors ms':>10} {'x':>5}" if options.without_tiles else "") + "\n")
+    has_onednn = onednn_serves(torch.device("cpu"), torch.bfloat16) and not options.no_onednn
     for form in options.forms.split(","):
         for model in options.shapes.split(","):
             for name in options.matrices.split(","):
                 shape = SHAPES[model][name]
                 ring = make_ring(shape, form)
-                other = make_onednn_ring(shape) if form == "bfloat16" and not options.no_onednn else None
+                other = make_onednn_ring(shape) if form == "bfloat16" and has_onednn else None
                 for rows in map(int, options.rows.split(",")):
                     hidden = torch.randn(rows, shape[1]).bfloat16()
                     program = make_program(ring, hidden)
