@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import uuid
 
+from django.utils import timezone
+
 from inference.errors import BlazrError, Conflict
 from inference.values.states import ResidentAdapter
 from models_registry import live
@@ -21,7 +23,8 @@ def adapter_load(*, checkpoint: Checkpoint, adapter_id: uuid.UUID) -> tuple[Adap
 
     Raises:
         NotFound: The checkpoint has none with this id.
-        Conflict: Its files, or those of its base, are missing, or adapters that were loaded ahead have all places.
+        Conflict: Its files, or those of its base, are missing, adapters that were loaded ahead have all places, or it
+            was removed meanwhile.
         Unavailable: No worker runs, or running requests of other adapters have all places.
         BlazrError: It can't be read.
     """
@@ -33,14 +36,18 @@ def adapter_load(*, checkpoint: Checkpoint, adapter_id: uuid.UUID) -> tuple[Adap
             "them, or remove it.",
             param="adapter",
         )
-    was_pinned = row.is_pinned
     # First: a worker that loads the base meanwhile looks at the row.
-    _set_pinned(row, True)
+    Adapter.objects.filter(pk=row.pk).update(is_pinned=True)
     try:
         found = live.load_adapter(str(checkpoint.pk), str(row.pk))
     except BlazrError:
-        _set_pinned(row, was_pinned)
+        # What another load has reached, before or meanwhile, stays.
+        Adapter.objects.filter(pk=row.pk, loaded_at=None).update(is_pinned=False)
         raise
+    row.is_pinned, row.loaded_at = True, timezone.now()
+    if not Adapter.objects.filter(pk=row.pk).update(is_pinned=True, loaded_at=row.loaded_at):
+        name = full_name(checkpoint.served_model_name, row.name)
+        raise Conflict(f"the adapter {name!r} was removed while it was loaded; register it again.", param="adapter")
     return row, found
 
 
@@ -57,10 +64,6 @@ def adapter_unload(*, checkpoint: Checkpoint, adapter_id: uuid.UUID) -> tuple[Ad
         BlazrError: A worker couldn't unload it.
     """
     row = adapter_get(checkpoint=checkpoint, adapter_id=adapter_id)
-    _set_pinned(row, False)
+    row.is_pinned, row.loaded_at = False, None
+    Adapter.objects.filter(pk=row.pk).update(is_pinned=False, loaded_at=None)
     return row, live.unload_adapter(str(checkpoint.pk), str(row.pk))
-
-
-def _set_pinned(row: Adapter, is_pinned: bool) -> None:
-    Adapter.objects.filter(pk=row.pk).update(is_pinned=is_pinned)
-    row.is_pinned = is_pinned

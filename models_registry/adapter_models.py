@@ -42,6 +42,9 @@ class Adapter(models.Model):
     is_pinned = models.BooleanField(
         default=False, help_text="It was loaded ahead of its requests; until it is unloaded, its base's loads load it."
     )
+    loaded_at = models.DateTimeField(
+        null=True, blank=True, help_text="Of the last load ahead that succeeded; empty: none has since it was unloaded."
+    )
     owner = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
     )

@@ -44,10 +44,7 @@ def lora_adapter_load(*, name: str, path: str, principal: Principal) -> None:
             has_alias = True
         adapter_load(checkpoint=base, adapter_id=row.pk)
     except BlazrError:
-        if has_alias:
-            alias_delete(name=name)
-        if is_new:
-            adapter_remove(checkpoint=base, adapter_id=row.pk)
+        _take_back(row, alias=name if has_alias else None, is_new=is_new)
         raise
 
 
@@ -74,6 +71,18 @@ def lora_adapter_unload(*, name: str, principal: Principal) -> None:
         if name == row.name:
             _delete_own_alias(row)
         adapter_remove(checkpoint=row.base, adapter_id=row.pk)
+
+
+def _take_back(row: Adapter, *, alias: str | None, is_new: bool) -> None:
+    """Remove what a load that failed has made, unless another one of the same name succeeded meanwhile."""
+    with transaction.atomic():
+        now = Adapter.objects.select_for_update().filter(pk=row.pk).first()
+        if now is None or now.loaded_at != row.loaded_at:
+            return
+        if alias is not None:
+            alias_delete(name=alias)
+        if is_new:
+            adapter_remove(checkpoint=row.base, adapter_id=row.pk)
 
 
 def _delete_own_alias(row: Adapter) -> None:

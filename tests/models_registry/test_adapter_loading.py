@@ -60,6 +60,7 @@ def test_a_loaded_adapter_comes_with_its_base_until_it_is_unloaded(base: Checkpo
     unloaded, left = adapter_unload(checkpoint=base, adapter_id=row.pk)
     assert left is None and not unloaded.is_pinned and pinned_adapters(str(base.pk)) == []
     assert workers.orders == [("load", True), ("unload", False)]
+    assert loaded.loaded_at is not None and Adapter.objects.get().loaded_at is None
 
 
 @pytest.mark.parametrize("was_pinned", [False, True])
@@ -68,11 +69,44 @@ def test_one_that_can_not_be_loaded_is_as_it_was(
     base: Checkpoint, workers: Workers, error: Exception, was_pinned: bool
 ) -> None:
     row = make_adapter(base, "sql")
-    Adapter.objects.update(is_pinned=was_pinned)
+    if was_pinned:
+        adapter_load(checkpoint=base, adapter_id=row.pk)
     workers.error = error
     with pytest.raises(type(error)):
         adapter_load(checkpoint=base, adapter_id=row.pk)
     assert Adapter.objects.get().is_pinned == was_pinned
+
+
+def test_what_happens_to_an_adapter_while_it_is_loaded(
+    base: Checkpoint, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another load of it succeeds and this one fails; the other one fails and this one succeeds; it is removed."""
+    row = make_adapter(base, "sql")
+
+    def overtaken(checkpoint_id: str, adapter_id: str) -> None:
+        monkeypatch.setattr(live, "load_adapter", workers.load)
+        adapter_load(checkpoint=base, adapter_id=row.pk)
+        raise Unavailable("no worker")
+
+    monkeypatch.setattr(live, "load_adapter", overtaken)
+    with pytest.raises(Unavailable):
+        adapter_load(checkpoint=base, adapter_id=row.pk)
+    assert Adapter.objects.get().is_pinned
+
+    def beside_a_failure(checkpoint_id: str, adapter_id: str) -> None:
+        workers.error = Unavailable("no worker")
+        monkeypatch.setattr(live, "load_adapter", workers.load)
+        with pytest.raises(Unavailable):
+            adapter_load(checkpoint=base, adapter_id=row.pk)
+
+    adapter_unload(checkpoint=base, adapter_id=row.pk)
+    monkeypatch.setattr(live, "load_adapter", beside_a_failure)
+    adapter_load(checkpoint=base, adapter_id=row.pk)
+    assert Adapter.objects.get().is_pinned
+
+    monkeypatch.setattr(live, "load_adapter", lambda *names: Adapter.objects.all().delete())
+    with pytest.raises(Conflict, match="'base:sql' was removed while it was loaded; register it again"):
+        adapter_load(checkpoint=base, adapter_id=row.pk)
 
 
 def test_an_unload_that_may_have_failed_is_no_success(base: Checkpoint, workers: Workers) -> None:

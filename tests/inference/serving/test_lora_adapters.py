@@ -107,12 +107,28 @@ def test_nothing_is_left_of_a_failure(base: Checkpoint, path: str, monkeypatch: 
     def refuse(checkpoint_id: str, adapter_id: str) -> None:
         raise Unavailable("No worker is running.")
 
+    lora_adapter_load(name="tiny:old", path=path, principal=LOCAL)
     monkeypatch.setattr(live, "load_adapter", refuse)
-    for name in ("new", "tiny:new"):
+    for name in ("new", "tiny:new", "old"):
         with pytest.raises(Unavailable):
             lora_adapter_load(name=name, path=path, principal=LOCAL)
-    assert not Adapter.objects.exists()
+    assert Adapter.objects.get().name == "old" and Adapter.objects.get().is_pinned
     assert list(ModelAlias.objects.values_list("name", flat=True)) == ["sql"]
+
+
+@pytest.mark.parametrize("name", ["sql", "tiny:sql"])
+def test_a_failure_leaves_what_another_call_has_loaded(
+    base: Checkpoint, path: str, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def overtaken(checkpoint_id: str, adapter_id: str) -> None:
+        monkeypatch.setattr(live, "load_adapter", lambda *ids: None)
+        lora_adapter_load(name=name, path=path, principal=LOCAL)
+        raise Unavailable("No worker is running.")
+
+    monkeypatch.setattr(live, "load_adapter", overtaken)
+    with pytest.raises(Unavailable):
+        lora_adapter_load(name=name, path=path, principal=LOCAL)
+    assert Adapter.objects.get().is_pinned and served_model_read(name).name == "tiny:sql"
 
 
 def test_an_alias_with_a_history_stays(base: Checkpoint, path: str, orders: list[str]) -> None:
