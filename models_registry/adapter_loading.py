@@ -43,9 +43,13 @@ def adapter_load(*, checkpoint: Checkpoint, adapter_id: uuid.UUID) -> tuple[Adap
     except BlazrError:
         # What another load has reached, before or meanwhile, stays.
         Adapter.objects.filter(pk=row.pk, loaded_at=None).update(is_pinned=False)
+        if not Adapter.objects.filter(pk=row.pk).exists():
+            live.forget_adapter(str(row.pk))
         raise
     row.is_pinned, row.loaded_at = True, timezone.now()
     if not Adapter.objects.filter(pk=row.pk).update(is_pinned=True, loaded_at=row.loaded_at):
+        # A worker may have read its files after the removal's order to forget it.
+        live.forget_adapter(str(row.pk))
         name = full_name(checkpoint.served_model_name, row.name)
         raise Conflict(f"the adapter {name!r} was removed while it was loaded; register it again.", param="adapter")
     return row, found

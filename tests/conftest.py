@@ -138,8 +138,12 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def django_db_setup(
     django_db_setup: None, django_db_blocker: DjangoDbBlocker, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[None]:
-    """The session's database, and a copy of it before any test has written, with which servers begin."""
-    if connection.vendor == "sqlite":
+    """The session's database, and a copy of it before any test has written, with which servers begin.
+
+    A session none of whose tests asks for the database has none, and the connection is still to the developer's own.
+    """
+    names = connection.settings_dict
+    if connection.vendor == "sqlite" and names["NAME"] == names["TEST"]["NAME"]:
         template = tmp_path_factory.mktemp("migrated") / "db.sqlite3"
         with django_db_blocker.unblock(), connection.cursor() as cursor:
             cursor.execute("VACUUM INTO %s", [str(template)])

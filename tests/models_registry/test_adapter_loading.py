@@ -104,9 +104,25 @@ def test_what_happens_to_an_adapter_while_it_is_loaded(
     adapter_load(checkpoint=base, adapter_id=row.pk)
     assert Adapter.objects.get().is_pinned
 
-    monkeypatch.setattr(live, "load_adapter", lambda *names: Adapter.objects.all().delete())
-    with pytest.raises(Conflict, match="'base:sql' was removed while it was loaded; register it again"):
-        adapter_load(checkpoint=base, adapter_id=row.pk)
+
+def test_what_is_removed_while_it_is_loaded_is_forgotten_once_more(
+    base: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgotten: list[str] = []
+    monkeypatch.setattr(live, "forget_adapter", forgotten.append)
+    first, second = make_adapter(base, "first"), make_adapter(base, "second")
+
+    def removed(checkpoint_id: str, adapter_id: str) -> None:
+        Adapter.objects.filter(pk=adapter_id).delete()
+        if adapter_id == str(second.pk):
+            raise Unavailable("no reply in time")
+
+    monkeypatch.setattr(live, "load_adapter", removed)
+    with pytest.raises(Conflict, match="'base:first' was removed while it was loaded; register it again"):
+        adapter_load(checkpoint=base, adapter_id=first.pk)
+    with pytest.raises(Unavailable, match="no reply in time"):
+        adapter_load(checkpoint=base, adapter_id=second.pk)
+    assert forgotten == [str(first.pk), str(second.pk)]
 
 
 def test_an_unload_that_may_have_failed_is_no_success(base: Checkpoint, workers: Workers) -> None:
