@@ -23,6 +23,10 @@ from tests.migrated import use_template
 
 ROOT = Path(__file__).parents[1]
 
+# Read when torch is imported, here and in child processes. Threads of an operation that wait for each other would keep
+# the processors busy, which other sessions of tests need: kernels with two threads took three times as much of them.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 # Server threads have connections of their own. In-memory databases that are shared between connections answer
 # "table is locked" without waiting, a file waits its turn as in production. Set before the first connection is made.
 if django_settings.DATABASES["default"]["ENGINE"].endswith("sqlite3"):
