@@ -21,12 +21,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 INFERENCE = "tests/inference"
-API = (
-    "access", "batches", "dialects", "files", "host", "llm", "models", "pages", "records", "serving",
-    "test_consumers.py", "text", "transport", "values",
+PLATFORM = (
+    "access", "api", "batches", "dialects", "files", "host", "jobs", "llm", "models", "pages", "records", "schedules",
+    "serving", "test_consumers.py", "text", "transport", "values",
 )  # fmt: skip
 """What of ``tests/inference`` is in the platform's lane."""
-OTHERS = sorted(path.name for path in (ROOT / INFERENCE).iterdir() if path.name not in (*API, "conftest.py"))
+OTHERS = sorted(path.name for path in (ROOT / INFERENCE).iterdir() if path.name not in (*PLATFORM, "conftest.py"))
 ENGINE = ("tests/device",)
 """Tests outside of ``tests/inference`` in the engine's lane."""
 SERVERS = ("tests/faults", "tests/live", "tests/browser")
@@ -90,7 +90,7 @@ def lanes() -> list[list[Part]]:
     # What is installed is left alone: the tools run in the environment that runs this.
     make = ["nice", "-n", "10", "make", "--no-print-directory", "--keep-going", "--old-file=.venv/.installed-dev"]
     checks = Part("checks", [*make, "lint", "imports", "types"])
-    engine = pytest("engine", INFERENCE, *ENGINE, *(f"--ignore={INFERENCE}/{name}" for name in API))
+    engine = pytest("engine", INFERENCE, *ENGINE, *(f"--ignore={INFERENCE}/{name}" for name in PLATFORM))
     others = (*(f"{INFERENCE}/{name}" for name in OTHERS), *ENGINE, *SERVERS)
     platform = pytest("platform", "tests", *(f"--ignore={path}" for path in others))
     return [[engine], [platform], [pytest("servers", *SERVERS)], [checks]]
