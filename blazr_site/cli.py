@@ -15,6 +15,7 @@ from importlib import import_module
 
 from blazr_site.commands.arguments import COMMANDS
 from blazr_site.commands.set_up import set_up
+from blazr_site.process_environment import use_short_waits
 from inference.errors import BlazrError
 from models_registry.detection.printable import printable
 
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0; 2 after an error that the user can correct, reported in one line; 130 after Ctrl-C.
     """
     parsed = _parser().parse_args(arguments)
+    use_short_waits()
     try:
         set_up(parsed, COMMANDS[parsed.command].needs_of(parsed))
         code: int = import_module(f"blazr_site.commands.{parsed.command}").run(parsed)

@@ -1,7 +1,8 @@
 """Pass the command line and the worker's identity to a process and its children by the environment.
 
 Only ``blazr_site.settings`` reads settings from the environment. This module sets the variables that must exist before:
-Django's settings module, and one internal variable with the command line and the worker's identity.
+Django's settings module, how long threads of torch wait, and one internal variable with the command line and the
+worker's identity.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ _VARIABLE = "_BLAZR_PROCESS"
 """Internal, not a setting: JSON of ``ProcessOptions``."""
 
 
+NUM_SPINS = "10000"
+"""Some 0.2 ms: longer than the threads of one operation are apart, far less than another program's turn."""
 SHORT_BASE = Path("/tmp")  # noqa: S108  # nosec B108
 """Directory for sockets where the user has none, or a path that is too long for one."""
 
@@ -64,6 +67,16 @@ def runtime_base() -> Path:
 def use_settings() -> None:
     """Set DJANGO_SETTINGS_MODULE to this site's settings, unless it is set already."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "blazr_site.settings")
+
+
+def use_short_waits() -> None:
+    """Let threads of an operation that wait for each other leave the processor soon; call it before torch is imported.
+
+    GNU's OpenMP, which torch's builds for Linux bring, reads this when it is loaded. It is left alone where the user has
+    said how threads wait.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", NUM_SPINS)
 
 
 def child_environment(

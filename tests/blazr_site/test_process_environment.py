@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -46,3 +48,23 @@ def test_the_variable_is_no_setting():
     assert not process_environment._VARIABLE.startswith("BLAZR_")
     use_options(ProcessOptions())
     assert json.loads(os.environ[process_environment._VARIABLE])["is_child"] is False
+
+
+WAITS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+
+
+@pytest.mark.parametrize(
+    "start", ["import blazr_site.celery", "from blazr_site.cli import main; main(['info', '/no'])"]
+)
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}],
+    ids=["nothing", "a policy", "a count"],
+)
+def test_threads_wait_briefly_unless_the_user_says_how(start, given, tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name not in WAITS}
+    environment |= {"BLAZR_DATA_DIR": str(tmp_path), **given}
+    code = f"import os; {start}; print([os.environ.get(name) for name in {WAITS}])"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    expected = {"GOMP_SPINCOUNT": process_environment.NUM_SPINS} if not given else given
+    assert done.stdout.splitlines()[-1] == str([expected.get(name) for name in WAITS])
