@@ -39,9 +39,11 @@ MIXERS: dict[str, str] = {
     "channel_mix": "rwkv:ChannelMix",
     "parallel": "parallel:Parallel",
     "convolved_attention": "convolved_attention:ConvolvedAttention",
+    "relative_attention": "relative_attention:RelativeAttention",
     "mlp": "mlp:MLP",
     "memory_moe": "memory_moe:MemoryMixtureOfExperts",
     "moe": "moe:MixtureOfExperts",
+    "shared_moe": "shared_moe:SharedMixtureOfExperts",
 }
 """A spec's ``kind`` to "module:Class" in ``inference.modelling.layers``."""
 

@@ -12,6 +12,7 @@ from torch import nn
 from inference.modelling.forward_batch import ForwardBatch, LayerState
 from inference.modelling.hybrid_layer import HybridLayer
 from inference.modelling.layers.altup import AltUp
+from inference.modelling.layers.conv import AddedConv1d
 from inference.modelling.layers.hyper import HyperConnections
 from inference.modelling.layers.layer_inputs import LayerInput
 from inference.modelling.layers.memory_moe import MemoryMixtureOfExperts
@@ -34,6 +35,8 @@ def make_layer(spec: LayerSpec, hidden_size: int, number: int, blocks: dict[int,
         form = HyperLayer
     elif spec.scales_residual:
         form = ScaledLayer
+    elif spec.mixer_convs is not None:
+        form = ConvolvedLayer
     return form(spec, hidden_size, number, blocks)
 
 
@@ -134,3 +137,20 @@ class ScaledLayer(TwoMixers):
         else:
             mixed = self.channel_mixer(entering)
         stream.replace(self.channel_residual(mixed, hidden))
+
+
+class ConvolvedLayer(TwoMixers):
+    """What each mixer gives passes a short convolution; see ``MixerConvsSpec``."""
+
+    def __init__(self, spec: LayerSpec, hidden_size: int, number: int, blocks: dict[int, SharedWeights]) -> None:
+        super().__init__(spec, hidden_size, number, blocks)
+        assert spec.mixer_convs is not None
+        self.token_conv = AddedConv1d(hidden_size, spec.mixer_convs.kernel_size)
+        self.channel_conv = AddedConv1d(hidden_size, spec.mixer_convs.kernel_size)
+
+    def forward(self, stream: ResidualStream, batch: ForwardBatch, state: LayerState) -> None:
+        """Pass the residual stream through; ``state`` advances in place."""
+        mixed = self.token_mixer(stream.enter(self.token_norm), batch, state)
+        stream.leave(self.token_conv(mixed, batch, state["token_conv_state"]), 1.0)
+        mixed = self.channel_mixer(stream.enter(self.channel_norm))
+        stream.leave(self.channel_conv(mixed, batch, state["channel_conv_state"]), 1.0)

@@ -22,6 +22,7 @@ from dataclasses import dataclass, fields
 
 from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.indexer import BlockIndexerSpec, PooledIndexerSpec
+from inference.modelling.specs.inkling import RelativeAttentionSpec
 from inference.modelling.specs.latent import MLASpec
 from inference.modelling.specs.layers import AttentionSpec, Mamba1Spec, Mamba2Spec, MoESpec
 from inference.modelling.specs.linear import (
@@ -104,8 +105,10 @@ def _is_matrix(name: str, shape: Shape) -> bool:
 
 
 def _repeats(layer: LayerSpec, name: str) -> int:
-    """Return how often a token is multiplied by a matrix: that of Mamba-3's channels once for each head."""
+    """Return how often a token is multiplied by a matrix, which is once for each head for a few of them."""
     mixer = layer.token_mixer
+    if isinstance(mixer, RelativeAttentionSpec) and name.endswith("relative_profiles"):
+        return mixer.num_heads
     return mixer.num_heads if isinstance(mixer, Mamba3Spec) and "mimo_x" in name else 1
 
 

@@ -167,7 +167,7 @@ def _kind_by_name(name: str, shape: Sequence[int], quant: Quant) -> Kind | None:
         return "int8"
     *_, module, leaf = name.split(".")
     if len(shape) == 3:
-        return quant if module == "experts" and leaf in _EXPERTS else None
+        return quant if module in ("experts", "shared_experts") and leaf in _EXPERTS else None
     return quant if leaf == "weight" and module.endswith("_proj") and module not in _KEPT else None
 
 

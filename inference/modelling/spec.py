@@ -43,6 +43,7 @@ from inference.modelling.specs.attention_parts import DifferenceSpec, HeadExpert
 from inference.modelling.specs.gated_streams import GatedStreamsSpec
 from inference.modelling.specs.hyper import HyperConnectionSpec, HyperStreamsSpec
 from inference.modelling.specs.indexer import BlockIndexerSpec, IndexerSpec, PooledIndexerSpec
+from inference.modelling.specs.inkling import MixerConvsSpec, RelativeAttentionSpec, SharedMoESpec
 from inference.modelling.specs.latent import MLASpec
 from inference.modelling.specs.layer_inputs import LayerInputSpec, LayerInputsSpec
 from inference.modelling.specs.layers import (
@@ -102,6 +103,7 @@ class LayerSpec:
         ngram: What the layer first adds to those streams from the last tokens.
         token_gate_rank, channel_gate_rank: What a norm before a mixer gives is multiplied by sigmoid of a low-rank MLP
             of itself, of this rank (A.X-K2); 0: it isn't.
+        mixer_convs: What each mixer gives passes a short convolution, which is added to it (Inkling).
         prologue: Runs first; its result is added to what the token mixer's norm reads, not to the stream (Zamba 2).
     """
 
@@ -125,6 +127,7 @@ class LayerSpec:
     token_gate_rank: int = 0
     channel_gate_rank: int = 0
     scales_residual: bool = False
+    mixer_convs: MixerConvsSpec | None = None
 
     @property
     def kind(self) -> str:
@@ -147,18 +150,10 @@ class LayerSpec:
             norm: NormSpec | None = getattr(self, name)
             if norm is not None:
                 shapes |= prefixed(name, norm.parameter_shapes(hidden_size))
-        if self.prologue is not None:
-            shapes |= prefixed("prologue", self.prologue.parameter_shapes(hidden_size))
-        if self.token_mixer is not None:
-            shapes |= prefixed("token_mixer", self.token_mixer.parameter_shapes(hidden_size))
-        if self.channel_mixer is not None:
-            shapes |= prefixed("channel_mixer", self.channel_mixer.parameter_shapes(hidden_size))
-        if self.shortcut is not None:
-            shapes |= prefixed("shortcut", self.shortcut.parameter_shapes(hidden_size))
-        if self.layer_input is not None:
-            shapes |= prefixed("layer_input", self.layer_input.parameter_shapes(hidden_size))
-        if self.altup is not None:
-            shapes |= prefixed("altup", self.altup.parameter_shapes(hidden_size))
+        for name in ("prologue", "token_mixer", "channel_mixer", "shortcut", "layer_input", "altup"):
+            part: Any = getattr(self, name)
+            if part is not None:
+                shapes |= prefixed(name, part.parameter_shapes(hidden_size))
         if self.hyper is not None:
             shapes |= prefixed("hyper", self.hyper.layer_shapes(hidden_size))
         if self.ngram is not None:
@@ -168,6 +163,8 @@ class LayerSpec:
                 shapes |= {f"{name}.{part}": (hidden_size,) for part in RESIDUAL_VECTORS}
         if self.has_stream_scale:
             shapes["stream_scale"] = (1,)
+        if self.mixer_convs is not None:
+            shapes |= self.mixer_convs.parameter_shapes()
         for name, rank in (("token_gate", self.token_gate_rank), ("channel_gate", self.channel_gate_rank)):
             if rank:
                 shapes |= {
@@ -181,6 +178,8 @@ class LayerSpec:
         first = () if self.prologue is None else self.prologue.state()
         if self.ngram is not None:
             first = (*first, *self.ngram.state())
+        if self.mixer_convs is not None:
+            first = (*first, *self.mixer_convs.state())
         return first if self.token_mixer is None else (*first, *self.token_mixer.state())
 
     @classmethod
@@ -490,7 +489,7 @@ _CLASSES: dict[str, type] = {
         LayerSpec, Piece, Source,
         GatedStreamsSpec, SinusoidsSpec, EncodedTensor, DifferenceSpec, HeadExpertsSpec, BlockIndexerSpec,
         PooledIndexerSpec, IndexerSpec, HyperConnectionSpec, HyperStreamsSpec, NGramSpec, ConvolvedAttentionSpec,
-        MemoryMoESpec, ModelSpec, PredictionHeadSpec,
+        MemoryMoESpec, RelativeAttentionSpec, SharedMoESpec, MixerConvsSpec, ModelSpec, PredictionHeadSpec,
         VisionSpec, TowerSpec, TileProjectorSpec, PooledProjectorSpec, ImageLayout, ImagePrompt,
     )
 }  # fmt: skip

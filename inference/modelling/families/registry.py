@@ -219,6 +219,8 @@ FAMILIES: dict[str, Family] = {
     "kimi_linear": Family("kimi_linear", "KimiLinearForCausalLM"),
     "bailing_hybrid": Family("kimi_linear", "BailingHybridForCausalLM"),
     "minimax": Family("minimax", "MiniMaxForCausalLM"),
+    "inkling_text": Family("inkling", "InklingForCausalLM"),
+    "inkling_mm_model": Family("inkling", "InklingForConditionalGeneration"),
     "zaya": Family("zaya", "ZayaForCausalLM"),
     "zamba": Family("zamba", "ZambaForCausalLM"),
     "zamba2": Family("zamba2", "Zamba2ForCausalLM"),

@@ -98,3 +98,22 @@ class CausalConv1d(Layer):
             out.addcmul_(padded[shift : shift + length], taps[shift])
         if self.bias is not None:
             out.add_(self.bias.float())
+
+
+class AddedConv1d(Layer):
+    """conv(x) + x, with a causal depthwise convolution without bias and activation, in float32.
+
+    Args:
+        width: Channels C.
+        kernel_size: Taps.
+    """
+
+    def __init__(self, width: int, kernel_size: int) -> None:
+        super().__init__()
+        self.conv1d = CausalConv1d(width, kernel_size, bias=False, activation=None)
+
+    def forward(self, rows: torch.Tensor, batch: ForwardBatch, conv_state: torch.Tensor) -> torch.Tensor:
+        """(T, C) to the same in the dtype of ``rows``; ``conv_state`` as in ``CausalConv1d``."""
+        rows = rows.contiguous()
+        added: torch.Tensor = self.conv1d(rows, batch, conv_state) + rows.float()
+        return added.to(rows.dtype)

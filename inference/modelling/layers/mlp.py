@@ -102,6 +102,7 @@ class MLP(Layer):
             self.up_proj = Linear(hidden_size, spec.intermediate_size, spec.bias)
         self.down_proj = Linear(spec.intermediate_size, hidden_size, spec.bias)
         self.inner_norm = None if spec.inner_norm is None else Norm(spec.inner_norm, spec.intermediate_size)
+        self.output_scale = nn.Parameter(torch.empty(1), requires_grad=False) if spec.has_output_scale else None
 
     @property
     def is_plain(self) -> bool:
@@ -121,6 +122,8 @@ class MLP(Layer):
         if self.inner_norm is not None:
             activated = self.inner_norm(activated)
         out: torch.Tensor = self.down_proj(activated)
+        if self.output_scale is not None:
+            out = out * self.output_scale
         return out if spec.output_multiplier == 1.0 else out * spec.output_multiplier
 
     def activate(self, values: torch.Tensor) -> torch.Tensor:

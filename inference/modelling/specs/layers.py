@@ -315,6 +315,7 @@ class MLPSpec:
             less the cut (Gemma 3n); 0: all remain.
         gate_clamp: As in ``MoESpec``.
         inner_norm: Norm of the activations, before ``down`` (BitNet).
+        has_output_scale: A learned number multiplies the result (Inkling).
     """
 
     kind: ClassVar[str] = "mlp"
@@ -327,6 +328,7 @@ class MLPSpec:
     gate_sparsity: float = 0.0
     gate_clamp: tuple[float, float] | None = None
     inner_norm: NormSpec | None = None
+    has_output_scale: bool = False
 
     def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
         """``gate_up_proj`` is gate then up."""
@@ -341,6 +343,8 @@ class MLPSpec:
             shapes["alphas"] = (2,)
         if self.inner_norm is not None:
             shapes |= prefixed("inner_norm", self.inner_norm.parameter_shapes(self.intermediate_size))
+        if self.has_output_scale:
+            shapes["output_scale"] = (1,)
         return shapes
 
 

@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import nn
 
+from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
 from inference.modelling.hybrid_layer import HybridLayer
-from inference.modelling.layer_forms import AltUpLayer, ParallelLayer, ScaledLayer, make_layer
+from inference.modelling.layer_forms import AltUpLayer, ConvolvedLayer, ParallelLayer, ScaledLayer, make_layer
 from inference.modelling.residual_stream import ResidualStream
 from inference.modelling.spec import LayerSpec
 from inference.modelling.specs.altup import AltUpSpec
+from inference.modelling.specs.inkling import MixerConvsSpec
 from inference.modelling.specs.layer_inputs import LayerInputSpec
 from inference.modelling.specs.layers import AttentionSpec, MLPSpec
 from inference.modelling.specs.parts import NormSpec
@@ -50,6 +52,7 @@ ALTUP: dict[str, Any] = {
         ({"channel_norm": NORM}, HybridLayer),
         ({"is_parallel": True}, ParallelLayer),
         ({"scales_residual": True, "channel_norm": NORM}, ScaledLayer),
+        ({"mixer_convs": MixerConvsSpec(HIDDEN, 3), "channel_norm": NORM}, ConvolvedLayer),
         (ALTUP, AltUpLayer),
     ],
 )
@@ -74,6 +77,24 @@ def test_a_scaled_stream_is_scaled_with_each_addition() -> None:
     first, second = layer.token_residual, layer.channel_residual
     x = first(2 * layer.token_norm(rows), rows)
     torch.testing.assert_close(passed(layer, rows), second(layer.channel_mixer(layer.channel_norm(x)), x))
+
+
+def test_convolutions_behind_mixers_see_what_is_added() -> None:
+    layer = make(mixer_convs=MixerConvsSpec(HIDDEN, 3), channel_norm=NORM)
+    rows, zeros = torch.randn(5, HIDDEN), torch.zeros(5, dtype=torch.int64)
+    batch = ForwardBatch(zeros, zeros, zeros, torch.tensor([1]), 0, (PrefillChunk(0, 5, 0, 0, 1),))
+    states = {f"{name}_conv_state": torch.zeros(2, HIDDEN, 2) for name in ("token", "channel")}
+    stream = ResidualStream(rows.clone())
+    layer(stream, batch, states)
+
+    def convolved(taps: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        padded = torch.cat((torch.zeros(2, HIDDEN), x))
+        return x + sum(padded[at : at + 5] * taps[:, 0, at] for at in range(3))
+
+    x = rows + convolved(layer.token_conv.conv1d.weight, 2 * layer.token_norm(rows))
+    mixed = layer.channel_mixer(layer.channel_norm(x))
+    torch.testing.assert_close(stream.enter(None), x + convolved(layer.channel_conv.conv1d.weight, mixed))
+    torch.testing.assert_close(states["channel_conv_state"][1], mixed[-2:].T)
 
 
 def test_a_form_needs_both_mixers() -> None:

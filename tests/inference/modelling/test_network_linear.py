@@ -70,6 +70,13 @@ ZAMBA = {
     **SIZES, "num_hidden_layers": 7, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,
     "n_mamba_heads": 2, "mamba_d_state": 8, "mamba_dt_rank": 5, "attn_layer_period": 3, "attn_layer_offset": 1,
 }  # fmt: skip
+INKLING = {
+    **SIZES, **ATTENTION, "head_dim": 8, "swa_num_attention_heads": 6, "swa_num_key_value_heads": 3,
+    "swa_head_dim": 12, "sliding_window_size": 7, "d_rel": 5, "rel_extent": 9, "log_scaling_n_floor": 6,
+    "layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding"], "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "intermediate_size": 48, "moe_intermediate_size": 24, "n_routed_experts": 8, "num_experts_per_tok": 3,
+    "unpadded_vocab_size": 90, "pad_token_id": None, "logits_mup_width_multiplier": 0.5,
+}  # fmt: skip
 ZAYA = {
     **SIZES, **ATTENTION, "head_dim": 8, "num_experts": 5, "moe_intermediate_size": 24, "router_hidden_size": 12,
     "layer_types": ["hybrid", "hybrid_sliding", "hybrid"], "sliding_window": 7, "eos_token_id": 5,
@@ -180,6 +187,22 @@ CASES = {
             "norm_topk_prob": False, "use_expert_bias": False,
         },
     ),
+    "inkling": ("InklingText", INKLING),
+    "inkling-whole-vocabulary-unscaled-scores": (
+        "InklingText",
+        {
+            **INKLING, "unpadded_vocab_size": None, "log_scaling_n_floor": None, "conv_kernel_size": 3,
+            "n_shared_experts": 1, "rel_extent": 100, "sliding_window_size": 80, "route_scale": 1.5,
+        },
+    ),
+    "inkling-usual-layers-one-kv-head": (
+        "InklingText",
+        {
+            **INKLING, "num_hidden_layers": 7, "layer_types": None, "mlp_layer_types": None, "num_key_value_heads": 1,
+            "log_scaling_n_floor": 20, "log_scaling_alpha": 0.7, "conv_kernel_size": 1, "d_rel": 1,
+            "hidden_act": "gelu",
+        },
+    ),
     "zaya": ("Zaya", ZAYA),
     "zaya-biases-kernels-untied": (
         "Zaya",
@@ -282,6 +305,30 @@ def test_the_text_model_of_one_that_sees_pictures(case, tmp_path):
     view = read_view(tmp_path)
     assert any("visual" in name for name in view.tensors)
     assert_matches_oracle(load_directory(tmp_path), oracle_of(model))
+
+
+@pytest.mark.parametrize("is_of_hub", [False, True], ids=["of transformers 5", "of the hub"])
+def test_inkling_beside_pictures_and_sound(is_of_hub, tmp_path):
+    text = make("inkling")
+    config = transformers.InklingConfig(
+        text_config=INKLING,
+        vision_config={"patch_size": 4, "num_hidden_layers": 4, "num_channels": 1},
+        audio_config={"n_mel_bins": 4, "mel_vocab_size": 8},
+    )
+    model = transformers.InklingForConditionalGeneration(config)
+    model.model.language_model.load_state_dict(text.model.state_dict())
+    model.lm_head.load_state_dict(text.lm_head.state_dict())
+    model.save_pretrained(tmp_path, save_original_format=is_of_hub)
+    assert any(name.startswith("model.llm.") for name in read_view(tmp_path).tensors) == is_of_hub
+    config = rewrite_config(tmp_path)
+    if is_of_hub:
+        config["text_config"] |= {
+            "layer_types": None, "local_layer_ids": [0, 2], "mlp_layer_types": None, "dense_mlp_idx": 1,
+            "intermediate_size": 24, "dense_intermediate_size": 48, "moe_intermediate_size": None,
+            "conv_kernel_size": None, "sconv_kernel_size": 4,
+        }  # fmt: skip
+        config["mtp_config"] = {"num_nextn_predict_layers": 1, "chain_hidden_post_norm": True}
+    assert_matches_oracle(load_directory(tmp_path, config), oracle_of(text))
 
 
 def test_a_text_config_that_is_no_object_is_refused(tmp_path):

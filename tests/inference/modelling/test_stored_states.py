@@ -18,6 +18,7 @@ from tests.inference.modelling.harness import SequenceRunner
 DIVERGENCES = {
     "mamba": 1e-5, "mamba2": 1e-5, "oxidizr-mamba3": 5e-5, "olmo_hybrid": 5e-4, "kimi_linear": 5e-3, "minimax": 1e-3,
     "recurrent_gemma": 5e-5, "xlstm": 1e-4, "lfm3": 5e-5, "rwkv": 1e-5, "qwen4_exp": 1e-5, "zaya": 2e-2,
+    "inkling": 1e-2,
 }  # fmt: skip
 """A family of each kind of layer, and the bound of its mean KL divergence from float32 states, in nats.
 
@@ -27,10 +28,10 @@ KINDS = {
     "mamba": {"mamba1"}, "mamba2": {"mamba2"}, "oxidizr-mamba3": {"mamba3"}, "olmo_hybrid": {"gated_delta"},
     "kimi_linear": {"kimi_delta"}, "minimax": {"lightning"}, "recurrent_gemma": {"rg_lru"}, "xlstm": {"mlstm"},
     "lfm3": {"short_conv"}, "rwkv": {"time_mix", "channel_mix"}, "qwen4_exp": {"gated_delta"},
-    "zaya": {"convolved_attention"},
+    "zaya": {"convolved_attention"}, "inkling": {"relative_attention"},
 }  # fmt: skip
 """The kinds of mixers with recurrent states that the families have."""
-WITHOUT_STATES = {"attention", "mla", "parallel", "mlp", "memory_moe", "moe"}
+WITHOUT_STATES = {"attention", "mla", "parallel", "mlp", "memory_moe", "moe", "shared_moe"}
 SAME_ALONE = {"mamba", "mamba2", "olmo_hybrid", "xlstm", "rwkv"}
 """Families whose other layers compute a row alone to the bit as in a batch, with these shapes."""
 PLAN = [20] + [1] * 20 + [5] + [1] * 15

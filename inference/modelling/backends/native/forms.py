@@ -433,7 +433,7 @@ def _mix_experts(layer: Experts, hidden: torch.Tensor, weights: torch.Tensor, ch
 
 BFLOAT16_STATES = frozenset(
     {
-        *("conv_state", "ngram_conv_state", "shift_state"),
+        *("conv_state", "ngram_conv_state", "token_conv_state", "channel_conv_state", "shift_state"),
         *("ssm_state", "x_state", "b_state", "linear_state", "delta_state"),
         *("lru_state", "memory_state", "wkv_state"),
     }

@@ -37,6 +37,7 @@ LINEAR = {
     "falcon_h1": "falcon_h1",
     "olmo_hybrid": "olmo_hybrid",
     "lfm3": "lfm3",
+    "inkling": "inkling",
     "qwen4_exp": "qwen4_exp",
     "zaya": "zaya",
     "kimi_linear": "kimi_linear",

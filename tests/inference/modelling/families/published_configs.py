@@ -297,6 +297,14 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
             "hybrid_sliding": {"partial_rotary_factor": 0.5, "rope_theta": 10000.0, "rope_type": "default"},
             "rope_type": "default"},
         "router_hidden_size": 256, "sliding_window": None}),
+    "thinkingmachines/Inkling, its text_config": ("inkling_text", {
+        **{key: value for key, value in USUAL.items() if key not in ("max_position_embeddings", "tie_word_embeddings")},
+        "d_rel": 16, "dense_intermediate_size": 24576, "dense_mlp_idx": 3, "head_dim": 128, "local_layer_ids": [0, 1],
+        "log_scaling_alpha": 0.1, "log_scaling_n_floor": 131072, "logits_mup_width_multiplier": 24.0,
+        "model_max_length": 1048576, "n_routed_experts": 256, "n_shared_experts": 2, "num_experts_per_tok": 6,
+        "rel_extent": 1024, "rms_norm_eps_moe_gate": 1e-06, "route_scale": 8.0, "sconv_kernel_size": 4,
+        "shared_expert_sink": True, "sliding_window_size": 512, "swa_head_dim": 128, "swa_num_attention_heads": 64,
+        "swa_num_key_value_heads": 16, "unpadded_vocab_size": 200058}),
     "LiquidAI/LFM3-1.7B": ("lfm3", {
         **{key: value for key, value in USUAL.items() if key not in ("rms_norm_eps", "hidden_act")},
         "attention_bias": False, "attention_dropout": 0.0, "conv_L_cache": 7, "conv_bias": False, "head_dim": 128,

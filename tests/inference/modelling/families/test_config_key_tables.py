@@ -58,7 +58,7 @@ TYPES = {
     "kimi_linear": "kimi_linear-groups-q-lora-biases", "bailing_hybrid": "bailing_hybrid",
     "minimax": "minimax", "rwkv": "rwkv", "zamba": "zamba", "zamba2": "zamba2", "zaya": "zaya",
     "recurrent_gemma": "recurrent_gemma", "xlstm": "xlstm",
-    "lfm2": "lfm2", "lfm2_moe": "lfm2_moe", "lfm3": "lfm3",
+    "lfm2": "lfm2", "lfm2_moe": "lfm2_moe", "lfm3": "lfm3", "inkling_text": "inkling",
     "qwen3_next": "qwen3_next", "qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe",
     "qwen4_exp_text": "qwen4_exp",
     **{model_type: model_type for model_type, _ in DENSE_CASES.values()}, "cohere": "cohere-qk-norm-biases-untied",
@@ -72,7 +72,7 @@ ELSEWHERE = {"mllama", *OMNI}
 AROUND = {
     "qwen4_exp": "qwen4_exp_text", "kimi_k25": "deepseek_v3", "qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2",
     "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe", "smolvlm": "llama", "idefics3": "llama",
-    "lfm2_vl": "lfm2", "lfm3_vl": "lfm3",
+    "lfm2_vl": "lfm2", "lfm3_vl": "lfm3", "inkling_mm_model": "inkling_text",
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "gemma3": "gemma3_text", "mistral3": "ministral3",
     **{outer: text for outer, (text, _) in LARGE_AROUND.items()}, "gemma3n": "gemma3n_text",
     **{outer: ALIKE.get(text, text) for outer, text in TEXT_TYPES.items() if outer not in REMOTE | ELSEWHERE},
@@ -138,6 +138,11 @@ PREPARED: dict[str, dict[str, Any]] = {
     "layernorm_epsilon": {"rms_norm_eps": None},
     "mamba_dt_limit": {"time_step_limit": None},
     "num_global_key_value_heads": {"per_layer_config": None},
+    "sliding_window": {"sliding_window_size": None},
+    "sconv_kernel_size": {"conv_kernel_size": None},
+    "local_layer_ids": {"layer_types": None},
+    "dense_mlp_idx": {"mlp_layer_types": None},
+    "model_max_length": {"max_position_embeddings": None},
 }
 """What has to be absent, or present, for a key to matter: another spelling wins over it."""
 

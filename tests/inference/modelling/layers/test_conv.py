@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
-from inference.modelling.layers.conv import CausalConv1d
+from inference.modelling.layers.conv import AddedConv1d, CausalConv1d
 
 WIDTH, SLOTS = 5, 4
 
@@ -72,3 +72,14 @@ def test_taps_may_be_apart(pieces):
         done += count
     torch.testing.assert_close(torch.cat(parts), defined(plain, rows))
     assert torch.equal(conv.taps(), plain.taps())
+
+
+def test_an_added_convolution_adds_its_input_in_float32():
+    conv = AddedConv1d(WIDTH, 3)
+    conv.conv1d.weight.data = torch.randn(WIDTH, 1, 3, generator=torch.Generator().manual_seed(1))
+    rows = torch.randn(9, WIDTH, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
+    found = conv(rows, step(9, 2, 0), torch.full((SLOTS, WIDTH, 2), 7.0))
+    padded = torch.cat((torch.zeros(2, WIDTH), rows.float()))
+    sums = torch.stack([(padded[at : at + 3].T * conv.conv1d.weight[:, 0]).sum(1) for at in range(9)])
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), rows.float() + sums, rtol=1e-2, atol=1e-2)

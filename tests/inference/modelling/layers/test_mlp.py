@@ -49,6 +49,18 @@ def test_the_layer_is_two_products_around_the_activation(gated, bias):
     torch.testing.assert_close(layer(hidden), wanted)
 
 
+def test_a_learned_number_multiplies_the_result():
+    spec = MLPSpec(9, has_output_scale=True)
+    scaled, plain = MLP(spec, 5), MLP(MLPSpec(9), 5)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in scaled.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    assert {name: tuple(value.shape) for name, value in scaled.named_parameters()} == spec.parameter_shapes(5)
+    plain.load_state_dict(scaled.state_dict(), strict=False)
+    hidden = torch.randn(3, 5, generator=generator)
+    torch.testing.assert_close(scaled(hidden), plain(hidden) * scaled.output_scale)
+
+
 def test_xielu_is_its_formula_with_its_own_numbers():
     layer = MLP(MLPSpec(25, "xielu", gated=False), 5)
     assert layer.alphas is not None

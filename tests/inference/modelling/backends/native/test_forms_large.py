@@ -20,7 +20,10 @@ NAMES = (
     "minimax_m3_vl_text", "axk1", "axk2-groups-biases", "glm_moe_dsa", "hy_v4",
     "bitnet", "diffllama", "jetmoe", "xglm",
 )  # fmt: skip
-MIXED = ("lfm3", "zaya", "zaya-biases-kernels-untied", "qwen4_exp", "qwen4_exp-two-tokens-sigmoid-tied")
+MIXED = (
+    "lfm3", "zaya", "zaya-biases-kernels-untied", "qwen4_exp", "qwen4_exp-two-tokens-sigmoid-tied", "inkling",
+    "inkling-whole-vocabulary-unscaled-scores",
+)  # fmt: skip
 """Families of which some layers are recurrent."""
 
 
