@@ -168,7 +168,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     if drafts:
         view.facts.add("prediction_layers", "left out", f"{drafts} tensors of layers for drafting several tokens")
     divisor = number_with_evidence(
-        view, "logits_divisor", ("logits_mup_width_multiplier",), WIDTH_MULTIPLIER, low=1e-6, high=1e6
+        view, "logits_scaling", ("logits_mup_width_multiplier",), WIDTH_MULTIPLIER, low=1e-6, high=1e6
     )
     return decoder_spec(
         view,
