@@ -72,7 +72,6 @@ SEEING_NOT_READ: Mapping[str, str] = {
     "molmo2": "names of its own for Qwen3's and OLMo 2's layers, and an embedding in two parts",
     "aria, ernie4_5_vl_moe": "experts in a layout of their own, beside Llama's and ERNIE 4.5's attention",
     "deepseek_ocr2, unlimited_ocr": "the first DeepSeek's experts beside Llama's attention",
-    "mistral4": "latent attention whose queries grow with the position",
     "mistral_large4": "chosen keys beside layers that share them, and scores with learned factors",
     "cohere_compass, dots3_note, glm5_next, inkling2, muse_glimmer, muse_spark, step3p7":
         "text models of layers that blazr doesn't have",
@@ -101,7 +100,7 @@ NO_DECODERS = frozenset(_NO_DECODERS.split())
 GGUF_NOT_READ: Mapping[str, str] = {
     "bitnet": "the activation: llama.cpp has SiLU, the published model a squared ReLU, and no file says which",
     "qwen4exp": "constants of its hashes, which stand in keys; read as `qwen4_exp` from safetensors",
-    "mistral4": "latent attention whose queries grow with the position (Mistral Large 3 too, as `deepseek2`)",
+    "mistral4": "latent attention whose queries grow, which GGUF is read without (Mistral Large 3 too, as `deepseek2`)",
     "deepseek, deepseek2-ocr": "the first DeepSeek's experts beside Llama's attention: scores that aren't divided",
     "refact, jais": "ALiBi beside an MLP with a gate; so do Baichuan's 13B models, which are refused by their layers",
     "rwkv6, rwkv6qwen2, rwkv7, arwkv7": "RWKV's later layers",

@@ -108,6 +108,7 @@ ROUTING: Mapping[str, Mapping[str, Any]] = {
     "axk2": {"factor": 2.5},
     "glm_moe_dsa": {"factor": 2.5},
     "hy_v4": {"factor": 2.827},
+    "mistral4": {"top_k": 4, "scoring": "softmax"},
 }
 GROUPS: Mapping[str, Any] = {"groups": 8, "top_k_groups": 4, "factor": 2.5}
 """What config.json may leave out of the experts' routing, by type; of types that aren't in ``ROUTING``: ``GROUPS``."""

@@ -1,4 +1,4 @@
-"""Experts of DeepSeek-V3's kind: sigmoid scores, a bias for choosing only, groups, shared experts.
+"""Experts of DeepSeek-V3's kind: a bias for choosing only, groups, shared experts.
 
 Source: https://arxiv.org/abs/2412.19437, section 2.1.2.
 """
@@ -6,6 +6,7 @@ Source: https://arxiv.org/abs/2412.19437, section 2.1.2.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from inference.errors import TensorShapeMismatch
 from inference.modelling.families.config import CheckpointView
@@ -35,6 +36,7 @@ def grouped_moe(
     top_k_groups: int = 1,
     factor: float = 1.0,
     normalises: bool = True,
+    scoring: Literal["sigmoid", "softmax"] = "sigmoid",
     shared_key: str = "n_shared_experts",
     mlp: str = "mlp.",
     down: str = "down_proj",
@@ -56,7 +58,7 @@ def grouped_moe(
             top_k=integer_with_evidence(view, "moe.top_k", ("num_experts_per_tok", "num_experts_per_token"), top_k),
             intermediate_size=width,
             activation=act,
-            scoring="sigmoid",
+            scoring=scoring,
             normalise_top_k=config.boolean("norm_topk_prob", "moe_renormalize", default=normalises),
             normalise_eps=1e-20,
             routed_scaling_factor=scaling_factor(view, factor),

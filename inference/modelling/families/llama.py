@@ -29,6 +29,7 @@ from inference.modelling.families.config_key_tables import (
 )
 from inference.modelling.families.config_keys import USED, Biases, Harmless, Members, Only
 from inference.modelling.families.config_values import integer_with_evidence, rms_norm
+from inference.modelling.families.rope_config import read_query_growth
 from inference.modelling.families.text_part import around, text_part
 from inference.modelling.families.windows import (
     DEFAULT_MAX_WINDOW_LAYERS,
@@ -67,7 +68,6 @@ CONFIG_KEYS: Mapping[str, Table] = {
     "llama": LLAMA,
     "mistral": MISTRAL,
     "ministral3": MINISTRAL3,
-    "mistral3": around(MINISTRAL3),
     "iquestcoder": LLAMA_LIKE,
     "internlm3": {**LLAMA_LIKE, "qkv_bias": QKVO_BIAS, "bias": MLP_BIAS},
     "ministral": {**LLAMA_LIKE, **used("sliding_window", "layer_types")},
@@ -91,8 +91,13 @@ CONFIG_KEYS: Mapping[str, Table] = {
 
 
 EPS = {"helium": 1e-8, "cwm": 1e-5, "internlm3": 1e-5, "ministral3": 1e-5, "iquestcoder": 1e-5}
-THETAS = {"helium": 100_000.0, "cwm": 1_000_000.0}
+THETAS = {"helium": 100_000.0, "cwm": 1_000_000.0, "ministral3": 1_000_000.0}
 """transformers' defaults where they are others."""
+GROWING_ROPE: Mapping[str, Any] = {
+    "rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16384, "mscale": 1.0,
+    "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+}  # fmt: skip
+"""Ministral 3's rotation where config.json describes none."""
 TEXT_TYPES = {
     "qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2", "qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2",
     "qwen3_vl_text": "qwen3",
@@ -104,6 +109,8 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     view = text_part(view)
     model_type = view.config.string("model_type", default="llama")
     model_type = TEXT_TYPES.get(model_type, model_type)
+    if model_type == "ministral3" and view.config.get("rope_parameters", "rope_scaling") is None:
+        view = view.changed(rope_parameters=GROWING_ROPE)
     decoder = AttentionDecoder.read(view)
     return decoder.spec(
         model_type,
@@ -115,7 +122,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         ),
         windows=_windows(view, model_type, decoder.layout.num_layers),
         qk_norm="head" if model_type == "qwen3" else None,
-        attention_options=_growth(decoder) if model_type == "ministral3" else None,
+        attention_options={"query_growth": read_query_growth(view.config)} if model_type == "ministral3" else None,
     )
 
 
@@ -137,14 +144,3 @@ def _windows(view: CheckpointView, model_type: str, count: int) -> tuple[int | N
         full = integer_with_evidence(view, f"attention.{key}", (key,), DEFAULT_MAX_WINDOW_LAYERS, low=0)
         types = tuple("full_attention" if number < full else "sliding_attention" for number in range(count))
     return window_of_each_layer(types, window)
-
-
-def _growth(decoder: AttentionDecoder) -> Mapping[str, Any]:
-    """Ministral 3's queries, which grow behind the trained context."""
-    config = decoder.view.config
-    keys = [f"{place}.llama_4_scaling_beta" for place in ("rope_parameters", "rope_scaling")]
-    if config.get(*keys) is None:
-        return {}
-    trained = [f"{place}original_max_position_embeddings" for place in ("", "rope_parameters.", "rope_scaling.")]
-    slope = config.number(*keys, low=0.0, high=1e6)
-    return {"query_growth": (slope, config.integer(*trained, high=1 << 30))}

@@ -190,6 +190,14 @@ def _optional_number(config: CheckpointConfig, key: str) -> float | None:
     return None if config.get(key) is None else config.number(key, low=-1e6, high=1e6)
 
 
+def read_query_growth(config: CheckpointConfig) -> tuple[float, int] | None:
+    """β and L of ``AttentionSpec.query_growth``, which Mistral keeps among the rope keys; None: queries don't grow."""
+    rope, key = _rope_values(config), "llama_4_scaling_beta"
+    if rope.get(key) is None:
+        return None
+    return rope.number(key, low=0.0, high=1e6), rope.integer("original_max_position_embeddings", high=1 << 30)
+
+
 def yarn_softmax_multiplier(rope: RopeSpec) -> float:
     """Factor of DeepSeek's softmax scale: the square of YaRN's magnitude correction over all dimensions.
 

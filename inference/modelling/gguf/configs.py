@@ -295,7 +295,7 @@ def deepseek2(meta: Metadata) -> Config:
     if meta.number("attention.temperature_scale"):
         raise UnsupportedArchitecture(
             f"the GGUF key {meta.architecture}.attention.temperature_scale says that queries grow with the position; "
-            "latent attention is read without.",
+            "latent attention of GGUF files is read without.",
             param="attention.temperature_scale",
         )
     gating = meta.integer("expert_gating_func")

@@ -21,7 +21,15 @@ from torch import nn
 from torch.nn import functional
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
-from inference.modelling.layers.attention import attend, causal_bias, chunk_bias, chunk_slots, decode_bias, decode_rows
+from inference.modelling.layers.attention import (
+    attend,
+    causal_bias,
+    chunk_bias,
+    chunk_slots,
+    decode_bias,
+    decode_rows,
+    query_growth,
+)
 from inference.modelling.layers.indexer import Indexer, Queries
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
@@ -113,6 +121,9 @@ class MultiHeadLatentAttention(Layer):
         """(T, h) to (T, h); the latents of the rows are written to ``state``."""
         spec, q_latent = self.spec, self.query_latent(hidden)
         q_nope, q_rope = self.queries(hidden, q_latent)
+        if spec.query_growth is not None:  # before the rotation, which keeps lengths
+            growth = query_growth(batch, *spec.query_growth, 0).to(q_nope.dtype).unsqueeze(2)
+            q_nope, q_rope = q_nope * growth, q_rope * growth
         rows = self.kv_a_proj(hidden)
         # Keys and values are linear in the latents: their factor goes to what meets the keys, and to what comes out.
         if spec.latent_multiplier != 1.0:

@@ -30,7 +30,7 @@ class MLASpec:
         joins_latents: Queries and output gate are made from the query latent behind its norm and before it, side by
             side (A.X-K2).
         output_gate: The heads' values are multiplied by sigmoid of a projection of the input, or of the joined latents.
-        has_sinks: As in ``AttentionSpec``.
+        has_sinks, query_growth: As in ``AttentionSpec``; of the growth, the rotated part of a query too.
     """
 
     kind: ClassVar[str] = "mla"
@@ -53,6 +53,7 @@ class MLASpec:
     joins_latents: bool = False
     output_gate: bool = False
     has_sinks: bool = False
+    query_growth: tuple[float, int] | None = None
 
     def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
         """``kv_a_proj`` is latent then rotary key; ``k_b_proj``, ``v_b_proj`` expand the latent per head."""

@@ -14,8 +14,13 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoModelForMultimodalLM,
+    Mistral4Config,
+    Mistral4ForCausalLM,
     PretrainedConfig,
 )
+
+# transformers has it among the models that see.
+AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
 
 PLAIN_GEMMAS = ("gemma3n", "gemma4")
 """Gemmas whose norms multiply by the weight itself."""

@@ -32,6 +32,12 @@ def test_queries_grow_behind_the_trained_context_of_the_top_level_if_it_is_there
         assert mixer.rope.scaling.original_max_position_embeddings == trained
 
 
+def test_the_rotation_of_ministral_3_is_transformers_default_where_none_is_described() -> None:
+    mixer = build_spec(view_of(llama(1), HEADS | {"model_type": "ministral3"})).layers[0].token_mixer
+    assert mixer.query_growth == (0.1, 16384)
+    assert (mixer.rope.theta, mixer.rope.scaling.factor) == (1e6, 16.0)
+
+
 def test_norms_of_q_and_k_and_biases_are_read_where_their_tensors_are() -> None:
     shapes = llama(1)
     base = "model.layers.0.self_attn."

@@ -30,6 +30,9 @@ SPECS = {
         kv_a_norm=NORM,
         bias=True,
     ),
+    "mistral": MLASpec(
+        3, 10, 7, 8, 4, 6, 0.2, RopeSpec(100.0, 4, interleaved=True), kv_a_norm=NORM, query_growth=(0.5, 3)
+    ),
     "kimi": MLASpec(3, 10, None, 8, 4, 6, 12**-0.5, None, kv_a_norm=NORM),
     "ling": MLASpec(
         3, 10, None, 8, 4, 6, 12**-0.5, RopeSpec(100.0, 4, interleaved=True), kv_a_norm=NORM, head_gate=True
@@ -64,6 +67,9 @@ def defined(layer: MultiHeadLatentAttention, hidden: torch.Tensor) -> torch.Tens
             (query.view(-1, spec.num_heads, nope), layer.q_rope_proj(hidden).view(-1, spec.num_heads, rope)), -1
         )
     query = query.view(-1, spec.num_heads, nope + rope)
+    if spec.query_growth is not None:
+        slope, length = spec.query_growth
+        query = query * (1 + slope * (1 + torch.arange(len(hidden)) // length).log())[:, None, None]
     if spec.rope is not None:
         cos_sin = rotary_embedding(spec.rope).cos_sin(torch.arange(len(hidden)))
         turn = {"interleaved": spec.rope.interleaved}

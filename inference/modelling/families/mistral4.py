@@ -1,0 +1,63 @@
+"""Mistral Small 4: DeepSeek-V3's layers with softmax scores, and queries that grow with the position.
+
+Source: transformers' ``mistral4``, also for what config.json may leave out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from inference.errors import TensorShapeMismatch
+from inference.modelling.families.config import CheckpointView
+from inference.modelling.families.config_key_tables import Table, used
+from inference.modelling.families.deepseek import DENSE, Variant, latent_decoder
+from inference.modelling.families.grouped_moe import GROUPED_MOE
+from inference.modelling.families.llama import GROWING_ROPE, MINISTRAL3_ROPE
+from inference.modelling.families.rope_config import read_query_growth
+from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.latent import MLASpec
+
+CONFIG_KEYS: Mapping[str, Table] = {
+    "mistral4": {
+        **DENSE,
+        **GROUPED_MOE,
+        **used("rope_interleave"),
+        "rope_parameters": MINISTRAL3_ROPE,
+        "rope_scaling": MINISTRAL3_ROPE,
+    }
+}
+
+ROPE: Mapping[str, Any] = {**GROWING_ROPE, "factor": 128.0, "original_max_position_embeddings": 8192}
+"""The rotation of a config.json that describes none."""
+SHARE = "partial_rotary_factor"
+
+
+def build_spec(view: CheckpointView) -> ModelSpec:
+    rope = view.config.get("rope_parameters", "rope_scaling", default=ROPE)
+    share = None
+    if isinstance(rope, Mapping):  # the share of a head that rotates is in the shapes, too
+        share = rope.get(SHARE)
+        view = view.changed(rope_parameters={key: value for key, value in rope.items() if key != SHARE})
+    growth = read_query_growth(view.config)
+
+    def attention(number: int, spec: MLASpec) -> MLASpec:
+        _check_share(spec, share)
+        return replace(spec, query_growth=growth)
+
+    return latent_decoder(view, "mistral4", lambda layout, norm: Variant(attention))
+
+
+def _check_share(spec: MLASpec, share: object) -> None:
+    """Compare config.json's share of a head that rotates with the shapes.
+
+    Raises:
+        TensorShapeMismatch: It states another.
+    """
+    found = spec.qk_rope_head_dim / (spec.qk_nope_head_dim + spec.qk_rope_head_dim)
+    if share is not None and (not isinstance(share, int | float) or abs(share - found) > 1e-6):
+        raise TensorShapeMismatch(
+            f"config.json says {SHARE} {str(share)[:60]}, but the tensors have {found:g}; correct config.json.",
+            param=f"rope_parameters.{SHARE}",
+        )
