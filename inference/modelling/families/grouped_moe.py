@@ -81,15 +81,24 @@ def expert_sizes(
     """
     count, width = count_experts(view, base + "experts.", down=down)
     check_experts(view, base + "experts.", count, width, keys, "moe_intermediate_size")
-    width_of_shared = shared_width(view, f"{base}shared_experts.")
+    return count, width, shared_experts_width(view, base, width, shared_key)
+
+
+def shared_experts_width(view: CheckpointView, base: str, width: int, shared_key: str) -> int:
+    """Width of the shared experts under ``base`` together, each of which is ``width`` wide.
+
+    Raises:
+        TensorShapeMismatch: config.json states another number of them.
+    """
+    found = shared_width(view, f"{base}shared_experts.")
     num_shared = view.config.optional_integer(shared_key, low=0)
-    if num_shared is not None and num_shared * width != width_of_shared:
+    if num_shared is not None and num_shared * width != found:
         raise TensorShapeMismatch(
             f"config.json says {shared_key} {num_shared}, each {width} wide, but {base}shared_experts are "
-            f"{width_of_shared} wide; correct config.json.",
+            f"{found} wide; correct config.json.",
             param=shared_key,
         )
-    return count, width, width_of_shared
+    return found
 
 
 def scaling_factor(view: CheckpointView, default: float) -> float:

@@ -92,6 +92,7 @@ def moe_sources(
     names: ExpertNames = USUAL_NAMES,
     correction_bias: str | None = None,
     is_transposed: bool = False,
+    experts: str = "experts.",
 ) -> dict[str, Source]:
     """Sources of a ``MoESpec``'s parameters under ``base`` (``…mlp.``), experts stacked or one by one.
 
@@ -100,13 +101,14 @@ def moe_sources(
         shared: Start of the shared expert's tensor names, within ``base``.
         correction_bias: Its name within ``base``; None: ``e_score_correction_bias`` of the router.
         is_transposed: As in ``expert_sources``.
+        experts: Start of the routed experts' tensor names, within ``base``.
     """
     sources = {"router.weight": tensor(f"{base}{router}.weight")}
     if spec.correction_bias:
         bias = f"{base}{correction_bias or router + '.e_score_correction_bias'}"
         sources["router.correction_bias"] = Source((Piece(bias, reshape=(spec.num_choices,)),))
     sources |= expert_sources(
-        view, base + "experts.", spec.num_experts, gated=spec.gated, names=names, is_transposed=is_transposed
+        view, base + experts, spec.num_experts, gated=spec.gated, names=names, is_transposed=is_transposed
     )
     if spec.shared_intermediate_size:
         dense = MLPSpec(spec.shared_intermediate_size, spec.activation, spec.gated)

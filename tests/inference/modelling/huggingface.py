@@ -50,6 +50,21 @@ def make_checkpoint(
     # With ALiBi, transformers' eager Falcon adds the distances twice.
     attention = "sdpa" if getattr(config, "alibi", False) else "eager"
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).float().eval()
+    enlarge(model, config.model_type, seed)
+    directory.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(directory, save_original_format=not stacked)
+    if config.model_type in ROUGH:
+        model.double()
+
+    def oracle(tokens: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            return model(tokens.unsqueeze(0), use_cache=False).logits[0].float()
+
+    return directory, oracle
+
+
+def enlarge(model: torch.nn.Module, model_type: str, seed: int = 0) -> None:
+    """Give a new model larger weights, as ``make_checkpoint`` says."""
     generator = torch.Generator().manual_seed(seed)
     saved = model.state_dict()
     with torch.no_grad():
@@ -61,7 +76,7 @@ def make_checkpoint(
                 value.copy_(0.2 * noise)
             elif ("norm" in name and ".mlp." not in name) or re.search(r"\bln_\w+\.weight$", name):
                 # Gemma's norms multiply by 1 + weight and are stored around zero.
-                is_centred = config.model_type.startswith("gemma") and not config.model_type.startswith(PLAIN_GEMMAS)
+                is_centred = model_type.startswith("gemma") and not model_type.startswith(PLAIN_GEMMAS)
                 value.copy_(0.2 * noise + (0.0 if is_centred else 1.0))
             elif value.dim() == 1 and name.endswith(("layer_scalar", "scale")):
                 value.copy_(0.2 * noise + 1.0)
@@ -71,16 +86,6 @@ def make_checkpoint(
                 value.copy_(noise)
             elif value.dim() >= 2:
                 value.copy_(noise * (1.0 if "embed" in name else 1.5 * value.shape[-1] ** -0.5))
-    directory.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(directory, save_original_format=not stacked)
-    if config.model_type in ROUGH:
-        model.double()
-
-    def oracle(tokens: torch.Tensor) -> torch.Tensor:
-        with torch.inference_mode():
-            return model(tokens.unsqueeze(0), use_cache=False).logits[0].float()
-
-    return directory, oracle
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -105,11 +110,14 @@ def old_naming(config: dict[str, Any]) -> dict[str, Any]:
     return old
 
 
-def make_wrapped_checkpoint(config: PretrainedConfig, directory: Path, *, is_of_hub: bool) -> Oracle:
+def make_wrapped_checkpoint(
+    config: PretrainedConfig, directory: Path, *, is_of_hub: bool, enlarged: bool = False
+) -> Oracle:
     """Save a randomly initialised model that sees pictures or hears.
 
     Args:
         is_of_hub: Name the tensors as the files of the hub do, not as transformers 5 does.
+        enlarged: Weights are those of ``make_checkpoint``.
 
     Returns:
         A function from token ids (n,) to logits (n, V).
@@ -121,6 +129,8 @@ def make_wrapped_checkpoint(config: PretrainedConfig, directory: Path, *, is_of_
         else AutoModelForMultimodalLM
     )
     model = auto.from_config(config, attn_implementation="eager").float().eval()
+    if enlarged:
+        enlarge(model, config.model_type)
     model.save_pretrained(directory, save_original_format=is_of_hub)
 
     def oracle(tokens: torch.Tensor) -> torch.Tensor:

@@ -21,6 +21,10 @@ SIGLIP = {
 }  # fmt: skip
 SIGLIP2 = {"model_type": "siglip2_vision_model", **SIGLIP, "num_patches": 16}
 QWEN = {**BASE, "rope_parameters": {"rope_type": "default", "rope_theta": 1e5, "mrope_section": [1, 1, 2]}}
+ERNIE = {
+    **BASE, "num_hidden_layers": 3, "moe_num_experts": 6, "moe_intermediate_size": [20, 12],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e5, "mrope_section": [1, 1, 2]},
+}  # fmt: skip
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "qwen2_vl": (QWEN, {**QWEN_TOWER, "embed_dim": 16, "hidden_size": 32}, {}),
     "qwen2_5_vl": (
@@ -49,10 +53,17 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     ),
     "smolvlm": ({"model_type": "llama", **BASE}, {**SIGLIP, "image_size": 16}, {"scale_factor": 2}),
     "idefics3": ({"model_type": "llama", **BASE}, {**SIGLIP, "image_size": 16}, {"scale_factor": 2}),
+    "ernie4_5_vl_moe": (
+        {**ERNIE, "moe_num_shared_experts": 1, "moe_k": 3},
+        {**QWEN_TOWER, "hidden_size": 16, "intermediate_size": 16},
+        {},
+    ),
     "lfm2_vl": ({"model_type": "lfm2", **LFM2}, SIGLIP2, {}),
     "lfm3_vl": ({"model_type": "lfm3", **LFM3}, SIGLIP2, {}),
 }  # fmt: skip
 """A type's text model, its tower, and what else its config has."""
+ENLARGED = ("ernie4_5_vl_moe",)
+"""Types that choose experts by a bias, which is 0 in a new model."""
 
 
 @pytest.mark.parametrize("is_of_hub", [False, True], ids=["of transformers 5", "of the hub"])
@@ -60,7 +71,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 def test_the_text_model_of_one_that_sees_pictures(model_type, is_of_hub, tmp_path):
     text, tower, further = CASES[model_type]
     config = AutoConfig.for_model(model_type, text_config=text, vision_config=tower, **further)
-    oracle = make_wrapped_checkpoint(config, tmp_path, is_of_hub=is_of_hub)
+    oracle = make_wrapped_checkpoint(config, tmp_path, is_of_hub=is_of_hub, enlarged=model_type in ENLARGED)
     view = read_view(tmp_path)
     check_config_keys(view, model_type, config_keys(model_type))
     assert any("vis" in name for name in view.tensors)

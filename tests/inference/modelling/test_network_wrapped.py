@@ -51,9 +51,8 @@ def _check(model_type, directory, *, is_of_hub):
 @pytest.mark.parametrize("naming", ["of transformers 5", "of the hub"])
 @pytest.mark.parametrize("text", ["ministral3", "mistral4"])
 def test_later_text_models_of_mistral_3(text, naming, tmp_path):
-    oracle = make_wrapped_checkpoint(
-        wrapped_config("mistral3", text_config(text)), tmp_path, is_of_hub=naming == "of the hub"
-    )
+    config = wrapped_config("mistral3", text_config(text))
+    oracle = make_wrapped_checkpoint(config, tmp_path, is_of_hub=naming == "of the hub", enlarged=True)
     assert any("vision_tower" in name for name in read_view(tmp_path).tensors)
     network = load_directory(tmp_path)
     assert network.spec.model_type == text and network.spec.layers[0].token_mixer.query_growth == (0.3, 16)
