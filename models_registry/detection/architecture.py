@@ -52,6 +52,7 @@ _SIGNATURES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("mamba2", (r"backbone\..*\.mixer\.dt_bias$",), (r"\.mixer\.(q_proj|up_proj)\.",)),
     ("jetmoe", (r"\.self_attention\.experts\.input_linear\.",), ()),
     ("diffllama", (r"\.self_attn\.lambda_q1$",), ()),
+    ("aria_text", (r"\.mlp\.experts\.fc1\.weight$", r"\.mlp\.shared_experts\."), ()),
     ("bitnet", (r"\.self_attn\.attn_sub_norm\.", r"\.mlp\.ffn_sub_norm\."), ()),
     ("hy_v4", (r"\.self_attn\.(learnable_sink_param|sinks)$", r"\.self_attn\.indexer\.wq_b\."), ()),
     ("axk2", (r"\.input_layernorm\.(W_down|mlp\.fc1)\.", r"\.self_attn\.indexer\.wq_b\."), ()),

@@ -70,7 +70,6 @@ SEEING_NOT_READ: Mapping[str, str] = {
     "chameleon, emu3": "pictures are tokens of the vocabulary, whose logits are masked",
     "cosmos3_edge, cosmos3_omni": "names of their own for Nemotron's and Qwen3-VL's layers, beside a generator",
     "molmo2": "names of its own for Qwen3's and OLMo 2's layers, and an embedding in two parts",
-    "aria": "experts in a layout of their own, beside Llama's attention",
     "deepseek_ocr2, unlimited_ocr": "the first DeepSeek's experts beside Llama's attention",
     "mistral_large4": "chosen keys beside layers that share them, and scores with learned factors",
     "cohere_compass, dots3_note, glm5_next, inkling2, muse_glimmer, muse_spark, step3p7":
@@ -88,7 +87,7 @@ NOT_READ: Mapping[str, str] = {
 }  # fmt: skip
 """Types, separated by commas, to what is missing."""
 _NO_DECODERS = """
-aria_text bart beam bert bert-generation big_bird bigbird_pegasus blenderbot blenderbot-small camembert data2vec-text
+bart beam bert bert-generation big_bird bigbird_pegasus blenderbot blenderbot-small camembert data2vec-text
 electra ernie git marian mbart megatron-bert modernbert-decoder moshi moss_transcribe_diarize
 musicgen musicgen_melody mvp pegasus phi4_multimodal plbart prophetnet rembert roberta roberta-prelayernorm roc_bert
 roformer trocr whisper xlm xlm-roberta xlm-roberta-xl xmod

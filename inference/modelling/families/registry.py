@@ -83,6 +83,8 @@ FAMILIES: dict[str, Family] = {
     "gemma4_unified": Family("gemma4", "Gemma4UnifiedForConditionalGeneration"),
     "gemma4_unified_text": Family("gemma4", "Gemma4UnifiedForCausalLM"),
     "internlm3": Family("llama", "InternLM3ForCausalLM"),
+    "aria": Family("wrapped", "AriaForConditionalGeneration"),
+    "aria_text": Family("aria", "AriaTextForCausalLM"),
     "ernie4_5_vl_moe": Family("ernie4_5_vl_moe", "Ernie4_5_VLMoeForConditionalGeneration"),
     "mistral3": Family("wrapped", "Mistral3ForConditionalGeneration"),
     "mistral4": Family("mistral4", "Mistral4ForCausalLM"),

@@ -52,7 +52,8 @@ def around(text: Table) -> Table:
             "mm_vision_tower_lr", "mm_spatial_pool_mode", "mm_tunable_parts", "tokenizer_model_max_length",
             "tokenizer_padding_side", "tune_mm_mlp_adapter", "tune_mm_vision_resampler", "unfreeze_mm_vision_tower",
             "use_mm_proj", "add_faster_video", "add_time_instruction", "faster_token_stride", "force_sample",
-            "mm_newline_position", "mm_spatial_pool_stride",
+            "mm_newline_position", "mm_spatial_pool_stride", "projector_patch_to_query_dict",
+            "max_value_projector_patch_to_query_dict",
         ),
         "ignore_index": Harmless("training only"),
     }  # fmt: skip

@@ -18,7 +18,8 @@ from inference.modelling.families.text_part import around, text_part
 from inference.modelling.spec import ModelSpec
 
 TEXT_TYPES: Mapping[str, str] = {
-    "aya_vision": "cohere2", "cohere2_vision": "cohere2", "deepseek_vl": "llama", "deepseek_vl_hybrid": "llama",
+    "aria": "aria_text", "aya_vision": "cohere2", "cohere2_vision": "cohere2", "deepseek_vl": "llama",
+    "deepseek_vl_hybrid": "llama",
     "exaone4_5": "exaone4", "fast_vlm": "qwen2", "fuyu": "persimmon", "glm46v": "glm4v_text", "glm4v": "glm4v_text",
     "glm4v_moe": "glm4v_moe_text", "glm_ocr": "glm_ocr_text", "glmga": "glm4v_text", "got_ocr2": "qwen2",
     "granite4_vision": "granite4_vision_text", "granite_docling": "granite_docling_text", "granite_speech": "granite",
@@ -48,6 +49,7 @@ OMNI = ("qwen2_5_omni", "qwen3_omni_moe")
 HEADS, CONTEXT, THETA = "num_attention_heads", "max_position_embeddings", "rope_theta"
 _GLM: Mapping[str, Any] = {"partial_rotary_factor": 1.0, "rms_norm_eps": 1e-5}
 LEFT_OUT: Mapping[str, Mapping[str, Any]] = {
+    "aria_text": {HEADS: 32},
     "cohere2": {HEADS: 64},
     "glm4v_moe_text": {HEADS: 96, CONTEXT: 65536},
     "glm4v_text": {**_GLM, HEADS: 32, CONTEXT: 32768},

@@ -282,6 +282,7 @@ MISTRAL4_CHANGED = {
     "topk_group": 2, "norm_topk_prob": False, "n_shared_experts": 2,
     "rope_parameters": {**GROWING, "mscale": 0.7, "mscale_all_dim": 0.4},
 }  # fmt: skip
+ARIA = {"moe_num_experts": 6, "moe_topk": 2, "moe_num_shared_experts": 2, "intermediate_size": 20}
 LATENT_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4_moe_lite": (
         "glm4_moe_lite",
@@ -290,6 +291,11 @@ LATENT_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "minicpm3": ("minicpm3", {**LATENT, "dim_model_base": 8, "scale_emb": 5, "scale_depth": 1.1}),
     "youtu": ("youtu", {**LATENT, "tie_word_embeddings": True}),
     "youtu-halves-biases": ("youtu", {**LATENT, "rope_interleave": False, "attention_bias": True}),
+    "aria_text": ("aria_text", {**ARIA, "head_dim": 8}),
+    "aria_text-three-of-six-biases-tied": (
+        "aria_text",
+        {**ARIA, **TIED, "moe_topk": 3, "moe_num_shared_experts": 1, "attention_bias": True, "head_dim": 16},
+    ),
     "mistral4": ("mistral4", {**GROUPED, **LATENT, "n_shared_experts": 1, "rope_parameters": GROWING}),
     "mistral4-groups-halves-biases": ("mistral4", MISTRAL4_CHANGED),
     "internlm3": ("internlm3", {"head_dim": 8}),

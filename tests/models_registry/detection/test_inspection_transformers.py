@@ -49,6 +49,7 @@ SUPPORTED: dict[str, dict[str, Any]] = {
     "axk2": MLA | INDEXER | {"gated_norm_rank": 4},
     "deepseek_v32": MLA | INDEXER,
     "hy_v4": MLA | INDEXER,
+    "aria_text": {"moe_num_experts": 4, "moe_topk": 2},
     "bitnet": {},
     "diffllama": {},
     "jetmoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "kv_channels": 8},
