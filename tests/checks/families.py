@@ -70,7 +70,7 @@ SEEING_NOT_READ: Mapping[str, str] = {
     "chameleon, emu3": "pictures are tokens of the vocabulary, whose logits are masked",
     "cosmos3_edge, cosmos3_omni": "names of their own for Nemotron's and Qwen3-VL's layers, beside a generator",
     "molmo2": "names of its own for Qwen3's and OLMo 2's layers, and an embedding in two parts",
-    "deepseek_ocr2, unlimited_ocr": "the first DeepSeek's experts beside Llama's attention",
+    "unlimited_ocr": "windows beside which all of the prompt is seen",
     "mistral_large4": "chosen keys beside layers that share them, and scores with learned factors",
     "cohere_compass, dots3_note, glm5_next, inkling2, muse_glimmer, muse_spark, step3p7":
         "text models of layers that blazr doesn't have",

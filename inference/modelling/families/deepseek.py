@@ -237,11 +237,16 @@ def _channel_mixer(
 
 
 def _moe_spec(view: CheckpointView, model_type: str, layer: str, act: str) -> MoESpec:
-    if model_type != "deepseek_v2":
-        _expect(view, "scoring_func", "sigmoid", ("sigmoid",))
-        _expect(view, "topk_method", "noaux_tc", ("noaux_tc",))
-        return grouped_moe(view, layer, act, **ROUTING.get(model_type, GROUPS))
-    config, base = view.config, f"{layer}mlp."
+    if model_type == "deepseek_v2":
+        return softmax_experts(view, f"{layer}mlp.", act)
+    _expect(view, "scoring_func", "sigmoid", ("sigmoid",))
+    _expect(view, "topk_method", "noaux_tc", ("noaux_tc",))
+    return grouped_moe(view, layer, act, **ROUTING.get(model_type, GROUPS))
+
+
+def softmax_experts(view: CheckpointView, base: str, act: str) -> MoESpec:
+    """DeepSeek V2's experts under ``base``, whose scores aren't divided by their sum."""
+    config = view.config
     count, width, width_of_shared = expert_sizes(view, base, "n_shared_experts")
     _expect(view, "scoring_func", "softmax", ("softmax",))
     method = _expect(view, "topk_method", "greedy", ("greedy", "group_limited_greedy"))

@@ -8,6 +8,7 @@ import pytest
 from transformers import AutoConfig
 
 from inference.errors import UnsupportedArchitecture
+from inference.modelling.families.checks import OTHER_PARTS
 from inference.modelling.families.config_keys import check_config_keys
 from inference.modelling.families.registry import config_keys, family_builder
 from tests.inference.modelling.harness import assert_matches_oracle, load_directory, read_view
@@ -24,6 +25,17 @@ QWEN = {**BASE, "rope_parameters": {"rope_type": "default", "rope_theta": 1e5, "
 ERNIE = {
     **BASE, "num_hidden_layers": 3, "moe_num_experts": 6, "moe_intermediate_size": [20, 12],
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e5, "mrope_section": [1, 1, 2]},
+}  # fmt: skip
+OCR2 = {
+    **BASE, "num_hidden_layers": 3, "n_routed_experts": 6, "n_shared_experts": 2, "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20, "mlp_layer_types": ["dense", "sparse", "sparse"],
+}  # fmt: skip
+OCR2_TOWER = {
+    "sam_config": {
+        "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32, "patch_size": 8,
+        "output_channels": 8, "downsample_channels": [8, 16], "global_attn_indexes": [0],
+    },
+    "encoder_config": {**SIGLIP, "num_key_value_heads": 2, "vocab_size": 64},
 }  # fmt: skip
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "qwen2_vl": (QWEN, {**QWEN_TOWER, "embed_dim": 16, "hidden_size": 32}, {}),
@@ -58,12 +70,17 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {**QWEN_TOWER, "hidden_size": 16, "intermediate_size": 16},
         {},
     ),
+    "deepseek_ocr2": (
+        {**OCR2, "n_group": 3, "topk_group": 2, "topk_method": "group_limited_greedy", "routed_scaling_factor": 1.7},
+        OCR2_TOWER,
+        {},
+    ),
     "lfm2_vl": ({"model_type": "lfm2", **LFM2}, SIGLIP2, {}),
     "lfm3_vl": ({"model_type": "lfm3", **LFM3}, SIGLIP2, {}),
 }  # fmt: skip
 """A type's text model, its tower, and what else its config has."""
-ENLARGED = ("ernie4_5_vl_moe",)
-"""Types that choose experts by a bias, which is 0 in a new model."""
+ENLARGED = ("deepseek_ocr2", "ernie4_5_vl_moe")
+"""Types that choose experts by scores and a bias, which are nearly equal in a new model."""
 
 
 @pytest.mark.parametrize("is_of_hub", [False, True], ids=["of transformers 5", "of the hub"])
@@ -74,7 +91,7 @@ def test_the_text_model_of_one_that_sees_pictures(model_type, is_of_hub, tmp_pat
     oracle = make_wrapped_checkpoint(config, tmp_path, is_of_hub=is_of_hub, enlarged=model_type in ENLARGED)
     view = read_view(tmp_path)
     check_config_keys(view, model_type, config_keys(model_type))
-    assert any("vis" in name for name in view.tensors)
+    assert any(map(OTHER_PARTS.names.search, view.tensors))
     assert_matches_oracle(load_directory(tmp_path), oracle)
 
 

@@ -67,7 +67,7 @@ TYPES = {
 """``model_type`` to a case of the tests of logits."""
 REMOTE = {"oxidizr", "phi3_v", "kimi_vl", "internvl_chat", "llava_llama", "llava_mistral", "llava_qwen"}
 """Types that transformers reads by remote code, if at all."""
-ELSEWHERE = {"mllama", "ernie4_5_vl_moe", *OMNI}
+ELSEWHERE = {"mllama", "deepseek_ocr2", "ernie4_5_vl_moe", *OMNI}
 """Types whose keys tests of their own or test_wrapped.py look at."""
 AROUND = {
     "qwen4_exp": "qwen4_exp_text", "kimi_k25": "deepseek_v3", "qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2",
