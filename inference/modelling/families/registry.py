@@ -85,6 +85,8 @@ FAMILIES: dict[str, Family] = {
     "internlm3": Family("llama", "InternLM3ForCausalLM"),
     "aria": Family("wrapped", "AriaForConditionalGeneration"),
     "aria_text": Family("aria", "AriaTextForCausalLM"),
+    "cohere_compass": Family("wrapped", "CohereCompassForConditionalGeneration"),
+    "cohere_compass_text": Family("cohere_compass", "CohereCompassForCausalLM"),
     "deepseek_ocr2": Family("deepseek_ocr2", "DeepseekOcr2ForConditionalGeneration"),
     "ernie4_5_vl_moe": Family("ernie4_5_vl_moe", "Ernie4_5_VLMoeForConditionalGeneration"),
     "mistral3": Family("wrapped", "Mistral3ForConditionalGeneration"),

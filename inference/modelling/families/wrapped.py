@@ -18,8 +18,8 @@ from inference.modelling.families.text_part import around, text_part
 from inference.modelling.spec import ModelSpec
 
 TEXT_TYPES: Mapping[str, str] = {
-    "aria": "aria_text", "aya_vision": "cohere2", "cohere2_vision": "cohere2", "deepseek_vl": "llama",
-    "deepseek_vl_hybrid": "llama",
+    "aria": "aria_text", "aya_vision": "cohere2", "cohere2_vision": "cohere2", "cohere_compass": "cohere_compass_text",
+    "deepseek_vl": "llama", "deepseek_vl_hybrid": "llama",
     "exaone4_5": "exaone4", "fast_vlm": "qwen2", "fuyu": "persimmon", "glm46v": "glm4v_text", "glm4v": "glm4v_text",
     "glm4v_moe": "glm4v_moe_text", "glm_ocr": "glm_ocr_text", "glmga": "glm4v_text", "got_ocr2": "qwen2",
     "granite4_vision": "granite4_vision_text", "granite_docling": "granite_docling_text", "granite_speech": "granite",

@@ -20,6 +20,10 @@ BIASED = {"attention_bias": True, "mlp_bias": True}
 STRETCHED = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 ALPHA = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}
+COMPASS_ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 300.0, "mrope_section": [2, 1, 1]},
+    "full_attention": None,
+}
 
 TIED = {"tie_word_embeddings": True}
 GPT = {"n_positions": 128, "n_embd": 32, "n_head": 4, "n_layer": 2, "n_inner": 48}
@@ -35,6 +39,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("cohere", {"tie_word_embeddings": True}),
     "cohere-qk-norm-biases-untied": ("cohere", {"use_qk_norm": True, "attention_bias": True}),
     "cohere2": ("cohere2", {**WINDOWS, "head_dim": 8, "layer_types": TYPES, "logit_scale": 0.3}),
+    "cohere_compass_text": (
+        "cohere_compass_text", {**WINDOWS, **TIED, "layer_types": TYPES, "rope_parameters": COMPASS_ROPES}
+    ),
+    "cohere_compass_text-two-rotations-scale-biases": (
+        "cohere_compass_text",
+        {
+            **WINDOWS, "layer_types": TYPES, "logit_scale": 0.3, "attention_bias": True,
+            "rope_parameters": {**COMPASS_ROPES, "full_attention": STRETCHED},
+        },
+    ),
     "diffllama": ("diffllama", {}),
     "diffllama-four-kv-heads-biases": ("diffllama", {"num_key_value_heads": 4, "head_dim": 16, "attention_bias": True}),
     "jetmoe": ("jetmoe", {"kv_channels": 8, **JET}),

@@ -480,18 +480,6 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
             "beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0,
             "mscale_all_dim": 1.0, "original_max_position_embeddings": 16384, "rope_theta": 1000000.0,
             "rope_type": "yarn", "type": "yarn"}}),
-    "rhymes-ai/Aria, its text_config": ("aria_text", USUAL | {
-        "attention_bias": False, "attention_dropout": 0.0, "head_dim": 128, "mlp_bias": False, "moe_num_experts": 64,
-        "moe_num_shared_experts": 2, "moe_topk": 6, "pretraining_tp": 1, "rope_theta": 5000000}),
-    "mistralai/Mistral-Small-4-119B-2603": ("mistral4", _LATENT | {
-        "first_k_dense_replace": 0, "head_dim": 128, "moe_intermediate_size": 2048, "n_group": 1,
-        "n_routed_experts": 128, "n_shared_experts": 1, "norm_topk_prob": True, "num_experts_per_tok": 4,
-        "qk_head_dim": 128, "rope_interleave": True, "routed_scaling_factor": 1.0, "topk_group": 1,
-        "rope_parameters": {
-            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 128.0, "llama_4_scaling_beta": 0.1,
-            "max_position_embeddings": 1048576, "mscale": 1.0, "mscale_all_dim": 1.0,
-            "original_max_position_embeddings": 8192, "partial_rotary_factor": 0.5, "rope_theta": 10000.0,
-            "rope_type": "yarn", "type": "yarn"}}),
     "tencent/Hy3-preview": ("hy_v3", USUAL | {
         "attention_bias": False, "enable_moe_fp32_combine": True, "head_dim": 128, "mlp_bias": False,
         "mlp_layer_types": ["dense", "sparse"], "moe_intermediate_size": 1536, "num_experts": 192,

@@ -108,4 +108,26 @@ PUBLISHED_LARGE: dict[str, tuple[str, dict[str, Any]]] = {
         "laurel_rank": 64, **TYPES, "num_kv_shared_layers": 15, "rope_local_base_freq": 10000.0,
         "rope_scaling": None, "rope_theta": 1000000.0, "vocab_size_per_layer_input": 262144}),
     "google/gemma-4-unified": ("gemma4_unified_text", _GEMMA4 | {"use_bidirectional_attention": "vision"}),
+    # The keys of these three are those that transformers writes for them; their files weren't seen.
+    "rhymes-ai/Aria, its text_config": ("aria_text", USUAL | {
+        "attention_bias": False, "attention_dropout": 0.0, "head_dim": 128, "mlp_bias": False, "moe_num_experts": 64,
+        "moe_num_shared_experts": 2, "moe_topk": 6, "pretraining_tp": 1, "rope_theta": 5000000}),
+    "CohereLabs/North-Micro-Vision-Instruct, its text_config": ("cohere_compass_text", {
+        **{key: value for key, value in USUAL.items() if key != "rms_norm_eps"}, "attention_bias": False,
+        "attention_dropout": 0.0, "head_dim": 128, "layer_norm_eps": 1e-05, **TYPES, "logit_scale": 0.25,
+        "pooling": None, "rope_parameters": {
+            "full_attention": None, "rope_theta": 50000.0, "rope_type": "default", "sliding_attention": {
+                "mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_theta": 50000.0,
+                "rope_type": "default"}}}),
+    "mistralai/Mistral-Small-4-119B-2603": ("mistral4", USUAL | {
+        "attention_bias": False, "attention_dropout": 0.0, "kv_lora_rank": 256, "q_lora_rank": 1024,
+        "qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "first_k_dense_replace": 0, "head_dim": 128, "moe_intermediate_size": 2048, "n_group": 1,
+        "n_routed_experts": 128, "n_shared_experts": 1, "norm_topk_prob": True, "num_experts_per_tok": 4,
+        "qk_head_dim": 128, "rope_interleave": True, "routed_scaling_factor": 1.0, "topk_group": 1,
+        "rope_parameters": {
+            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 128.0, "llama_4_scaling_beta": 0.1,
+            "max_position_embeddings": 1048576, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 8192, "partial_rotary_factor": 0.5, "rope_theta": 10000.0,
+            "rope_type": "yarn", "type": "yarn"}}),
 }  # fmt: skip
