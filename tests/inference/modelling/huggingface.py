@@ -98,7 +98,7 @@ def old_naming(config: dict[str, Any]) -> dict[str, Any]:
     old = dict(config)
     old["torch_dtype"] = old.pop("dtype", "float32")
     rope = dict(old.pop("rope_parameters", None) or {})
-    if "full_attention" in rope:  # Gemma 3
+    if rope.get("full_attention"):  # Gemma 3
         old["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
         rope = dict(rope["full_attention"])
     old["rope_theta"] = rope.pop("rope_theta", 10000.0)
