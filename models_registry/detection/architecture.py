@@ -26,6 +26,9 @@ ARCHITECTURE_NAMES: Mapping[str, str] = {
 _CLASS_SUFFIXES = ("ForCausalLM", "Model")
 """Ends of the class names of a text generator; a base model has the same layers."""
 
+_TEXT = "_text"
+"""End of many types' names, which makes no two of them alike."""
+
 _OXIDIZR_NAMES = re.compile(r"layers\.\d+\.(mamba2\.|mamba3\.|moe\.|mamba\.a_log|self_attn\.w_)")
 """Names that only the oxidizr trainer writes. Its plain attention layers are named like those of a base model."""
 
@@ -169,7 +172,9 @@ def _type_of_class(class_: object, stated: str | None, names: list[str]) -> str 
 def _unsupported(problem: str, stated: str, names: list[str], param: str) -> UnsupportedArchitecture:
     """The error for a type or class outside the list, with the nearest supported type and how to force it."""
     supported = f"{len(FAMILIES)} types are supported (docs/families.md)"
-    spelling = difflib.get_close_matches(stated.lower().removesuffix("forcausallm"), sorted(FAMILIES), 1, 0.7)
+    stems = {name.removesuffix(_TEXT): name for name in sorted(FAMILIES, reverse=True)}
+    stem = stated.lower().removesuffix("forcausallm").removesuffix(_TEXT)
+    spelling = [stems[found] for found in difflib.get_close_matches(stem, sorted(stems), 1, 0.7)]
     by_names = _type_by_names(names)
     if not spelling and not names:  # there is a config.json alone
         return UnsupportedArchitecture(f"{problem}; {supported}.", param=param)
