@@ -72,8 +72,8 @@ def use_settings() -> None:
 def use_short_waits() -> None:
     """Let threads of an operation that wait for each other leave the processor soon; call it before torch is imported.
 
-    GNU's OpenMP, which torch's builds for Linux bring, reads this when it is loaded. It is left alone where the user has
-    said how threads wait.
+    GNU's OpenMP, which torch's builds for Linux bring, reads this when it is loaded. Where the user says how threads
+    wait, it stays as it is.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", NUM_SPINS)

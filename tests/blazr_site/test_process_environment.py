@@ -66,5 +66,5 @@ def test_threads_wait_briefly_unless_the_user_says_how(start, given, tmp_path):
     environment |= {"BLAZR_DATA_DIR": str(tmp_path), **given}
     code = f"import os; {start}; print([os.environ.get(name) for name in {WAITS}])"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    expected = {"GOMP_SPINCOUNT": process_environment.NUM_SPINS} if not given else given
+    expected = given or {"GOMP_SPINCOUNT": process_environment.NUM_SPINS}
     assert done.stdout.splitlines()[-1] == str([expected.get(name) for name in WAITS])
