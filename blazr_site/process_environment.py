@@ -19,7 +19,7 @@ _VARIABLE = "_BLAZR_PROCESS"
 
 
 NUM_SPINS = "10000"
-"""Some 0.2 ms: longer than the threads of one operation are apart, far less than another program's turn."""
+"""Some tenths of a millisecond: far less than another program's turn, and more than most waits of two cores."""
 SHORT_BASE = Path("/tmp")  # noqa: S108  # nosec B108
 """Directory for sockets where the user has none, or a path that is too long for one."""
 

@@ -23,10 +23,6 @@ from tests.migrated import use_template
 
 ROOT = Path(__file__).parents[1]
 
-# Read when torch is imported, here and in child processes. Threads of an operation that wait for each other would keep
-# the processors busy, which other sessions of tests need: kernels with two threads took three times as much of them.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
 # Server threads have connections of their own. In-memory databases that are shared between connections answer
 # "table is locked" without waiting, a file waits its turn as in production. Set before the first connection is made.
 if django_settings.DATABASES["default"]["ENGINE"].endswith("sqlite3"):
@@ -144,7 +140,8 @@ def django_db_setup(
 ) -> Iterator[None]:
     """The session's database, and a copy of it before any test has written, with which servers begin.
 
-    A session none of whose tests asks for the database has none, and the connection is still to the developer's own.
+    Where no test of the session asks for a database, none is made, and the connection is still that to the database of
+    the settings, which may be a developer's.
     """
     names = connection.settings_dict
     if connection.vendor == "sqlite" and names["NAME"] == names["TEST"]["NAME"]:

@@ -27,7 +27,7 @@ _CLASS_SUFFIXES = ("ForCausalLM", "Model")
 """Ends of the class names of a text generator; a base model has the same layers."""
 
 _TEXT = "_text"
-"""End of many types' names, which makes no two of them alike."""
+"""End of many types' names, which is left out where names are compared."""
 
 _OXIDIZR_NAMES = re.compile(r"layers\.\d+\.(mamba2\.|mamba3\.|moe\.|mamba\.a_log|self_attn\.w_)")
 """Names that only the oxidizr trainer writes. Its plain attention layers are named like those of a base model."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from inference.errors import TensorShapeMismatch
 from inference.modelling.families.attention_decoder import AttentionDecoder, ChannelMixer
 from inference.modelling.families.checks import IgnoredTensors
 from inference.modelling.families.config import CheckpointView
@@ -18,6 +19,7 @@ from inference.modelling.families.config_values import activation, integer_with_
 from inference.modelling.families.ernie4_5 import CONFIG_KEYS as DENSE_KEYS
 from inference.modelling.families.ernie4_5 import CONTEXT, THETA
 from inference.modelling.families.grouped_moe import shared_experts_width
+from inference.modelling.families.headers import matrix_shape
 from inference.modelling.families.moe_config import (
     check_experts,
     check_layer_kinds,
@@ -98,6 +100,11 @@ def _experts(view: CheckpointView, base: str, act: str, *, is_apart: bool) -> Ch
     )
     if not is_apart:
         sources["router.weight"] = Source((Piece(f"{base}gate.weight", transpose=True),))
+        rows = matrix_shape(view.tensors, base + bias)[0]
+        if rows != 2:
+            raise TensorShapeMismatch(
+                f"{base}{bias} has {rows} rows; it must have one for text and one for pictures.", param=base + bias
+            )
         sources["router.correction_bias"] = Source((Piece(base + bias, rows=(0, 1), reshape=(count,)),))
     return spec, sources
 

@@ -66,7 +66,7 @@ def read_heads(
         )
     heads = _agreed(view, "attention.num_heads", _HEADS_KEYS, q_rows // head_dim, "q_proj")
     kv_heads = _agreed(view, "attention.num_kv_heads", _KV_HEADS_KEYS, k_rows // head_dim, "k_proj")
-    return _checked_heads(HeadSizes(heads, kv_heads, head_dim), base)
+    return checked_heads(HeadSizes(heads, kv_heads, head_dim), base)
 
 
 def read_fused_heads(view: CheckpointView, rows: int, kv_heads: int | None = None) -> HeadSizes:
@@ -166,10 +166,15 @@ def _fused_heads(view: CheckpointView, fused: str, base: str, output: str, defau
         )
     facts.add("attention.num_heads", heads, "config.json")
     kv_heads = _agreed(view, "attention.num_kv_heads", _KV_HEADS_KEYS, kv_width // head_dim, "qkv_proj")
-    return _checked_heads(HeadSizes(heads, kv_heads, head_dim), base)
+    return checked_heads(HeadSizes(heads, kv_heads, head_dim), base)
 
 
-def _checked_heads(sizes: HeadSizes, base: str) -> HeadSizes:
+def checked_heads(sizes: HeadSizes, base: str) -> HeadSizes:
+    """The sizes of the attention under ``base``, if its query heads can share its key/value heads.
+
+    Raises:
+        TensorShapeMismatch: Their numbers don't divide.
+    """
     if sizes.num_heads % sizes.num_kv_heads:
         raise TensorShapeMismatch(
             f"{sizes.num_heads} query heads can't share {sizes.num_kv_heads} key/value heads ({base[:-1]}).",

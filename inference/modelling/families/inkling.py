@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from inference.errors import MissingTensor
 from inference.modelling.families.checks import DRAFTS
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import COMMON, HEADS, Table, harmless, used
@@ -22,6 +23,7 @@ from inference.modelling.families.config_values import (
 )
 from inference.modelling.families.decoder import decoder_spec, norm_sources, read_layers
 from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
+from inference.modelling.families.head_sizes import HeadSizes, checked_heads
 from inference.modelling.families.headers import matrix_shape, stack_shape, vector_length
 from inference.modelling.families.mlp_config import MLPNames, mlp_spec
 from inference.modelling.families.moe_config import check_dense_layers, check_layer_kinds, check_routing, has_router
@@ -184,7 +186,11 @@ def build_spec(view: CheckpointView) -> ModelSpec:
 
 
 def _layout(view: CheckpointView, names: Names) -> DecoderLayout:
-    """What is around the layers; of a padded vocabulary only the rows before the padding."""
+    """What is around the layers; of a padded vocabulary only the rows before the padding.
+
+    Raises:
+        MissingTensor: There is no head, which the embedding doesn't stand in for.
+    """
     layout = read_layout(
         view,
         prefixes=names.prefixes,
@@ -192,6 +198,10 @@ def _layout(view: CheckpointView, names: Names) -> DecoderLayout:
         head=names.head,
         default_max_position_embeddings=CONTEXT,
     )
+    if layout.head is None:
+        raise MissingTensor(
+            f"tensor {names.head} is missing from the checkpoint; the head is never the embedding.", param=names.head
+        )
     size = view.config.optional_integer("unpadded_vocab_size")
     if size is None or size >= layout.vocab_size:
         return layout
@@ -211,7 +221,7 @@ def _layer_kinds(view: CheckpointView, count: int) -> tuple[str, ...]:
 def _check_dense_layers(view: CheckpointView, layout: DecoderLayout) -> None:
     """Compare config.json's dense layers with those that have no router."""
     check_layer_kinds(view, layout)
-    if "mlp_layer_types" not in view.config and "dense_mlp_idx" in view.config:
+    if not view.config.strings("mlp_layer_types") and "dense_mlp_idx" in view.config:
         first = view.config.integer("dense_mlp_idx", low=0)
         check_dense_layers(view, layout, "dense_mlp_idx", lambda number: number >= first)
 
@@ -239,6 +249,7 @@ def _attention(
     check_size(view, relative_width, f"rows of {profiles}", "d_rel")
     extent_keys = ("sliding_window_size", "sliding_window") if kind == SLIDING else ("rel_extent",)
     check_size(view, extent, f"columns of {profiles}", *extent_keys)
+    checked_heads(HeadSizes(heads, kv_heads, head_dim), base)
     spec = RelativeAttentionSpec(
         num_heads=heads,
         num_kv_heads=kv_heads,

@@ -91,11 +91,11 @@ CONFIG_KEYS: Mapping[str, Table] = {
 
 
 EPS = {"helium": 1e-8, "cwm": 1e-5, "internlm3": 1e-5, "ministral3": 1e-5, "iquestcoder": 1e-5}
-THETAS = {"helium": 100_000.0, "cwm": 1_000_000.0, "ministral3": 1_000_000.0}
+THETAS = {"helium": 100_000.0, "cwm": 1_000_000.0}
 """transformers' defaults where they are others."""
 GROWING_ROPE: Mapping[str, Any] = {
-    "rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16384, "mscale": 1.0,
-    "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+    "rope_type": "yarn", "rope_theta": 1_000_000.0, "factor": 16.0, "original_max_position_embeddings": 16384,
+    "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
 }  # fmt: skip
 """Ministral 3's rotation where config.json describes none."""
 TEXT_TYPES = {
@@ -110,7 +110,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     model_type = view.config.string("model_type", default="llama")
     model_type = TEXT_TYPES.get(model_type, model_type)
     if model_type == "ministral3" and view.config.get("rope_parameters", "rope_scaling") is None:
-        view = view.changed(rope_parameters=GROWING_ROPE)
+        view = view.changed(rope_parameters=undescribed_rope(view, GROWING_ROPE))
     decoder = AttentionDecoder.read(view)
     return decoder.spec(
         model_type,
@@ -124,6 +124,12 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         qk_norm="head" if model_type == "qwen3" else None,
         attention_options={"query_growth": read_query_growth(view.config)} if model_type == "ministral3" else None,
     )
+
+
+def undescribed_rope(view: CheckpointView, usual: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The rotation where config.json describes none: ``usual``, with the base that is stated by itself."""
+    theta = view.config.get("rope_theta")
+    return usual if theta is None else {**usual, "rope_theta": theta}
 
 
 def _windows(view: CheckpointView, model_type: str, count: int) -> tuple[int | None, ...]:

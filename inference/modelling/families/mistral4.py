@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from inference.errors import TensorShapeMismatch
-from inference.modelling.families.config import CheckpointView
+from inference.modelling.families.config import CheckpointConfig, CheckpointView
 from inference.modelling.families.config_key_tables import Table, used
 from inference.modelling.families.deepseek import DENSE, Variant, latent_decoder
 from inference.modelling.families.grouped_moe import GROUPED_MOE
-from inference.modelling.families.llama import GROWING_ROPE, MINISTRAL3_ROPE
+from inference.modelling.families.llama import GROWING_ROPE, MINISTRAL3_ROPE, undescribed_rope
 from inference.modelling.families.rope_config import read_query_growth
 from inference.modelling.spec import ModelSpec
 from inference.modelling.specs.latent import MLASpec
@@ -29,16 +29,18 @@ CONFIG_KEYS: Mapping[str, Table] = {
     }
 }
 
-ROPE: Mapping[str, Any] = {**GROWING_ROPE, "factor": 128.0, "original_max_position_embeddings": 8192}
+ROPE: Mapping[str, Any] = {
+    **GROWING_ROPE, "rope_theta": 10_000.0, "factor": 128.0, "original_max_position_embeddings": 8192,
+}  # fmt: skip
 """The rotation of a config.json that describes none."""
 SHARE = "partial_rotary_factor"
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
-    rope = view.config.get("rope_parameters", "rope_scaling", default=ROPE)
+    rope = view.config.get("rope_parameters", "rope_scaling", default=undescribed_rope(view, ROPE))
     share = None
     if isinstance(rope, Mapping):  # the share of a head that rotates is in the shapes, too
-        share = rope.get(SHARE)
+        share = CheckpointConfig(rope).number(SHARE, low=0.0, high=1.0) if rope.get(SHARE) is not None else None
         view = view.changed(rope_parameters={key: value for key, value in rope.items() if key != SHARE})
     growth = read_query_growth(view.config)
 
@@ -49,15 +51,15 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     return latent_decoder(view, "mistral4", lambda layout, norm: Variant(attention))
 
 
-def _check_share(spec: MLASpec, share: object) -> None:
+def _check_share(spec: MLASpec, share: float | None) -> None:
     """Compare config.json's share of a head that rotates with the shapes.
 
     Raises:
         TensorShapeMismatch: It states another.
     """
     found = spec.qk_rope_head_dim / (spec.qk_nope_head_dim + spec.qk_rope_head_dim)
-    if share is not None and (not isinstance(share, int | float) or abs(share - found) > 1e-6):
+    if share is not None and abs(share - found) > 1e-6:
         raise TensorShapeMismatch(
-            f"config.json says {SHARE} {str(share)[:60]}, but the tensors have {found:g}; correct config.json.",
+            f"config.json says {SHARE} {share:g}, but the tensors have {found:g}; correct config.json.",
             param=f"rope_parameters.{SHARE}",
         )

@@ -30,7 +30,7 @@ class MLASpec:
         joins_latents: Queries and output gate are made from the query latent behind its norm and before it, side by
             side (A.X-K2).
         output_gate: The heads' values are multiplied by sigmoid of a projection of the input, or of the joined latents.
-        has_sinks, query_growth: As in ``AttentionSpec``; of the growth, the rotated part of a query too.
+        has_sinks, query_growth: As in ``AttentionSpec``; the growth multiplies the rotated part of a query, too.
     """
 
     kind: ClassVar[str] = "mla"

@@ -63,6 +63,12 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], named: str) -> Non
         build(shapes(), **change)
 
 
+def test_a_bias_has_a_row_for_text_and_one_for_pictures() -> None:
+    others = {name: (1, 2) if name.endswith("e_score_correction_bias") else shape for name, shape in shapes().items()}
+    with pytest.raises(CheckpointError, match="has 1 rows; it must have one for text and one for pictures"):
+        build(others)
+
+
 def test_every_key_of_transformers_is_in_the_table() -> None:
     keys, text = config_keys("ernie4_5_vl_moe"), config_keys("ernie4_5_vl_moe")["text_config"].rules
     config = AutoConfig.for_model("ernie4_5_vl_moe").to_dict()

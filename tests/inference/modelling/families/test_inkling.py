@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from inference.errors import CheckpointError
+from inference.errors import CheckpointError, MissingTensor
 from inference.modelling.families.inkling import build_spec
 from inference.modelling.families.registry import family_builder
 from inference.modelling.spec import ModelSpec, Piece
@@ -159,6 +160,7 @@ def test_every_sixth_layer_is_full_where_nothing_is_stated() -> None:
         ({"layer_types": ["hybrid"]}, "layer_types"),
         ({"mlp_layer_types": ["sparse", "sparse"]}, "mlp_layer_types"),
         ({"mlp_layer_types": None, "dense_mlp_idx": 2}, "dense_mlp_idx"),
+        ({"mlp_layer_types": [], "dense_mlp_idx": 2}, "dense_mlp_idx"),
         ({"dense_intermediate_size": 24}, "intermediate_size"),
         ({"intermediate_size": 8}, "intermediate_size"),
         ({"n_routed_experts": 6}, "n_routed_experts"),
@@ -171,3 +173,19 @@ def test_every_sixth_layer_is_full_where_nothing_is_stated() -> None:
 def test_what_does_not_fit_is_refused(change: dict[str, Any], named: str) -> None:
     with pytest.raises(CheckpointError, match=named):
         family_builder("inkling_text")(view_of(shapes(), CONFIG | change))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(3, 2), (2, 4)])
+def test_query_heads_must_share_the_others_evenly(heads: int, kv_heads: int) -> None:
+    base = "model.layers.1.self_attn."
+    found = shapes() | attention(base, heads, kv_heads, 4, 7)
+    stated = CONFIG | {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    with pytest.raises(CheckpointError, match=f"{heads} query heads can't share {kv_heads} key/value heads"):
+        build_spec(view_of(found, stated))
+
+
+@pytest.mark.parametrize("files", [shapes, published])
+def test_the_embedding_is_no_head(files: Callable[[], Shapes]) -> None:
+    found = {name: shape for name, shape in files().items() if "lm_head" not in name and "unembed" not in name}
+    with pytest.raises(MissingTensor, match="the head is never the embedding"):
+        build_spec(view_of(found, CONFIG))

@@ -36,6 +36,9 @@ def test_the_rotation_of_ministral_3_is_transformers_default_where_none_is_descr
     mixer = build_spec(view_of(llama(1), HEADS | {"model_type": "ministral3"})).layers[0].token_mixer
     assert mixer.query_growth == (0.1, 16384)
     assert (mixer.rope.theta, mixer.rope.scaling.factor) == (1e6, 16.0)
+    for stated, theta in (({"rope_theta": 5e5}, 5e5), ({"rope_parameters": {"rope_type": "default"}}, 1e4)):
+        view = view_of(llama(1), HEADS | {"model_type": "ministral3"} | stated)
+        assert build_spec(view).layers[0].token_mixer.rope.theta == theta
 
 
 def test_norms_of_q_and_k_and_biases_are_read_where_their_tensors_are() -> None:

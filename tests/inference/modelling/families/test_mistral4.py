@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
-from inference.errors import TensorShapeMismatch, UnsupportedArchitecture
+from inference.errors import CheckpointError, TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.families.registry import family_builder
 from inference.modelling.spec import ModelSpec
 from tests.inference.modelling.families.headers import Shapes, view_of
@@ -49,10 +50,12 @@ def test_experts_are_scored_by_a_softmax_within_groups() -> None:
 def test_the_share_of_a_head_that_rotates_is_that_of_the_shapes() -> None:
     """Four values of a head don't rotate here, two do."""
     assert build(rope_parameters=ROPE | {"partial_rotary_factor": 2 / 6}).layers == build().layers
-    for other in (0.5, "half"):
-        with pytest.raises(TensorShapeMismatch, match="partial_rotary_factor") as caught:
-            build(rope_parameters=ROPE | {"partial_rotary_factor": other})
-        assert caught.value.param == "rope_parameters.partial_rotary_factor"
+    with pytest.raises(TensorShapeMismatch, match="partial_rotary_factor") as caught:
+        build(rope_parameters=ROPE | {"partial_rotary_factor": 0.5})
+    assert caught.value.param == "rope_parameters.partial_rotary_factor"
+    for bad in ("half", math.nan, 10**400, 1.5):
+        with pytest.raises(CheckpointError, match="partial_rotary_factor"):
+            build(rope_parameters=ROPE | {"partial_rotary_factor": bad})
 
 
 @pytest.mark.parametrize("key", ["scoring_func", "topk_method", "sliding_window", "num_nextn_predict_layers"])
