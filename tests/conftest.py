@@ -143,8 +143,8 @@ def django_db_setup(
     Where no test of the session asks for a database, none is made, and the connection is still that to the database of
     the settings, which may be a developer's.
     """
-    names = connection.settings_dict
-    if connection.vendor == "sqlite" and names["NAME"] == names["TEST"]["NAME"]:
+    database = connection.settings_dict
+    if connection.vendor == "sqlite" and database["NAME"] == database["TEST"]["NAME"]:
         template = tmp_path_factory.mktemp("migrated") / "db.sqlite3"
         with django_db_blocker.unblock(), connection.cursor() as cursor:
             cursor.execute("VACUUM INTO %s", [str(template)])

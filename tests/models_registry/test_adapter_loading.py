@@ -77,10 +77,10 @@ def test_one_that_can_not_be_loaded_is_as_it_was(
     assert Adapter.objects.get().is_pinned == was_pinned
 
 
-def test_what_happens_to_an_adapter_while_it_is_loaded(
+def test_a_load_that_fails_leaves_what_another_one_reaches(
     base: Checkpoint, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another load of it succeeds and this one fails; the other one fails and this one succeeds; it is removed."""
+    """Another load of it succeeds and this one fails; the other one fails and this one succeeds."""
     row = make_adapter(base, "sql")
 
     def overtaken(checkpoint_id: str, adapter_id: str) -> None:
