@@ -40,6 +40,7 @@ MIXERS: dict[str, str] = {
     "parallel": "parallel:Parallel",
     "convolved_attention": "convolved_attention:ConvolvedAttention",
     "relative_attention": "relative_attention:RelativeAttention",
+    "clipped_attention": "clipped_attention:ClippedAttention",
     "mlp": "mlp:MLP",
     "memory_moe": "memory_moe:MemoryMixtureOfExperts",
     "moe": "moe:MixtureOfExperts",

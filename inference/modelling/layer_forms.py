@@ -12,6 +12,7 @@ from torch import nn
 from inference.modelling.forward_batch import ForwardBatch, LayerState
 from inference.modelling.hybrid_layer import HybridLayer
 from inference.modelling.layers.altup import AltUp
+from inference.modelling.layers.block_residual import BlockResidual
 from inference.modelling.layers.conv import AddedConv1d
 from inference.modelling.layers.hyper import HyperConnections
 from inference.modelling.layers.layer_inputs import LayerInput
@@ -35,6 +36,8 @@ def make_layer(spec: LayerSpec, hidden_size: int, number: int, blocks: dict[int,
         form = HyperLayer
     elif spec.scales_residual:
         form = ScaledLayer
+    elif spec.blocks is not None:
+        form = BlockLayer
     elif spec.mixer_convs is not None:
         form = ConvolvedLayer
     return form(spec, hidden_size, number, blocks)
@@ -145,8 +148,10 @@ class ConvolvedLayer(TwoMixers):
     def __init__(self, spec: LayerSpec, hidden_size: int, number: int, blocks: dict[int, SharedWeights]) -> None:
         super().__init__(spec, hidden_size, number, blocks)
         assert spec.mixer_convs is not None
-        self.token_conv = AddedConv1d(hidden_size, spec.mixer_convs.kernel_size)
-        self.channel_conv = AddedConv1d(hidden_size, spec.mixer_convs.kernel_size)
+        convs = spec.mixer_convs
+        self.token_conv, self.channel_conv = (
+            AddedConv1d(hidden_size, convs.kernel_size, convs.scale) for _ in range(2)
+        )
 
     def forward(self, stream: ResidualStream, batch: ForwardBatch, state: LayerState) -> None:
         """Pass the residual stream through; ``state`` advances in place."""
@@ -154,3 +159,26 @@ class ConvolvedLayer(TwoMixers):
         stream.leave(self.token_conv(mixed, batch, state["token_conv_state"]), 1.0)
         mixed = self.channel_mixer(stream.enter(self.channel_norm))
         stream.leave(self.channel_conv(mixed, batch, state["channel_conv_state"]), 1.0)
+
+
+class BlockLayer(ConvolvedLayer):
+    """Mixers read what blocks of layers gave; see ``BlockResidualSpec``."""
+
+    def __init__(self, spec: LayerSpec, hidden_size: int, number: int, blocks: dict[int, SharedWeights]) -> None:
+        super().__init__(spec, hidden_size, number, blocks)
+        assert spec.blocks is not None
+        self.blocks = BlockResidual(spec.blocks, hidden_size)
+        self.begins_block = spec.blocks.begins_block
+
+    def forward(self, stream: ResidualStream, batch: ForwardBatch, state: LayerState) -> None:
+        """Pass the streams (T, N, h) through, to N + 1 where a block begins; ``state`` advances in place."""
+        streams = stream.enter(None)
+        mixed = self.token_mixer(self.blocks.token(streams), batch, state)
+        mixed = self.token_conv(mixed, batch, state["token_conv_state"])
+        if self.begins_block:
+            streams = torch.cat((streams, mixed.unsqueeze(1)), 1)
+        else:
+            streams[:, -1] += mixed
+        mixed = self.channel_mixer(self.blocks.channel(streams))
+        streams[:, -1] += self.channel_conv(mixed, batch, state["channel_conv_state"])
+        stream.replace(streams)

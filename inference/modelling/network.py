@@ -13,6 +13,7 @@ from inference.modelling.forward_batch import ForwardBatch, LayerState
 from inference.modelling.hybrid_layer import build_norm
 from inference.modelling.layer_forms import make_layer, normalised
 from inference.modelling.layers.altup import Streams
+from inference.modelling.layers.block_residual import BlockStreams
 from inference.modelling.layers.gated_streams import StreamGate
 from inference.modelling.layers.hyper import HyperStreams
 from inference.modelling.layers.layer import Layer
@@ -25,15 +26,18 @@ from inference.modelling.residual_stream import ResidualStream
 from inference.modelling.spec import ModelSpec
 from inference.modelling.specs.gated_streams import GatedStreamsSpec
 from inference.modelling.specs.hyper import HyperStreamsSpec
+from inference.modelling.specs.inkling2 import BlockStreamsSpec
 from inference.modelling.stored_states import StepEntries, StoredStates
 
 
-def _build_streams(spec: ModelSpec) -> Streams | HyperStreams | StreamGate | None:
+def _build_streams(spec: ModelSpec) -> Streams | HyperStreams | StreamGate | BlockStreams | None:
     """The begin and end of several streams; None: there is one."""
     if isinstance(spec.streams, HyperStreamsSpec):
         return HyperStreams(spec.streams, spec.hidden_size)
     if isinstance(spec.streams, GatedStreamsSpec):
         return StreamGate(spec.streams, spec.hidden_size, 1)
+    if isinstance(spec.streams, BlockStreamsSpec):
+        return BlockStreams(spec.hidden_size)
     return None if spec.streams is None else Streams(spec.streams, spec.hidden_size)
 
 

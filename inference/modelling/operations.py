@@ -37,7 +37,15 @@ from inference.modelling.specs.parallel import MixerSpec
 from inference.modelling.specs.parts import Shape
 from inference.modelling.specs.rwkv import TimeMixSpec
 
-NOT_MULTIPLIED = ("A_log", "lambdas", "table.weight", "embed_tokens.weight", "embed_positions.weight")
+NOT_MULTIPLIED = (
+    "A_log",
+    "lambdas",
+    "query_scale",
+    "relative_scale",
+    "table.weight",
+    "embed_tokens.weight",
+    "embed_positions.weight",
+)
 """Ends of the names of parameters with two axes that no row is multiplied by: rows are looked up, or scaled by them."""
 
 

@@ -47,9 +47,9 @@ _HEADS = ("embed_tokens.weight", "lm_head.weight")
 _EXPERTS = ("gate_up_proj", "up_proj", "down_proj")
 _KEPT = (
     "router", "conv1d", "dt_proj", "ba_proj", "low_rank_proj", "lambda_proj", "shared_expert_gate", "k_b_proj",
-    "v_b_proj",
+    "v_b_proj", "key_taps_proj", "value_taps_proj", "sink_proj",
 )  # fmt: skip
-"""Modules whose matrices stay: choices, time scales, and MLA's expansions, which are used from both sides."""
+"""Modules whose matrices stay: choices, time scales, taps, sinks, and MLA's expansions, used from both sides."""
 
 PLANES: Mapping[int, tuple[int, ...]] = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 """Bits of a code to the widths of the fields that it lies in, its lowest bits first: no field crosses a byte."""

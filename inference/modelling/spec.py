@@ -44,6 +44,7 @@ from inference.modelling.specs.gated_streams import GatedStreamsSpec
 from inference.modelling.specs.hyper import HyperConnectionSpec, HyperStreamsSpec
 from inference.modelling.specs.indexer import BlockIndexerSpec, IndexerSpec, PooledIndexerSpec
 from inference.modelling.specs.inkling import MixerConvsSpec, RelativeAttentionSpec, SharedMoESpec
+from inference.modelling.specs.inkling2 import BlockResidualSpec, BlockStreamsSpec, ClippedAttentionSpec
 from inference.modelling.specs.latent import MLASpec
 from inference.modelling.specs.layer_inputs import LayerInputSpec, LayerInputsSpec
 from inference.modelling.specs.layers import (
@@ -74,6 +75,7 @@ from inference.modelling.specs.zaya import ConvolvedAttentionSpec, MemoryMoESpec
 from inference.modelling.vision.specs import PooledProjectorSpec, TileProjectorSpec, TowerSpec, VisionSpec
 from inference.values.images import ImageLayout, ImagePrompt
 
+AnyStreamsSpec = StreamsSpec | HyperStreamsSpec | GatedStreamsSpec | BlockStreamsSpec
 RESIDUAL_VECTORS = ("output.scale", "output.bias", "stream.scale", "stream.bias")
 """What ``LayerSpec.scales_residual`` applies to a mixer's result and to the stream."""
 
@@ -104,6 +106,7 @@ class LayerSpec:
         token_gate_rank, channel_gate_rank: What a norm before a mixer gives is multiplied by sigmoid of a low-rank MLP
             of itself, of this rank (A.X-K2); 0: it isn't.
         mixer_convs: What each mixer gives passes a short convolution, which is added to it (Inkling).
+        blocks: There are streams of blocks of layers, which the mixers read through norms of their own (Inkling 2).
         prologue: Runs first; its result is added to what the token mixer's norm reads, not to the stream (Zamba 2).
     """
 
@@ -128,6 +131,7 @@ class LayerSpec:
     channel_gate_rank: int = 0
     scales_residual: bool = False
     mixer_convs: MixerConvsSpec | None = None
+    blocks: BlockResidualSpec | None = None
 
     @property
     def kind(self) -> str:
@@ -150,7 +154,7 @@ class LayerSpec:
             norm: NormSpec | None = getattr(self, name)
             if norm is not None:
                 shapes |= prefixed(name, norm.parameter_shapes(hidden_size))
-        for name in ("prologue", "token_mixer", "channel_mixer", "shortcut", "layer_input", "altup"):
+        for name in ("prologue", "token_mixer", "channel_mixer", "shortcut", "layer_input", "altup", "blocks"):
             part: Any = getattr(self, name)
             if part is not None:
                 shapes |= prefixed(name, part.parameter_shapes(hidden_size))
@@ -296,7 +300,7 @@ class ModelSpec:
     encoded: tuple[EncodedTensor, ...] = ()
     prediction_head: PredictionHeadSpec | None = None
     layer_inputs: LayerInputsSpec | None = None
-    streams: StreamsSpec | HyperStreamsSpec | GatedStreamsSpec | None = None
+    streams: AnyStreamsSpec | None = None
     vision: VisionSpec | None = None
     scales_embedding: bool = False
     sinusoids: SinusoidsSpec | None = None
@@ -489,7 +493,8 @@ _CLASSES: dict[str, type] = {
         LayerSpec, Piece, Source,
         GatedStreamsSpec, SinusoidsSpec, EncodedTensor, DifferenceSpec, HeadExpertsSpec, BlockIndexerSpec,
         PooledIndexerSpec, IndexerSpec, HyperConnectionSpec, HyperStreamsSpec, NGramSpec, ConvolvedAttentionSpec,
-        MemoryMoESpec, RelativeAttentionSpec, SharedMoESpec, MixerConvsSpec, ModelSpec, PredictionHeadSpec,
+        MemoryMoESpec, RelativeAttentionSpec, SharedMoESpec, MixerConvsSpec, ClippedAttentionSpec, BlockResidualSpec,
+        BlockStreamsSpec, ModelSpec, PredictionHeadSpec,
         VisionSpec, TowerSpec, TileProjectorSpec, PooledProjectorSpec, ImageLayout, ImagePrompt,
     )
 }  # fmt: skip

@@ -42,6 +42,7 @@ _SIGNATURES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("bailing_hybrid", (r"\.attention\.q_conv1d\.",), ()),
     ("minimax", (r"\.self_attn\.output_gate\.",), ()),
     ("zaya", (r"\.self_attn\.qkv_proj\.conv_qk_grouped\.",), ()),
+    ("inkling2_text", (r"\.rel_l2_clip\.scale$",), ()),
     ("inkling_text", (r"\.rel_logits_proj\.proj$", r"\.(self_attn|attn)\.(r_proj|wr_du)\."), ()),
     ("zamba", (r"\.shared_transf\.", r"\.mamba\.x_proj_weight$"), ()),
     ("zamba2", (r"\.shared_transformer\.", r"\.mamba_decoder\.mamba\.dt_bias$"), ()),

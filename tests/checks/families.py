@@ -72,14 +72,14 @@ SEEING_NOT_READ: Mapping[str, str] = {
     "molmo2": "names of its own for Qwen3's and OLMo 2's layers, and an embedding in two parts",
     "unlimited_ocr": "windows beside which all of the prompt is seen",
     "mistral_large4": "chosen keys beside layers that share them, and scores with learned factors",
-    "dots3_note, glm5_next, inkling2, muse_glimmer, muse_spark, step3p7":
+    "dots3_note, glm5_next, muse_glimmer, muse_spark, step3p7":
         "text models of layers that blazr doesn't have",
 }  # fmt: skip
 """Types of transformers' models of pictures and text, separated by commas, to why they aren't read for text."""
 NOT_READ: Mapping[str, str] = {
     "blt, ctrl, cpmant, doge, emu3, hrm_text, reformer, xlnet": "a layer of its own each; rarely served",
     "gpt_neox_japanese": "an early layout whose tokeniser is code of its own; rarely served",
-    "deepseek_v4, dots3_note, dots3_note_text, inkling2_text":
+    "deepseek_v4, dots3_note, dots3_note_text":
         "new layers: hyper-connections with more matrices, compressed attention",
     "gemma4_assistant, gemma4_unified_assistant": "models that only draft for another one",
     "gpt-sw3": "nothing: its published files say `gpt2`, which is read",

@@ -11,10 +11,7 @@ from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import check_size
 from inference.modelling.families.decoder_layout import CONTEXT_KEYS, DecoderLayout
 from inference.modelling.families.headers import matrix_shape
-from inference.modelling.spec import LayerSpec, ModelSpec, Piece, PredictionHeadSpec, Source, tensor
-from inference.modelling.specs.altup import StreamsSpec
-from inference.modelling.specs.gated_streams import GatedStreamsSpec
-from inference.modelling.specs.hyper import HyperStreamsSpec
+from inference.modelling.spec import AnyStreamsSpec, LayerSpec, ModelSpec, Piece, PredictionHeadSpec, Source, tensor
 from inference.modelling.specs.layer_inputs import LayerInputsSpec
 from inference.modelling.specs.layers import ChannelMixerSpec, TokenMixerSpec
 from inference.modelling.specs.parts import NormSpec, prefixed
@@ -150,7 +147,7 @@ def decoder_spec(
     positions: Positions | None = None,
     prediction_head: PredictionHeadSpec | None = None,
     layer_inputs: LayerInputsSpec | None = None,
-    streams: StreamsSpec | HyperStreamsSpec | GatedStreamsSpec | None = None,
+    streams: AnyStreamsSpec | None = None,
     scales_embedding: bool = False,
     sinusoids: SinusoidsSpec | None = None,
 ) -> ModelSpec:

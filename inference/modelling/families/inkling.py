@@ -142,14 +142,14 @@ PUBLISHED = Names(
 def build_spec(view: CheckpointView) -> ModelSpec:
     view = text_part(view)
     names = PUBLISHED if "model.llm.embed.weight" in view.tensors else IN_MEMORY
-    layout = _layout(view, names)
+    layout = padded_layout(view, names.prefixes, names.embedding, names.head, CONTEXT)
     norm, act = rms_norm(view), activation(view)
-    kinds = _layer_kinds(view, layout.num_layers)
+    kinds = attention_kinds(view, layout.num_layers)
     _check_dense_layers(view, layout)
 
     def read_layer(number: int) -> tuple[LayerSpec, dict[str, Source]]:
         layer = layout.layer(number)
-        convs = MixerConvsSpec(layout.hidden_size, _conv_kernel(view, f"{layer}attn_sconv{names.conv}"))
+        convs = MixerConvsSpec(layout.hidden_size, conv_kernel(view, f"{layer}attn_sconv{names.conv}"))
         attention, sources = _attention(view, layer, names, kinds[number], norm)
         sources = prefixed("token_mixer", sources)
         channel, own = _experts(view, layer, names, act) if has_router(view, layer) else _mlp(view, layer, names, act)
@@ -164,8 +164,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         return spec, sources
 
     layers, sources = read_layers(layout.num_layers, read_layer)
-    if layout.spare_rows and layout.head is not None:
-        sources["lm_head.weight"] = Source((Piece(layout.head, rows=(0, layout.vocab_size)),))
+    sources |= cut_head(layout)
     drafts = sum(bool(DRAFTS.names.search(name)) for name in view.tensors)
     if drafts:
         view.facts.add("prediction_layers", "left out", f"{drafts} tensors of layers for drafting several tokens")
@@ -185,22 +184,29 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     )
 
 
-def _layout(view: CheckpointView, names: Names) -> DecoderLayout:
+def padded_layout(
+    view: CheckpointView, prefixes: tuple[str, ...], embedding: str, head: str, context: int
+) -> DecoderLayout:
     """What is around the layers; of a padded vocabulary only the rows before the padding.
+
+    Args:
+        view: The checkpoint.
+        prefixes, embedding, head: Names, as in ``read_layout``.
+        context: Where none is stated.
 
     Raises:
         MissingTensor: There is no head, which the embedding doesn't stand in for.
     """
     layout = read_layout(
         view,
-        prefixes=names.prefixes,
-        embeddings=(names.embedding,),
-        head=names.head,
-        default_max_position_embeddings=CONTEXT,
+        prefixes=prefixes,
+        embeddings=(embedding,),
+        head=head,
+        default_max_position_embeddings=context,
     )
     if layout.head is None:
         raise MissingTensor(
-            f"tensor {names.head} is missing from the checkpoint; the head is never the embedding.", param=names.head
+            f"tensor {head} is missing from the checkpoint; the head is never the embedding.", param=head
         )
     size = view.config.optional_integer("unpadded_vocab_size")
     if size is None or size >= layout.vocab_size:
@@ -208,7 +214,14 @@ def _layout(view: CheckpointView, names: Names) -> DecoderLayout:
     return replace(layout, vocab_size=size, spare_rows=layout.vocab_size - size)
 
 
-def _layer_kinds(view: CheckpointView, count: int) -> tuple[str, ...]:
+def cut_head(layout: DecoderLayout) -> dict[str, Source]:
+    """The source of a head whose rows are padded like those of the embedding."""
+    if not layout.spare_rows or layout.head is None:
+        return {}
+    return {"lm_head.weight": Source((Piece(layout.head, rows=(0, layout.vocab_size)),))}
+
+
+def attention_kinds(view: CheckpointView, count: int) -> tuple[str, ...]:
     """The type of each layer."""
     if (stated := layer_types(view, count, TYPES)) is not None:
         return stated
@@ -226,7 +239,8 @@ def _check_dense_layers(view: CheckpointView, layout: DecoderLayout) -> None:
         check_dense_layers(view, layout, "dense_mlp_idx", lambda number: number >= first)
 
 
-def _conv_kernel(view: CheckpointView, name: str) -> int:
+def conv_kernel(view: CheckpointView, name: str) -> int:
+    """Taps of the convolution whose weights are ``name``, checked against config.json."""
     kernel = conv_shape(view, name)[1]
     check_size(view, kernel, f"shape of {name}", "conv_kernel_size", "sconv_kernel_size")
     return kernel
@@ -257,10 +271,10 @@ def _attention(
         scale=1 / head_dim,
         qk_norm=norm,
         sliding_window=extent if kind == SLIDING else None,
-        conv_kernel=_conv_kernel(view, f"{base}k_sconv{names.conv}"),
+        conv_kernel=conv_kernel(view, f"{base}k_sconv{names.conv}"),
         relative_width=relative_width,
         extent=extent,
-        score_growth=_score_growth(view) if kind == FULL else None,
+        score_growth=score_growth(view) if kind == FULL else None,
     )
     sources = {
         "qkv_proj.weight": concatenated(*stored),
@@ -274,9 +288,10 @@ def _attention(
     return spec, sources
 
 
-def _score_growth(view: CheckpointView) -> tuple[float, int] | None:
-    """How scores grow with the position in full layers; None: they don't."""
+def score_growth(view: CheckpointView, default: int | None = None) -> tuple[float, int] | None:
+    """How scores grow with the position in full layers, by default from ``default`` on; None: they don't."""
     floor = view.config.optional_integer("log_scaling_n_floor", high=1 << 30)
+    floor = default if floor is None else floor
     if floor is None:
         return None
     slope = number_with_evidence(
@@ -292,7 +307,7 @@ def _mlp(view: CheckpointView, layer: str, names: Names, act: str) -> tuple[MLPS
     base = f"{layer}mlp."
     gate_up = concatenated(f"{base}gate_proj.weight", f"{base}up_proj.weight")
     if names is PUBLISHED:
-        gate_up = _taking_turns(f"{base}w13_dn.weight")
+        gate_up = interleaved(f"{base}w13_dn.weight")
     return spec, {
         "gate_up_proj.weight": gate_up,
         "down_proj.weight": tensor(f"{base}{names.down}.weight"),
@@ -324,8 +339,8 @@ def _experts(view: CheckpointView, layer: str, names: Names, act: str) -> tuple[
     )
     check_routing(spec)
     if names is PUBLISHED:
-        gate_up = _taking_turns(f"{base}experts.w13_weight", count)
-        shared_gate_up = _taking_turns(f"{base}shared_experts.shared_w13_weight", num_shared)
+        gate_up = interleaved(f"{base}experts.w13_weight", count)
+        shared_gate_up = interleaved(f"{base}shared_experts.shared_w13_weight", num_shared)
     else:
         gate_up = tensor(f"{base}experts.gate_up_proj")
         both = tuple(Piece(f"{base}shared_experts.{name}_proj", index=-1) for name in ("gate", "up"))
@@ -341,7 +356,7 @@ def _experts(view: CheckpointView, layer: str, names: Names, act: str) -> tuple[
     }
 
 
-def _taking_turns(name: str, count: int | None = None) -> Source:
+def interleaved(name: str, count: int | None = None) -> Source:
     """Gate above up, whose rows take turns in the files; ``count``: of each matrix of a stack of so many."""
     index = None if count is None else -1
     return Source(tuple(Piece(name, index=index, stride=(first, 2)) for first in (0, 1)), count)

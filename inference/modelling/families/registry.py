@@ -228,6 +228,8 @@ FAMILIES: dict[str, Family] = {
     "minimax": Family("minimax", "MiniMaxForCausalLM"),
     "inkling_text": Family("inkling", "InklingForCausalLM"),
     "inkling_mm_model": Family("inkling", "InklingForConditionalGeneration"),
+    "inkling2_text": Family("inkling2", "Inkling2ForCausalLM"),
+    "inkling2": Family("inkling2", "Inkling2ForConditionalGeneration"),
     "zaya": Family("zaya", "ZayaForCausalLM"),
     "zamba": Family("zamba", "ZambaForCausalLM"),
     "zamba2": Family("zamba2", "Zamba2ForCausalLM"),

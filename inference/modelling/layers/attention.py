@@ -331,7 +331,7 @@ def attend(
         mask: Added to the scores, broadcast to (b, H, n, m); None: no mask.
         softcap: cap · tanh(score / cap) before the mask.
         causal: Row i sees columns up to i; then n = m and ``mask`` is None.
-        sinks: Scores of a column without a value, broadcast to (H, n); None: there is none.
+        sinks: Scores of a column without a value, broadcast to (b, H, n); None: there is none.
 
     Returns:
         (b, H, n, P').
@@ -354,7 +354,7 @@ def attend(
     if mask is not None:
         scores = scores + mask
     if sinks is not None:
-        scores = torch.cat((scores, sinks.float().expand(scores.shape[1:3]).expand(scores.shape[:3]).unsqueeze(-1)), -1)
+        scores = torch.cat((scores, sinks.float().expand(scores.shape[:3]).unsqueeze(-1)), -1)
     weights = scores.softmax(-1)[..., :columns].to(value.dtype).reshape(batch, kv_heads, -1, columns)
     return torch.matmul(weights, value).view(*query.shape[:-1], value.shape[-1])
 

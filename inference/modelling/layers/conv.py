@@ -101,19 +101,21 @@ class CausalConv1d(Layer):
 
 
 class AddedConv1d(Layer):
-    """conv(x) + x, with a causal depthwise convolution without bias and activation, in float32.
+    """scale · (conv(x) + x), with a causal depthwise convolution without bias and activation, in float32.
 
     Args:
         width: Channels C.
         kernel_size: Taps.
+        scale: Multiplies the sum.
     """
 
-    def __init__(self, width: int, kernel_size: int) -> None:
+    def __init__(self, width: int, kernel_size: int, scale: float = 1.0) -> None:
         super().__init__()
+        self.scale = scale
         self.conv1d = CausalConv1d(width, kernel_size, bias=False, activation=None)
 
     def forward(self, rows: torch.Tensor, batch: ForwardBatch, conv_state: torch.Tensor) -> torch.Tensor:
         """(T, C) to the same in the dtype of ``rows``; ``conv_state`` as in ``CausalConv1d``."""
         rows = rows.contiguous()
         added: torch.Tensor = self.conv1d(rows, batch, conv_state) + rows.float()
-        return added.to(rows.dtype)
+        return (added if self.scale == 1.0 else added * self.scale).to(rows.dtype)

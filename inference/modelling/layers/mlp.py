@@ -45,6 +45,16 @@ def clamped_gate(gate: torch.Tensor, up: torch.Tensor, alpha: float, limit: floa
     return gate * torch.sigmoid(alpha * gate) * (up + 1)
 
 
+def softcapped_gate(gate: torch.Tensor, up: torch.Tensor, gate_cap: float, up_cap: float) -> torch.Tensor:
+    """``MoESpec.softcaps``' activation, in float32.
+
+    Source: transformers' ``inkling2``.
+    """
+    left, right = gate.float(), up.float()
+    capped = torch.tanh(left / gate_cap) * gate_cap * torch.sigmoid(left) * (torch.tanh(right / up_cap) * up_cap)
+    return capped.to(gate.dtype)
+
+
 def xielu(values: torch.Tensor, alphas: torch.Tensor) -> torch.Tensor:
     """xIELU, whose slopes on both sides are learned, in float32.
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
-from inference.modelling.layers.mlp import MLP, activate, clamped_gate
+from inference.modelling.layers.mlp import MLP, activate, clamped_gate, softcapped_gate
 from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.packed import Packed, PackedStack, empty_parameter
 from inference.modelling.specs.layers import MLPSpec, MoESpec
@@ -190,6 +190,9 @@ class Experts(Layer):
             gate, up = values.chunk(2, -1)
             gate, up = gate.clamp(max=spec.activation_limit), up.clamp(-spec.activation_limit, spec.activation_limit)
             return activate(gate, spec.activation, gated=False) * up
+        if spec.softcaps is not None:
+            gate, up = values.chunk(2, -1)
+            return softcapped_gate(gate, up, *spec.softcaps)
         if spec.gate_clamp is None and not spec.is_interleaved:
             return activate(values, spec.activation, gated=spec.gated)
         gate, up = (values[..., ::2], values[..., 1::2]) if spec.is_interleaved else values.chunk(2, -1)
@@ -201,7 +204,7 @@ class Experts(Layer):
     def is_plain(self) -> bool:
         """Whether an expert is down(act(gate x) · up x), gate before up, without biases."""
         spec = self.spec
-        is_cut = spec.gate_clamp is not None or spec.activation_limit is not None
+        is_cut = any(cut is not None for cut in (spec.gate_clamp, spec.activation_limit, spec.softcaps))
         return not spec.expert_bias and not spec.is_interleaved and not is_cut
 
     def product(self, leaf: str, expert: int, hidden: torch.Tensor) -> torch.Tensor:

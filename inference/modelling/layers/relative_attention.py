@@ -15,6 +15,7 @@ from torch.nn import functional
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
 from inference.modelling.layers.attention import Attention, attend, chunk_slots, decode_rows, first_visible
 from inference.modelling.layers.conv import AddedConv1d
+from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.specs.inkling import RelativeAttentionSpec
 
@@ -30,9 +31,13 @@ class RelativeAttention(Attention):
     def __init__(self, spec: RelativeAttentionSpec, hidden_size: int) -> None:
         super().__init__(spec, hidden_size)
         self.relative = spec
-        self.conv = AddedConv1d(spec.conv_width, spec.conv_kernel)
+        self.conv = self._make_conv()
         self.relative_proj = Linear(hidden_size, spec.num_heads * spec.relative_width)
         self.relative_profiles = nn.Parameter(torch.empty(spec.relative_width, spec.extent), requires_grad=False)
+
+    def _make_conv(self) -> Layer:
+        """The convolution of keys and values."""
+        return AddedConv1d(self.relative.conv_width, self.relative.conv_kernel, self.relative.conv_scale)
 
     @property
     def is_plain(self) -> bool:
@@ -42,20 +47,47 @@ class RelativeAttention(Attention):
     def forward(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """(T, h) to (T, h); the keys and values of the rows are written to ``state``."""
         query, key, value = self._heads(self.project(hidden, batch, state), batch)
+        relative = self.relative_proj(hidden).view(*query.shape[:2], -1)
+        out: torch.Tensor = self.o_proj(self.attend(query, key, value, relative, batch, state))
+        return out
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        relative: torch.Tensor,
+        batch: ForwardBatch,
+        state: LayerState,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """What the rows' queries read of the cache, behind keys and values of their own, which are written there.
+
+        Args:
+            query: (T, H, P).
+            key: (T, V, P), and ``value``.
+            relative: (T, H, r).
+            batch: The step.
+            state: The layer's.
+            sinks: (T, H), scores of a column without a value; None: there is none.
+
+        Returns:
+            (T, H · P).
+        """
         state["k"].index_copy_(0, batch.slot_mapping, key)
         state["v"].index_copy_(0, batch.slot_mapping, value)
-        relative = self.relative_proj(hidden).view(*query.shape[:2], -1)
         if self.relative.score_growth is not None:
             growth = score_growth(batch, *self.relative.score_growth)
             query, relative = ((part.float() * growth).to(part.dtype) for part in (query, relative))
         decodes, mixed = batch.num_decodes, torch.empty_like(query)
         if decodes:
-            mixed[:decodes] = self._decode_rows(query[:decodes], relative[:decodes], batch, state)
+            of_decodes = None if sinks is None else sinks[:decodes]
+            mixed[:decodes] = self._decode_rows(query[:decodes], relative[:decodes], batch, state, of_decodes)
         for chunk in batch.prefills:
             rows = slice(chunk.start, chunk.stop)
-            mixed[rows] = self._prefill_rows(chunk, query[rows], relative[rows], batch, state)
-        out: torch.Tensor = self.o_proj(mixed.flatten(1))
-        return out
+            of_chunk = None if sinks is None else sinks[rows].t()
+            mixed[rows] = self._prefill_rows(chunk, query[rows], relative[rows], batch, state, of_chunk)
+        return mixed.flatten(1)
 
     def project(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """(T, h) to queries, keys and values side by side, the latter two convolved."""
@@ -63,9 +95,14 @@ class RelativeAttention(Attention):
         return torch.cat((query, self.conv(others, batch, state["conv_state"])), 1)
 
     def _decode_rows(
-        self, query: torch.Tensor, relative: torch.Tensor, batch: ForwardBatch, state: LayerState
+        self,
+        query: torch.Tensor,
+        relative: torch.Tensor,
+        batch: ForwardBatch,
+        state: LayerState,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """One query of each decoding sequence (B, H, P) over its context, to (B, H, P)."""
+        """One query of each decoding sequence (B, H, P) over its context, to (B, H, P); ``sinks``: (B, H)."""
         spec, count = self.spec, query.shape[0]
         key, value = (decode_rows(batch, state[name]).transpose(1, 2) for name in ("k", "v"))
         columns = torch.arange(key.shape[2], device=query.device)
@@ -73,19 +110,27 @@ class RelativeAttention(Attention):
         bias = self._bias(relative, newest - columns)
         # The query heads of one key/value head are its rows, so that no key is repeated for them.
         grouped, bias = (part.view(count, spec.num_kv_heads, -1, part.shape[-1]) for part in (query, bias))
-        return attend(grouped, key, value, scale=spec.scale, mask=bias).reshape(query.shape)
+        sinks = None if sinks is None else sinks.view(count, spec.num_kv_heads, -1)
+        return attend(grouped, key, value, scale=spec.scale, mask=bias, sinks=sinks).reshape(query.shape)
 
     def _prefill_rows(
-        self, chunk: PrefillChunk, query: torch.Tensor, relative: torch.Tensor, batch: ForwardBatch, state: LayerState
+        self,
+        chunk: PrefillChunk,
+        query: torch.Tensor,
+        relative: torch.Tensor,
+        batch: ForwardBatch,
+        state: LayerState,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """A chunk's queries (n, H, P) over the tokens up to each of them, to (n, H, P)."""
+        """A chunk's queries (n, H, P) over the tokens up to each of them, to (n, H, P); ``sinks``: (H, n)."""
         # Positions that the chunk's first token doesn't see are seen by none of its tokens.
         first = max(0, first_visible(chunk.context_len, self.spec.sliding_window, None))
         slots = chunk_slots(batch, chunk)[first:]
         key, value = (state[name].index_select(0, slots).transpose(0, 1).unsqueeze(0) for name in ("k", "v"))
         rows, columns = (torch.arange(start, chunk.length, device=query.device) for start in (chunk.context_len, first))
         bias = self._bias(relative, rows[:, None] - columns).transpose(0, 1)
-        mixed = attend(query.transpose(0, 1).unsqueeze(0), key, value, scale=self.spec.scale, mask=bias)
+        queries = query.transpose(0, 1).unsqueeze(0)
+        mixed = attend(queries, key, value, scale=self.spec.scale, mask=bias, sinks=sinks)
         return mixed.squeeze(0).transpose(0, 1)
 
     def _bias(self, relative: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:

@@ -28,8 +28,14 @@ _ROOTS = frozenset({
     "backbone", "base_model", "decoder", "gpt_neox", "language_model", "llm", "model", "rwkv", "text_model",
     "thinker", "transformer",
 })  # fmt: skip
-_SAME = {"block_sparse_moe": "mlp", "shared_mlp": "shared_expert", "shared_experts": "shared_expert"}
-"""Parts of names that transformers 5 calls otherwise than the files do."""
+_SAME = {
+    "block_sparse_moe": "mlp", "shared_mlp": "shared_expert", "shared_experts": "shared_expert", "attn": "self_attn",
+    "wq_du": "q_proj", "wk_dv": "k_proj", "wv_dv": "v_proj", "wr_du": "r_proj", "wo_ud": "o_proj",
+    "gate_attn": "gate_proj", "attn_sink_proj": "sink_proj",
+}  # fmt: skip
+"""Parts of names that transformers 5 calls otherwise than the files do: Mixtral's and Granite's, then Inkling's."""
+_BARE = frozenset({"weight_proj"})
+"""Matrices that Inkling 2's files call by their module's name."""
 _STACKS = {"gate_up_proj": "gate_up_proj", "up_proj": "up_proj", "down_proj": "down_proj"}
 
 
@@ -172,6 +178,8 @@ def _normal(name: str) -> str:
     parts = name.split(".")
     while len(parts) > 2 and parts[0] in _ROOTS:
         parts.pop(0)
+    if parts[-1] in _BARE:
+        parts.append("weight")
     return ".".join(_SAME.get(part, part) for part in parts)
 
 

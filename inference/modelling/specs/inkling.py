@@ -30,6 +30,7 @@ class RelativeAttentionSpec(AttentionSpec):
         relative_width: r.
         extent: D.
         score_growth: (α, L); None: τ is 1.
+        conv_scale: Multiplies the sum of keys or values and their convolution.
     """
 
     kind: ClassVar[str] = "relative_attention"
@@ -37,6 +38,7 @@ class RelativeAttentionSpec(AttentionSpec):
     relative_width: int = 1
     extent: int = 1
     score_growth: tuple[float, int] | None = None
+    conv_scale: float = 1.0
 
     @property
     def conv_width(self) -> int:
@@ -93,7 +95,7 @@ class SharedMoESpec(MoESpec):
 
 @dataclass(frozen=True, slots=True)
 class MixerConvsSpec:
-    """A short convolution behind each of a layer's two mixers: y becomes conv(y) + y.
+    """A short convolution behind each of a layer's two mixers: y becomes scale · (conv(y) + y).
 
     Attributes:
         width: h.
@@ -102,6 +104,7 @@ class MixerConvsSpec:
 
     width: int
     kernel_size: int
+    scale: float = 1.0
 
     def parameter_shapes(self) -> dict[str, Shape]:
         """Shapes of the taps, by name within the layer."""

@@ -381,6 +381,8 @@ class MoESpec:
         expert_scale: Each expert's weight is multiplied by a learned number of it.
         activation_limit: The gate is cut from above and up on both sides at this, before the activation (HY 4); None:
             they aren't.
+        softcaps: (a, b): the result is cap(gate, a) · sigmoid(gate) · cap(up, b), with cap(x, a) = a · tanh(x / a),
+            instead of the activation's (Inkling 2); None: off.
         output_bias: A bias is added to the experts' sum (JetMoE).
         latent_size: Width of what the routed experts read and give, between two projections; 0: they read what the
             shared expert reads (Nemotron 3 Super).
@@ -418,6 +420,7 @@ class MoESpec:
     num_identity_experts: int = 0
     output_bias: bool = False
     activation_limit: float | None = None
+    softcaps: tuple[float, float] | None = None
     latent_size: int = 0
 
     @property

@@ -10,11 +10,19 @@ from torch import nn
 
 from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
 from inference.modelling.hybrid_layer import HybridLayer
-from inference.modelling.layer_forms import AltUpLayer, ConvolvedLayer, ParallelLayer, ScaledLayer, make_layer
+from inference.modelling.layer_forms import (
+    AltUpLayer,
+    BlockLayer,
+    ConvolvedLayer,
+    ParallelLayer,
+    ScaledLayer,
+    make_layer,
+)
 from inference.modelling.residual_stream import ResidualStream
 from inference.modelling.spec import LayerSpec
 from inference.modelling.specs.altup import AltUpSpec
 from inference.modelling.specs.inkling import MixerConvsSpec
+from inference.modelling.specs.inkling2 import BlockResidualSpec
 from inference.modelling.specs.layer_inputs import LayerInputSpec
 from inference.modelling.specs.layers import AttentionSpec, MLPSpec
 from inference.modelling.specs.parts import NormSpec
@@ -46,6 +54,11 @@ ALTUP: dict[str, Any] = {
 }  # fmt: skip
 
 
+BLOCKS: dict[str, Any] = {
+    "mixer_convs": MixerConvsSpec(HIDDEN, 1, 0.5), "token_norm": None, "blocks": BlockResidualSpec(NORM)
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("fields", "form"),
     [
@@ -53,6 +66,7 @@ ALTUP: dict[str, Any] = {
         ({"is_parallel": True}, ParallelLayer),
         ({"scales_residual": True, "channel_norm": NORM}, ScaledLayer),
         ({"mixer_convs": MixerConvsSpec(HIDDEN, 3), "channel_norm": NORM}, ConvolvedLayer),
+        (BLOCKS, BlockLayer),
         (ALTUP, AltUpLayer),
     ],
 )
@@ -97,6 +111,25 @@ def test_convolutions_behind_mixers_see_what_is_added() -> None:
     found = stream.enter(None)
     torch.testing.assert_close(found, x + convolved(layer.channel_conv.conv1d.weight, mixed), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(states["channel_conv_state"][1], mixed[-2:].T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_mixers_add_to_the_stream_of_the_block_that_has_begun(begins: bool) -> None:
+    layer = make(**{**BLOCKS, "blocks": BlockResidualSpec(NORM, begins_block=begins)})
+    streams = torch.randn(5, 3, HIDDEN, generator=torch.Generator().manual_seed(1))
+    zeros = torch.zeros(5, dtype=torch.int64)
+    batch = ForwardBatch(zeros, zeros, zeros, torch.tensor([1]), 0, (PrefillChunk(0, 5, 0, 0, 1),))
+    states = {f"{name}_conv_state": torch.zeros(2, HIDDEN, 0) for name in ("token", "channel")}
+    stream = ResidualStream(streams.clone())
+    layer(stream, batch, states)
+    mixed = (2 * layer.blocks.token(streams)) * (1 + layer.token_conv.conv1d.weight[:, 0, 0]) / 2
+    if begins:
+        expected = torch.cat((streams, mixed.unsqueeze(1)), 1)
+    else:
+        expected = torch.cat((streams[:, :2], (streams[:, 2] + mixed).unsqueeze(1)), 1)
+    mixed = layer.channel_mixer(layer.blocks.channel(expected)) * (1 + layer.channel_conv.conv1d.weight[:, 0, 0]) / 2
+    expected[:, -1] += mixed
+    torch.testing.assert_close(stream.enter(None), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_form_needs_both_mixers() -> None:

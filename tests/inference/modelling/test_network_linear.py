@@ -77,6 +77,12 @@ INKLING = {
     "intermediate_size": 48, "moe_intermediate_size": 24, "n_routed_experts": 8, "num_experts_per_tok": 3,
     "unpadded_vocab_size": 90, "pad_token_id": None, "logits_mup_width_multiplier": 0.5,
 }  # fmt: skip
+INKLING2 = {
+    **{key: value for key, value in INKLING.items() if key not in ("mlp_layer_types", "logits_mup_width_multiplier")},
+    "num_hidden_layers": 5, "layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding", "hybrid", "hybrid_sliding"],
+    "qk_l2_clip_threshold": 1.5, "rel_l2_clip_threshold": 1.0, "n_layers_per_attn_res_block": 2,
+    "mlp_gate_softcap": 0.8, "mlp_up_softcap": 0.7, "final_logit_softcapping": 2.0,
+}  # fmt: skip
 ZAYA = {
     **SIZES, **ATTENTION, "head_dim": 8, "num_experts": 5, "moe_intermediate_size": 24, "router_hidden_size": 12,
     "layer_types": ["hybrid", "hybrid_sliding", "hybrid"], "sliding_window": 7, "eos_token_id": 5,
@@ -201,6 +207,22 @@ CASES = {
             **INKLING, "num_hidden_layers": 7, "layer_types": None, "mlp_layer_types": None, "num_key_value_heads": 1,
             "log_scaling_n_floor": 20, "log_scaling_alpha": 0.7, "conv_kernel_size": 1, "d_rel": 1,
             "hidden_act": "gelu",
+        },
+    ),
+    "inkling2": ("Inkling2Text", INKLING2),
+    "inkling2-whole-vocabulary-full-first-one-block": (
+        "Inkling2Text",
+        {
+            **INKLING2, "unpadded_vocab_size": 200, "layer_types": ["hybrid", "hybrid_sliding"], "conv_kernel_size": 2,
+            "num_hidden_layers": 2, "n_layers_per_attn_res_block": 6, "rel_extent": 100, "num_key_value_heads": 1,
+            "num_experts_per_tok": 1, "log_scaling_n_floor": 20, "log_scaling_alpha": 0.7,
+        },
+    ),
+    "inkling2-usual-layers-each-a-block-one-tap": (
+        "Inkling2Text",
+        {
+            **INKLING2, "num_hidden_layers": 7, "layer_types": None, "n_layers_per_attn_res_block": 1,
+            "conv_kernel_size": 1, "d_rel": 1, "swa_num_key_value_heads": 6, "qk_l2_clip_threshold": 50.0,
         },
     ),
     "zaya": ("Zaya", ZAYA),
@@ -328,6 +350,24 @@ def test_inkling_beside_pictures_and_sound(is_of_hub, tmp_path):
             "conv_kernel_size": None, "sconv_kernel_size": 4,
         }  # fmt: skip
         config["mtp_config"] = {"num_nextn_predict_layers": 1, "chain_hidden_post_norm": True}
+    assert_matches_oracle(load_directory(tmp_path, config), oracle_of(text))
+
+
+@pytest.mark.parametrize("is_of_hub", [False, True], ids=["of transformers 5", "of the hub"])
+def test_inkling2_beside_pictures(is_of_hub, tmp_path):
+    text = make("inkling2")
+    vision = {
+        "text_hidden_size": SIZES["hidden_size"], "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "patch_size": 4, "posemb_grid_size": 2, "projection_hidden_dim": 16,
+    }  # fmt: skip
+    model = transformers.Inkling2ForConditionalGeneration(
+        transformers.Inkling2Config(text_config=INKLING2, vision_config=vision)
+    )
+    model.model.language_model.load_state_dict(text.model.state_dict())
+    model.lm_head.load_state_dict(text.lm_head.state_dict())
+    model.save_pretrained(tmp_path, save_original_format=is_of_hub)
+    assert any(name.startswith("model.llm.") for name in read_view(tmp_path).tensors) == is_of_hub
+    config = rewrite_config(tmp_path)
     assert_matches_oracle(load_directory(tmp_path, config), oracle_of(text))
 
 

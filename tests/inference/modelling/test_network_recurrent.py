@@ -126,6 +126,9 @@ CASES = {
 }  # fmt: skip
 
 
+CONVOLUTIONS = ("conv1d.weight", "static_weight")
+
+
 def make_model(family: str, values: dict, seed: int = 0) -> torch.nn.Module:
     """A transformers model with every parameter and stored buffer drawn from a fixed seed."""
     torch.manual_seed(seed)
@@ -144,7 +147,9 @@ def make_model(family: str, values: dict, seed: int = 0) -> torch.nn.Module:
                 parameter.uniform_(-4.0, 1.5)
             elif "time_mix" in name:
                 parameter.uniform_(0.0, 1.0)
-            elif name.endswith("D") or "norm" in name or (".ln" in name and name.endswith("weight")):
+            elif name.endswith(".query"):
+                parameter.normal_(0.0, 1.0)
+            elif name.endswith(("D", "l2_clip.scale")) or "norm" in name or (".ln" in name and name.endswith("weight")):
                 parameter.uniform_(0.3, 1.7)
             elif name.endswith("e_score_correction_bias"):
                 parameter.uniform_(-0.3, 0.3)
@@ -157,7 +162,7 @@ def make_model(family: str, values: dict, seed: int = 0) -> torch.nn.Module:
             elif parameter.dim() == 1 and name.endswith("_scale"):
                 parameter.uniform_(0.3, 1.7)
             elif parameter.dim() >= 2:
-                parameter.normal_(0.0, 0.7 / math.sqrt(parameter.shape[-1]) if "conv1d" not in name else 0.5)
+                parameter.normal_(0.0, 0.7 / math.sqrt(parameter.shape[-1]) if not name.endswith(CONVOLUTIONS) else 0.5)
             elif name.endswith("bias"):
                 parameter.normal_(0.0, 0.2)
     return model

@@ -38,6 +38,7 @@ LINEAR = {
     "olmo_hybrid": "olmo_hybrid",
     "lfm3": "lfm3",
     "inkling": "inkling",
+    "inkling2": "inkling2",
     "qwen4_exp": "qwen4_exp",
     "zaya": "zaya",
     "kimi_linear": "kimi_linear",

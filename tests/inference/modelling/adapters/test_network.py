@@ -124,6 +124,7 @@ FAMILIES = {
     "short-convolution": (linear("lfm2"), "all-linear"),
     "rwkv": (linear("rwkv"), "all-linear"),
     "profiles-over-the-distance": (linear("inkling"), "all-linear"),
+    "inputs-of-their-own": (linear("inkling2"), "all-linear"),
     "matrix-memory": (linear("xlstm"), "all-linear"),
     "inputs-of-layers": (large("gemma4_text"), "all-linear"),
 }

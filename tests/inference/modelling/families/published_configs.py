@@ -305,6 +305,12 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "rel_extent": 1024, "rms_norm_eps_moe_gate": 1e-06, "route_scale": 8.0, "sconv_kernel_size": 4,
         "shared_expert_sink": True, "sliding_window_size": 512, "swa_head_dim": 128, "swa_num_attention_heads": 64,
         "swa_num_key_value_heads": 16, "unpadded_vocab_size": 200058}),
+    "thinkingmachines/Inkling-2-Small-MXFP8, its text_config": ("inkling2_text", {
+        "d_rel": 16, "final_logit_softcapping": 30.0, "head_dim": 128, "log_scaling_n_floor": 128000,
+        "mlp_gate_softcap": 4.0, "mlp_up_softcap": 25.0, "model_max_length": 1048576, "n_routed_experts": 384,
+        "n_layers_per_attn_res_block": 6, "qk_l2_clip_threshold": 22.627416997969522, "rel_l2_clip_threshold": 8.0,
+        "route_scale": 8.0, "scoring_func": "sigmoid", "sconv_kernel_size": 4, "sliding_window_size": 1024,
+        "swa_head_dim": 128, "swa_num_attention_heads": 48, "unpadded_vocab_size": 200058}),
     "LiquidAI/LFM3-1.7B": ("lfm3", {
         **{key: value for key, value in USUAL.items() if key not in ("rms_norm_eps", "hidden_act")},
         "attention_bias": False, "attention_dropout": 0.0, "conv_L_cache": 7, "conv_bias": False, "head_dim": 128,

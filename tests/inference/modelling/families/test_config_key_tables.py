@@ -58,7 +58,7 @@ TYPES = {
     "kimi_linear": "kimi_linear-groups-q-lora-biases", "bailing_hybrid": "bailing_hybrid",
     "minimax": "minimax", "rwkv": "rwkv", "zamba": "zamba", "zamba2": "zamba2", "zaya": "zaya",
     "recurrent_gemma": "recurrent_gemma", "xlstm": "xlstm",
-    "lfm2": "lfm2", "lfm2_moe": "lfm2_moe", "lfm3": "lfm3", "inkling_text": "inkling",
+    "lfm2": "lfm2", "lfm2_moe": "lfm2_moe", "lfm3": "lfm3", "inkling_text": "inkling", "inkling2_text": "inkling2",
     "qwen3_next": "qwen3_next", "qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe",
     "qwen4_exp_text": "qwen4_exp",
     **{model_type: model_type for model_type, _ in DENSE_CASES.values()}, "cohere": "cohere-qk-norm-biases-untied",
@@ -72,7 +72,7 @@ ELSEWHERE = {"mllama", "deepseek_ocr2", "ernie4_5_vl_moe", *OMNI}
 AROUND = {
     "qwen4_exp": "qwen4_exp_text", "kimi_k25": "deepseek_v3", "qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2",
     "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe", "smolvlm": "llama", "idefics3": "llama",
-    "lfm2_vl": "lfm2", "lfm3_vl": "lfm3", "inkling_mm_model": "inkling_text",
+    "lfm2_vl": "lfm2", "lfm3_vl": "lfm3", "inkling_mm_model": "inkling_text", "inkling2": "inkling2_text",
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "gemma3": "gemma3_text",
     **{outer: text for outer, (text, _) in LARGE_AROUND.items()}, "gemma3n": "gemma3n_text",
     **{outer: ALIKE.get(text, text) for outer, text in TEXT_TYPES.items() if outer not in REMOTE | ELSEWHERE},

@@ -22,7 +22,7 @@ NAMES = (
 )  # fmt: skip
 MIXED = (
     "lfm3", "zaya", "zaya-biases-kernels-untied", "qwen4_exp", "qwen4_exp-two-tokens-sigmoid-tied", "inkling",
-    "inkling-whole-vocabulary-unscaled-scores",
+    "inkling-whole-vocabulary-unscaled-scores", "inkling2", "inkling2-usual-layers-each-a-block-one-tap",
 )  # fmt: skip
 """Families of which some layers are recurrent."""
 
