@@ -28,6 +28,7 @@ from inference.modelling.layers.mamba2 import Mamba2Mixer
 from inference.modelling.layers.mamba3 import Mamba3Mixer
 from inference.modelling.layers.mla import MultiHeadLatentAttention
 from inference.modelling.layers.mlstm import MLSTM
+from inference.modelling.layers.relative_attention import RelativeAttention
 from inference.modelling.layers.rg_lru import RGLRU
 from inference.modelling.layers.rwkv import TimeMix
 from inference.modelling.network import HybridForCausalLM
@@ -137,6 +138,8 @@ class Observers:
                     module, "mix", self._in_pieces(cast("Callable[..., torch.Tensor]", module.mix), found.state)
                 )
                 self._wrap(module, found.method, self._decays(found.shaped))
+            elif isinstance(module, RelativeAttention):
+                self._wrap(module, "attend", self._relative_attention)
             elif isinstance(module, Attention | MultiHeadLatentAttention):
                 self._wrap(module, "attend_chunk", self._attention)
         return self
@@ -202,6 +205,30 @@ class Observers:
         )
         recording.sink_shares = None if sinks is None else shares
 
+    def _relative_attention(
+        self,
+        layer: RelativeAttention,
+        result: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        relative: torch.Tensor,
+        batch: ForwardBatch,
+        state: LayerState,
+        sinks: torch.Tensor | None = None,
+    ) -> None:
+        query, relative = layer.grown(query, relative, batch)
+        rows = torch.arange(len(query), device=query.device)
+
+        def bias(part: slice) -> torch.Tensor:
+            return layer.bias(relative[part], rows[part, None] - rows).transpose(0, 1)
+
+        recording = self._recording(layer)
+        recording.distances, shares = attended_distances(
+            query, key, scale=layer.spec.scale, window=None, softcap=None, sinks=sinks, bias=bias
+        )
+        recording.sink_shares = None if sinks is None else shares
+
 
 def norm_positions(num_tokens: int) -> list[int]:
     """Tokens that were read at each taking of the norms: evenly spaced, the last one after the whole text."""
@@ -246,6 +273,7 @@ def attended_distances(
     softcap: float | None,
     sinks: torch.Tensor | None,
     slopes: Sequence[float] | None = None,
+    bias: Callable[[slice], torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean distances of causal attention over a text from its beginning.
 
@@ -254,8 +282,9 @@ def attended_distances(
         key: (T, V, P), V dividing H.
         window: Positions that a row sees, its own included; None: all.
         softcap: cap · tanh(score / cap).
-        sinks: (H,) scores of a column without a token; None: there is none.
+        sinks: Scores of a column without a token, (H,) or for each row (T, H); None: there is none.
         slopes: How much each head's scores fall for each position between row and column; None: they don't.
+        bias: What is added to the scores of some rows, (H, n, T), -inf where a row doesn't see a column; None: nothing.
 
     Returns:
         (H,) mean over the rows of Σ w (row - column), with weights w over tokens that sum to 1; and (H,) mean weight
@@ -274,6 +303,8 @@ def attended_distances(
             scores = torch.tanh(scores / softcap) * softcap
         if slopes is not None:
             scores = scores + torch.tensor(slopes, device=query.device)[:, None, None] * (columns - rows)
+        if bias is not None:
+            scores = scores + bias(slice(first, first + ROW_BLOCK)).float()
         hidden = columns > rows
         if window is not None:
             hidden |= columns <= rows - window
@@ -282,5 +313,6 @@ def attended_distances(
         distance += (weights * (rows - columns).clamp(min=0)).sum((1, 2)).double()
         if sinks is not None:
             total = scores.logsumexp(-1)
-            share += torch.sigmoid(sinks.float()[:, None] - total).sum(1).double()
+            of_rows = sinks[first : first + ROW_BLOCK].t() if sinks.dim() == 2 else sinks[:, None]
+            share += torch.sigmoid(of_rows.float() - total).sum(1).double()
     return (distance / count).cpu(), (share / count).cpu()

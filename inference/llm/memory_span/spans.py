@@ -26,9 +26,11 @@ from inference.llm.memory_span.observers import ROW_BLOCK, Observers, Recording
 from inference.llm.options import LLMOptions
 from inference.llm.quality import BLOCK_SIZE, WindowRunner
 from inference.modelling.backends.backend import Backend
+from inference.modelling.layers.relative_attention import MAX_SCORES
 from inference.modelling.layers.rwkv import ChannelMix
 from inference.modelling.layers.short_conv import ShortConv
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.inkling import RelativeAttentionSpec
 from inference.modelling.specs.latent import MLASpec
 from inference.modelling.specs.layers import AttentionSpec
 from inference.modelling.weights.loader import load_network
@@ -128,6 +130,8 @@ def measuring_bytes(spec: ModelSpec, num_tokens: int, dtype: torch.dtype) -> int
     mixers = [mixer for layer in spec.layers for mixer in layer.token_mixers]
     heads = max((mixer.num_heads for mixer in mixers if isinstance(mixer, AttentionSpec | MLASpec)), default=0)
     attention = COPIES_OF_SCORES * 4 * heads * min(ROW_BLOCK, num_tokens) * num_tokens
+    if any(isinstance(mixer, RelativeAttentionSpec) for mixer in mixers):
+        attention = max(attention, COPIES_OF_SCORES * 4 * min(MAX_SCORES, heads * num_tokens * num_tokens))
     return spec.num_parameters() * dtype.itemsize + states + rows + attention
 
 

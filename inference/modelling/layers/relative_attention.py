@@ -19,6 +19,9 @@ from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.specs.inkling import RelativeAttentionSpec
 
+MAX_SCORES = 1 << 26
+"""Scores of a chunk's rows that are there at once, in float32 256 MiB: its rows are taken in blocks of so many."""
+
 
 class RelativeAttention(Attention):
     """See ``RelativeAttentionSpec``.
@@ -76,9 +79,7 @@ class RelativeAttention(Attention):
         """
         state["k"].index_copy_(0, batch.slot_mapping, key)
         state["v"].index_copy_(0, batch.slot_mapping, value)
-        if self.relative.score_growth is not None:
-            growth = score_growth(batch, *self.relative.score_growth)
-            query, relative = ((part.float() * growth).to(part.dtype) for part in (query, relative))
+        query, relative = self.grown(query, relative, batch)
         decodes, mixed = batch.num_decodes, torch.empty_like(query)
         if decodes:
             of_decodes = None if sinks is None else sinks[:decodes]
@@ -94,6 +95,15 @@ class RelativeAttention(Attention):
         query, others = self.qkv_proj(hidden).tensor_split((self.spec.num_heads * self.spec.head_dim,), 1)
         return torch.cat((query, self.conv(others, batch, state["conv_state"])), 1)
 
+    def grown(
+        self, query: torch.Tensor, relative: torch.Tensor, batch: ForwardBatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries (T, H, P) and relative rows (T, H, r) times τ."""
+        if self.relative.score_growth is None:
+            return query, relative
+        growth = score_growth(batch, *self.relative.score_growth)
+        return (query.float() * growth).to(query.dtype), (relative.float() * growth).to(relative.dtype)
+
     def _decode_rows(
         self,
         query: torch.Tensor,
@@ -107,7 +117,7 @@ class RelativeAttention(Attention):
         key, value = (decode_rows(batch, state[name]).transpose(1, 2) for name in ("k", "v"))
         columns = torch.arange(key.shape[2], device=query.device)
         newest = batch.attention.lengths[:count, None] - 1
-        bias = self._bias(relative, newest - columns)
+        bias = self.bias(relative, newest - columns)
         # The query heads of one key/value head are its rows, so that no key is repeated for them.
         grouped, bias = (part.view(count, spec.num_kv_heads, -1, part.shape[-1]) for part in (query, bias))
         sinks = None if sinks is None else sinks.view(count, spec.num_kv_heads, -1)
@@ -128,12 +138,18 @@ class RelativeAttention(Attention):
         slots = chunk_slots(batch, chunk)[first:]
         key, value = (state[name].index_select(0, slots).transpose(0, 1).unsqueeze(0) for name in ("k", "v"))
         rows, columns = (torch.arange(start, chunk.length, device=query.device) for start in (chunk.context_len, first))
-        bias = self._bias(relative, rows[:, None] - columns).transpose(0, 1)
-        queries = query.transpose(0, 1).unsqueeze(0)
-        mixed = attend(queries, key, value, scale=self.spec.scale, mask=bias, sinks=sinks)
-        return mixed.squeeze(0).transpose(0, 1)
+        mixed = torch.empty_like(query)
+        size = max(1, MAX_SCORES // (query.shape[1] * max(len(columns), self.relative.extent + 2)))
+        for begin in range(0, len(rows), size):
+            part = slice(begin, begin + size)
+            bias = self.bias(relative[part], rows[part, None] - columns).transpose(0, 1)
+            queries = query[part].transpose(0, 1).unsqueeze(0)
+            of_part = None if sinks is None else sinks[:, part]
+            out = attend(queries, key, value, scale=self.spec.scale, mask=bias, sinks=of_part)
+            mixed[part] = out.squeeze(0).transpose(0, 1)
+        return mixed
 
-    def _bias(self, relative: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
+    def bias(self, relative: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
         """What is added to the scores, and -inf where a position isn't seen.
 
         Args:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from inference.llm.memory_span import observers
 from inference.llm.memory_span.observers import Observers, attended_distances
+from inference.modelling.specs.inkling import RelativeAttentionSpec
+from inference.modelling.specs.inkling2 import ClippedAttentionSpec
 from inference.modelling.specs.latent import MLASpec
 from inference.modelling.specs.layers import AttentionSpec
-from inference.modelling.specs.parts import RopeSpec
+from inference.modelling.specs.parts import NormSpec, RopeSpec
 from tests.inference.llm.memory_span.networks import NORM, runner_of, token_ids
 
 
@@ -73,6 +76,39 @@ def test_layers_are_watched(mixer) -> None:
     assert recording.log_decays is None and recording.sink_shares is None
     assert recording.distances.shape == (4,)
     assert bool((recording.distances > 0).all() and (recording.distances < 29).all())
+
+
+RELATIVE: dict[str, Any] = {"conv_kernel": 2, "relative_width": 3, "extent": 6, "score_growth": (0.9, 3)}
+CLIPPED: dict[str, Any] = {**RELATIVE, "v_norm": NormSpec(weightless=True), "output_gate": True}
+
+
+@pytest.mark.parametrize(
+    "mixer",
+    [
+        RelativeAttentionSpec(4, 2, 8, 0.4, qk_norm=NORM, sliding_window=9, **RELATIVE),
+        ClippedAttentionSpec(4, 2, 8, 0.4, **CLIPPED),
+    ],
+    ids=["relative", "clipped"],
+)
+def test_relative_attention_reaches_as_far_as_its_weights_do(mixer, monkeypatch) -> None:
+    """Values that are the position and one give the weights' sums beside the mean position."""
+    monkeypatch.setattr(observers, "ROW_BLOCK", 8)
+    runner, count = runner_of(mixer), 30
+    layer, generator = runner.network.layers[0].token_mixer, torch.Generator().manual_seed(3)
+    query, relative = torch.randn(count, 4, 8, generator=generator), torch.randn(count, 4, 3, generator=generator)
+    key, value = torch.randn(count, 2, 8, generator=generator), torch.zeros(count, 2, 8)
+    value[..., 0], value[..., 1] = torch.arange(count)[:, None], 1.0
+    sinks = torch.randn(count, 4, generator=generator) if isinstance(mixer, ClippedAttentionSpec) else None
+    batch = runner.batch(token_ids(count))
+    with torch.inference_mode(), Observers(runner.network) as watched:
+        out = layer.attend(query, key, value, relative, batch, runner.states[0], sinks).view(count, 4, 8)
+    ((recording,),) = watched.recordings
+    distances = torch.arange(count)[:, None] - out[..., 0] / out[..., 1]
+    torch.testing.assert_close(recording.distances.float(), distances.mean(0), rtol=1e-4, atol=1e-4)
+    if sinks is None:
+        assert recording.sink_shares is None
+    else:
+        torch.testing.assert_close(recording.sink_shares.float(), 1 - out[..., 1].mean(0), rtol=1e-4, atol=1e-5)
 
 
 def test_slopes_draw_heads_to_their_neighbours() -> None:

@@ -13,6 +13,9 @@ from inference.llm.memory_span import spans as spans_module
 from inference.llm.memory_span.observers import norm_positions
 from inference.llm.memory_span.spans import half_life, measure_spans, measuring_bytes, observe_spans
 from inference.llm.options import LLMOptions
+from inference.modelling.layers.relative_attention import MAX_SCORES
+from inference.modelling.spec import LayerSpec, ModelSpec
+from inference.modelling.specs.inkling import RelativeAttentionSpec
 from inference.modelling.specs.layers import AttentionSpec, Mamba1Spec, Mamba2Spec, Mamba3Spec
 from inference.modelling.specs.linear import (
     GatedDeltaSpec,
@@ -236,6 +239,16 @@ def test_the_bytes_of_a_measurement_cover_what_it_holds(length) -> None:
     least = 4 * spec.num_parameters() + spec.state_bytes_per_sequence("float32") + scores
     assert least < found < 4 * least + (8 << 20)
     assert measuring_bytes(spec, length, torch.bfloat16) < found
+
+
+def test_scores_by_distance_are_counted_with_their_block_of_rows() -> None:
+    mixer = RelativeAttentionSpec(4, 2, 8, 0.4, relative_width=3, extent=6)
+    layers = tuple(LayerSpec(one, NORM) for one in (mixer, AttentionSpec(4, 2, 8, 0.4)))
+    relative, usual = (ModelSpec("huggingface", "x", 32, 61, 9999, (one,), NORM) for one in layers)
+    for length in (1024, 8192):
+        more = measuring_bytes(relative, length, torch.float32) - measuring_bytes(usual, length, torch.float32)
+        scores = 4 * min(4 * length * length, MAX_SCORES)
+        assert 2 * scores < more < 5 * scores
 
 
 def test_decays_of_a_layer_are_dropped_when_they_were_summed_up(monkeypatch) -> None:

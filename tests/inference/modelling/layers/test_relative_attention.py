@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from inference.modelling.forward_batch import AttentionMetadata, ForwardBatch, LayerState, PrefillChunk
+from inference.modelling.layers import relative_attention
 from inference.modelling.layers.relative_attention import RelativeAttention
 from inference.modelling.specs.inkling import RelativeAttentionSpec
 from inference.modelling.specs.parts import NormSpec
@@ -94,6 +95,24 @@ def test_outputs_are_those_of_the_definition(number: int, pieces: tuple[int, ...
     torch.testing.assert_close(torch.cat(parts), defined(layer, hidden), rtol=1e-4, atol=1e-4)
     assert (state["conv_state"][[0, 1, 3]] == 7.0).all(), "another sequence's state was written"
     assert (state["k"][:BLOCK] == 7.0).all()
+
+
+@pytest.mark.parametrize("number", range(len(SPECS)))
+def test_blocks_of_rows_compute_the_same(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = make(SPECS[number])
+    hidden = torch.randn(COUNT, HIDDEN, generator=torch.Generator().manual_seed(2))
+
+    def computed() -> torch.Tensor:
+        state = {
+            part.name: torch.zeros(4 * BLOCK if part.per == "token" else 4, *part.shape)
+            for part in layer.relative.state()
+        }
+        first = layer(hidden[:2], step(0, 2), state)
+        return torch.cat((first, layer(hidden[2:], step(2, COUNT - 2), state)))
+
+    whole = computed()
+    monkeypatch.setattr(relative_attention, "MAX_SCORES", 1 << 7)  # blocks of one to three rows
+    torch.testing.assert_close(computed(), whole, rtol=1e-5, atol=1e-5)
 
 
 def test_no_kernel_takes_it() -> None:
