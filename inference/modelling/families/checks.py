@@ -121,7 +121,7 @@ def source_shape(source: Source, tensors: TensorTable) -> Shape:
     first: Shape | None = None
     for expert in range(source.num_experts or 1):
         number = None if source.num_experts is None else expert
-        shapes = [_piece_shape(piece, tensors, number) for piece in source.pieces]
+        shapes = [_piece_shape(piece, tensors, number, source.num_experts) for piece in source.pieces]
         if any(shape[1:] != shapes[0][1:] or not shape for shape in shapes) and len(shapes) > 1:
             raise TensorShapeMismatch(
                 f"{' and '.join(names[: len(shapes)])} have shapes {' and '.join(str(list(s)) for s in shapes)}; they "
@@ -139,7 +139,7 @@ def source_shape(source: Source, tensors: TensorTable) -> Shape:
     return first if source.num_experts is None else (source.num_experts, *first)
 
 
-def _piece_shape(piece: Piece, tensors: TensorTable, expert: int | None) -> Shape:
+def _piece_shape(piece: Piece, tensors: TensorTable, expert: int | None, num_experts: int | None) -> Shape:
     name = piece.name if expert is None else piece.name.replace("{e}", str(expert))
     shape = tensors.shape(name)
     bad = TensorShapeMismatch(f"{name} has shape {list(shape)}, which its use doesn't allow.", param=name)
@@ -151,6 +151,12 @@ def _piece_shape(piece: Piece, tensors: TensorTable, expert: int | None) -> Shap
         index = expert if piece.index == -1 and expert is not None else piece.index
         if len(shape) < 2 or not 0 <= index < shape[0]:
             raise bad
+        if piece.index == -1 and shape[0] != num_experts:
+            raise TensorShapeMismatch(
+                f"{name} is a stack of {shape[0]} matrices for {num_experts} experts, as config.json and the other "
+                "tensors count them; all of these must agree.",
+                param=name,
+            )
         shape = shape[1:]
     if piece.transpose:
         if len(shape) < 2:

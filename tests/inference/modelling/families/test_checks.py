@@ -41,6 +41,9 @@ def test_shape_of_each_step(source: Source, shape: tuple[int, ...]) -> None:
         (Source((Piece("a", per_group=(4, 0, 1)),)), "its use doesn't allow"),
         (Source((Piece("a", reshape=(5, 5)),)), "its use doesn't allow"),
         (concatenated("a", "c"), "can't be put together"),
+        (Source((Piece("c", index=-1),), 2), "c is a stack of 3 matrices for 2 experts"),
+        (Source((Piece("a", parts=3, index=-1),), 2), "a is a stack of 3 matrices for 2 experts"),
+        (Source((Piece("c", index=-1),), 4), "c is a stack of 3 matrices for 4 experts"),
         (Source((Piece("odd.{e}"),), 2), r"expert 1 has shape \[3, 4\]"),
     ],
 )

@@ -191,3 +191,17 @@ def test_the_embedding_is_no_head(files: Callable[[], Shapes]) -> None:
     found = {name: shape for name, shape in files().items() if "lm_head" not in name and "unembed" not in name}
     with pytest.raises(MissingTensor, match="the head is never the embedding"):
         build_spec(view_of(found, CONFIG))
+
+
+@pytest.mark.parametrize(
+    ("files", "name", "shape"),
+    [
+        (published, "model.llm.layers.1.mlp.experts.w13_weight", (6, 16, HIDDEN)),
+        (published, "model.llm.layers.1.mlp.shared_experts.shared_w13_weight", (3, 16, HIDDEN)),
+        (shapes, "model.layers.1.mlp.shared_experts.up_proj", (3, 8, HIDDEN)),
+    ],
+)
+def test_stacks_hold_a_matrix_for_each_expert(files: Callable[[], Shapes], name: str, shape: tuple[int, ...]) -> None:
+    """More of them than there are experts were left out in silence."""
+    with pytest.raises(CheckpointError, match=f"{name} is a stack of {shape[0]} matrices"):
+        build_spec(view_of(files() | {name: shape}, CONFIG))
