@@ -14,6 +14,7 @@ from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import LLAMA_LIKE, Table
 from inference.modelling.families.config_keys import Only
 from inference.modelling.families.config_values import rms_norm
+from inference.modelling.families.rope_config import described_rope
 from inference.modelling.spec import ModelSpec
 
 NAMES = LayerNames(norms={"token_norm": "attention_layernorm", "channel_norm": "feedforward_layernorm"})
@@ -32,8 +33,8 @@ CONFIG_KEYS: Mapping[str, Table] = {
 
 def build_spec(view: CheckpointView) -> ModelSpec:
     decoder = AttentionDecoder.read(view, NAMES)
-    config, rope_view = view.config, view
-    if config.get("rope_parameters", "rope_scaling") is None:
+    rope_view = view
+    if described_rope(view.config) is None:
         rope_view = view.changed(rope_parameters=STRETCHED)
     return decoder.spec(
         "apertus",

@@ -92,7 +92,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
 def _rope(decoder: AttentionDecoder) -> RopeSpec:
     """A rotation that is called dynamic but has an ``alpha`` has a base that doesn't depend on the length."""
     rope, config = decoder.rope(renamed_types={"xdrope": "dynamic"}), decoder.view.config
-    keys = ("rope_parameters.alpha", "rope_scaling.alpha")
+    keys = ("rope_scaling.alpha", "rope_parameters.alpha")
     if rope.scaling is None or rope.scaling.kind != "dynamic" or config.get(*keys) is None:
         return rope
     alpha, width = config.number(*keys, low=1e-6, high=1e9), rope.rotary_dim

@@ -29,7 +29,7 @@ from inference.modelling.families.config_key_tables import (
 )
 from inference.modelling.families.config_keys import USED, Biases, Harmless, Members, Only
 from inference.modelling.families.config_values import integer_with_evidence, rms_norm
-from inference.modelling.families.rope_config import read_query_growth
+from inference.modelling.families.rope_config import described_rope, read_query_growth
 from inference.modelling.families.text_part import around, text_part
 from inference.modelling.families.windows import (
     DEFAULT_MAX_WINDOW_LAYERS,
@@ -109,7 +109,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     view = text_part(view)
     model_type = view.config.string("model_type", default="llama")
     model_type = TEXT_TYPES.get(model_type, model_type)
-    if model_type == "ministral3" and view.config.get("rope_parameters", "rope_scaling") is None:
+    if model_type == "ministral3" and described_rope(view.config) is None:
         view = view.changed(rope_parameters=undescribed_rope(view, GROWING_ROPE))
     decoder = AttentionDecoder.read(view)
     return decoder.spec(

@@ -15,7 +15,7 @@ from inference.modelling.families.config_key_tables import Table, used
 from inference.modelling.families.deepseek import DENSE, Variant, latent_decoder
 from inference.modelling.families.grouped_moe import GROUPED_MOE
 from inference.modelling.families.llama import GROWING_ROPE, MINISTRAL3_ROPE, undescribed_rope
-from inference.modelling.families.rope_config import read_query_growth
+from inference.modelling.families.rope_config import described_rope, read_query_growth
 from inference.modelling.spec import ModelSpec
 from inference.modelling.specs.latent import MLASpec
 
@@ -37,11 +37,14 @@ SHARE = "partial_rotary_factor"
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
-    rope = view.config.get("rope_parameters", "rope_scaling", default=undescribed_rope(view, ROPE))
+    rope = described_rope(view.config)
+    if rope is None:
+        rope = undescribed_rope(view, ROPE)
     share = None
     if isinstance(rope, Mapping):  # the share of a head that rotates is in the shapes, too
         share = CheckpointConfig(rope).number(SHARE, low=0.0, high=1.0) if rope.get(SHARE) is not None else None
-        view = view.changed(rope_parameters={key: value for key, value in rope.items() if key != SHARE})
+        whole = {key: value for key, value in rope.items() if key != SHARE}
+        view = view.changed(rope_parameters=whole, rope_scaling=None)
     growth = read_query_growth(view.config)
 
     def attention(number: int, spec: MLASpec) -> MLASpec:

@@ -77,7 +77,7 @@ def _rope(view: CheckpointView, decoder: AttentionDecoder) -> RopeSpec:
     if rope.scaling is None:
         return rope
     short, long = (
-        view.config.number(f"rope_parameters.{key}", f"rope_scaling.{key}", low=1e-6, high=1e6)
+        view.config.number(f"rope_scaling.{key}", f"rope_parameters.{key}", low=1e-6, high=1e6)
         for key in ("short_mscale", "long_mscale")
     )
     if short != long:

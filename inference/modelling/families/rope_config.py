@@ -16,6 +16,9 @@ from inference.modelling.families.config import CheckpointConfig, CheckpointView
 from inference.modelling.families.config_values import number_with_evidence
 from inference.modelling.specs.parts import RopeScaling, RopeSpec
 
+_OUTER_KEYS = ("rope_theta", "partial_rotary_factor", "rotary_percent")
+_TRAINED_CONTEXT = "original_max_position_embeddings"
+
 
 def read_rope(
     view: CheckpointView,
@@ -37,7 +40,8 @@ def read_rope(
         default_partial: Rotated share of the head when config.json has none; None: the family rotates whole heads.
         interleaved: Adjacent pairs rather than halves.
         renamed_types: A family's own names for scaling kinds (Phi-3's ``su``).
-        default_original: The trained context when config.json has none (the model's context otherwise).
+        default_original: The trained context when config.json has none (the model's context otherwise). In a family
+            that has one, the top level's comes before that among the rope keys (Phi-3).
         can_be_proportional: The family may have Gemma 4's rotation, of which a share of a head's pairs turns.
 
     Raises:
@@ -45,7 +49,7 @@ def read_rope(
             a family that has none.
         CorruptCheckpoint: A number is out of range, or a list has the wrong length.
     """
-    rope = _rope_values(view.config)
+    rope = _rope_values(view.config, is_trained_context_outside=default_original is not None)
     theta = number_with_evidence(view, "rope.theta", ("rope_theta",), default_theta, low=1.001, high=1e15, config=rope)
     whole = 1.0 if default_partial is None else default_partial
     partial = rope.number("partial_rotary_factor", "rotary_percent", low=0.0, high=1.0, default=whole)
@@ -76,9 +80,30 @@ def read_rope(
     return RopeSpec(theta, rotary_dim, interleaved, scaling, max_position_embeddings)
 
 
-def _rope_values(config: CheckpointConfig) -> CheckpointConfig:
-    """One flat object of all rope keys: the nested ones, filled up with those of the top level."""
-    nested: Any = config.get("rope_parameters", "rope_scaling", default={})
+def described_rope(config: CheckpointConfig) -> Any:
+    """What config.json says of the rotation; None: nothing.
+
+    Of two objects ``rope_scaling`` wins, as in transformers. A base or a share of the head that only the other one has
+    is taken from there: YaRN that a user adds beside ``rope_parameters`` keeps the model's base.
+    """
+    scaling, parameters = config.get("rope_scaling"), config.get("rope_parameters")
+    if not scaling:
+        return parameters
+    if not isinstance(scaling, Mapping) or not isinstance(parameters, Mapping):
+        return scaling
+    stated = {key: value for key, value in scaling.items() if value is not None}
+    return {key: parameters[key] for key in _OUTER_KEYS if key in parameters} | stated
+
+
+def _rope_values(config: CheckpointConfig, *, is_trained_context_outside: bool = False) -> CheckpointConfig:
+    """One flat object of all rope keys: the nested ones, filled up with those of the top level.
+
+    Args:
+        is_trained_context_outside: The top level's ``original_max_position_embeddings`` wins over the nested one.
+    """
+    nested: Any = described_rope(config)
+    if nested is None:
+        nested = {}
     if not isinstance(nested, Mapping):
         raise CorruptCheckpoint(
             f"config.json: rope_parameters is {str(nested)[:60]!r}; it must be an object.", param="rope_parameters"
@@ -94,13 +119,10 @@ def _rope_values(config: CheckpointConfig) -> CheckpointConfig:
             )
         nested = kinds[0] if kinds else {}
     values = {str(key): value for key, value in nested.items() if value is not None}
-    for key in ("rope_theta", "partial_rotary_factor", "rotary_percent"):
-        if key not in values and config.get(key) is not None:
+    for key in (*_OUTER_KEYS, _TRAINED_CONTEXT):
+        wins = key == _TRAINED_CONTEXT and is_trained_context_outside
+        if (wins or key not in values) and config.get(key) is not None:
             values[key] = config.get(key)
-    # The top level's value wins: Phi-3 keeps the trained context there, and so does transformers.
-    trained = config.get("original_max_position_embeddings", default=values.get("original_max_position_embeddings"))
-    if trained is not None:
-        values["original_max_position_embeddings"] = trained
     return CheckpointConfig(values)
 
 

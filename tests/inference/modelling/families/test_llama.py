@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
+from transformers import AutoConfig
 
 from inference.errors import MissingTensor, UnsupportedArchitecture
 from inference.modelling.families.llama import build_spec
@@ -23,13 +26,23 @@ def test_a_llama_without_windows_biases_or_inner_norms() -> None:
     assert view.facts.warnings == []
 
 
-def test_queries_grow_behind_the_trained_context_of_the_top_level_if_it_is_there() -> None:
+@pytest.mark.parametrize("beside", [{}, {"original_max_position_embeddings": 16}])
+def test_queries_grow_behind_the_trained_context_among_the_rope_keys(beside: dict) -> None:
+    """One at the top level doesn't count, as in transformers."""
     rope = {"rope_type": "yarn", "factor": 2.0, "llama_4_scaling_beta": 0.5, "original_max_position_embeddings": 32}
-    config = HEADS | {"model_type": "ministral3", "rope_parameters": rope}
-    for found, trained in ((config, 32), (config | {"original_max_position_embeddings": 16}, 16)):
-        mixer = build_spec(view_of(llama(1), found)).layers[0].token_mixer
-        assert mixer.query_growth == (0.5, trained)
-        assert mixer.rope.scaling.original_max_position_embeddings == trained
+    config = {"rope_parameters": rope, "max_position_embeddings": 64} | beside
+    theirs = AutoConfig.for_model("ministral3", **copy.deepcopy(config)).rope_parameters
+    mixer = build_spec(view_of(llama(1), HEADS | {"model_type": "ministral3"} | config)).layers[0].token_mixer
+    assert mixer.query_growth == (0.5, theirs["original_max_position_embeddings"]) == (0.5, 32)
+    assert mixer.rope.scaling.original_max_position_embeddings == 32
+
+
+def test_queries_grow_by_rope_scaling_where_rope_parameters_stands_beside_it() -> None:
+    rope = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}
+    config = {"rope_scaling": rope | {"llama_4_scaling_beta": 0.5}, "rope_parameters": rope}
+    assert AutoConfig.for_model("ministral3", **copy.deepcopy(config)).rope_parameters["llama_4_scaling_beta"] == 0.5
+    mixer = build_spec(view_of(llama(1), HEADS | {"model_type": "ministral3"} | config)).layers[0].token_mixer
+    assert mixer.query_growth == (0.5, 32)
 
 
 def test_the_rotation_of_ministral_3_is_transformers_default_where_none_is_described() -> None:

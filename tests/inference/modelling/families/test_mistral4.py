@@ -41,6 +41,11 @@ def test_the_rotation_of_a_config_without_one_is_transformers_default() -> None:
     assert (mixer.rope.theta, mixer.rope.scaling.factor, mixer.rope.scaling.mscale_all_dim) == (1e4, 128.0, 1.0)
 
 
+def test_rope_scaling_counts_where_rope_parameters_stands_beside_it() -> None:
+    mixer = build(rope_scaling=ROPE | {"factor": 4.0, "llama_4_scaling_beta": 0.3}).layers[0].token_mixer
+    assert (mixer.query_growth, mixer.rope.scaling.factor) == ((0.3, 16), 4.0)
+
+
 def test_experts_are_scored_by_a_softmax_within_groups() -> None:
     moe = build(n_group=2, topk_group=1).layers[1].channel_mixer
     assert (moe.scoring, moe.group_score, moe.num_expert_groups, moe.top_k_groups) == ("softmax", "top2", 2, 1)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
+from transformers import AutoConfig
 
 from inference.errors import CorruptCheckpoint, UnsupportedArchitecture
 from inference.modelling.families.rope_config import read_rope, yarn_softmax_multiplier
@@ -65,6 +67,38 @@ def test_longrope_has_a_factor_for_each_pair() -> None:
     assert rope.scaling.original_max_position_embeddings == 32
     with pytest.raises(CorruptCheckpoint, match="long_factor has 3 values; 4 positive ones"):
         rope_of({"rope_scaling": scaling | {"rope_type": "longrope", "long_factor": [2.0] * 3}})
+
+
+@pytest.mark.parametrize("model_type", ["llama", "ministral3", "phimoe", "phi3"])
+def test_which_trained_context_counts_is_as_in_transformers(model_type: str) -> None:
+    """Phi-3's files have it at the top level, which wins there alone."""
+    scaling = {"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    mscales = {"short_mscale": 1.0, "long_mscale": 1.0} if model_type == "phimoe" else {}
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "head_dim": 8, "max_position_embeddings": 64}
+    config = {"original_max_position_embeddings": 32}
+    config["rope_parameters"] = scaling | mscales | {"original_max_position_embeddings": 16}
+    theirs = AutoConfig.for_model(model_type, **copy.deepcopy(sizes | config)).rope_parameters
+    expected = theirs["original_max_position_embeddings"]
+    found = rope_of(config, default_original=4096 if model_type == "phi3" else None).scaling
+    assert found.original_max_position_embeddings == expected == (32 if model_type == "phi3" else 16)
+
+
+def test_a_trained_context_at_the_top_level_alone_counts() -> None:
+    scaling = {"rope_type": "yarn", "factor": 2.0}
+    rope = rope_of({"rope_parameters": scaling, "original_max_position_embeddings": 32})
+    assert rope.scaling.original_max_position_embeddings == 32
+
+
+def test_rope_scaling_wins_over_rope_parameters_whose_base_stays() -> None:
+    """A user adds YaRN in the older naming to a file in the newer one."""
+    parameters = {"rope_type": "linear", "factor": 8.0, "rope_theta": 5000.0}
+    scaling = {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}
+    theirs = AutoConfig.for_model("llama", rope_parameters=dict(parameters), rope_scaling=dict(scaling))
+    rope = rope_of({"rope_parameters": parameters, "rope_scaling": scaling})
+    assert (rope.scaling.kind, rope.scaling.factor) == ("yarn", theirs.rope_parameters["factor"]) == ("yarn", 2.0)
+    assert rope.theta == 5000.0
+    assert rope_of({"rope_parameters": parameters, "rope_scaling": scaling | {"rope_theta": 7000.0}}).theta == 7000.0
+    assert rope_of({"rope_parameters": parameters, "rope_scaling": {}}).scaling.kind == "linear"
 
 
 @pytest.mark.parametrize(
