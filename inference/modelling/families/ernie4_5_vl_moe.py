@@ -112,6 +112,17 @@ def _experts(view: CheckpointView, base: str, act: str, *, is_apart: bool) -> Ch
 def _of_pictures(view: CheckpointView) -> IgnoredTensors:
     """The experts of pictures: the second half of all, where they have no names of their own."""
     numbers = {int(match[1]) for name in view.tensors if (match := re.search(r"\.mlp\.experts\.(\d{1,6})\.", name))}
-    second = "|".join(str(number) for number in sorted(numbers)[len(numbers) // 2 :])
-    names = rf"\.mlp\.(vision_moe\.|gate\.weight_1$|experts\.(?:{second or 'none'})\.)"
+    second = _numbers_from(sorted(numbers)[len(numbers) // 2]) if numbers else "none"
+    names = rf"\.mlp\.(vision_moe\.|gate\.weight_1$|experts\.(?:{second})\.)"
     return IgnoredTensors(re.compile(names), "experts of pictures, which aren't read")
+
+
+def _numbers_from(least: int) -> str:
+    """A pattern of the whole numbers from ``least`` on; short, as it is searched in every tensor's name."""
+    digits = str(least)
+    above = [
+        rf"{digits[:place]}[{int(digit) + 1}-9]\d{{{len(digits) - place - 1}}}"
+        for place, digit in enumerate(digits)
+        if digit != "9"
+    ]
+    return "|".join((digits, *above, rf"[1-9]\d{{{len(digits)},}}"))
