@@ -13,6 +13,7 @@ from inference.modelling.families.config_key_tables import EXPERTS, WITH_ROPE, T
 from inference.modelling.families.config_keys import Only
 from inference.modelling.families.config_values import activation, rms_norm
 from inference.modelling.families.deepseek import softmax_experts
+from inference.modelling.families.head_sizes import with_default_heads
 from inference.modelling.families.moe_config import check_layer_kinds, moe_sources
 from inference.modelling.families.text_part import around, text_part
 from inference.modelling.spec import ModelSpec
@@ -32,9 +33,7 @@ HEADS, CONTEXT = 32, 2048
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
-    view = text_part(view)
-    if "num_attention_heads" not in view.config:
-        view = view.changed(num_attention_heads=HEADS)
+    view = with_default_heads(text_part(view), HEADS)
     decoder = AttentionDecoder.read(view, default_max_position_embeddings=CONTEXT)
     check_layer_kinds(view, decoder.layout)
     act = activation(view)

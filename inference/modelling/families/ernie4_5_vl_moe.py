@@ -19,6 +19,7 @@ from inference.modelling.families.config_values import activation, integer_with_
 from inference.modelling.families.ernie4_5 import CONFIG_KEYS as DENSE_KEYS
 from inference.modelling.families.ernie4_5 import CONTEXT, THETA
 from inference.modelling.families.grouped_moe import shared_experts_width
+from inference.modelling.families.head_sizes import with_default_heads
 from inference.modelling.families.headers import matrix_shape
 from inference.modelling.families.moe_config import (
     check_experts,
@@ -47,9 +48,7 @@ BIAS = "moe_statics.e_score_correction_bias"
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
-    view = text_part(view)
-    if "num_attention_heads" not in view.config:
-        view = view.changed(num_attention_heads=HEADS)
+    view = with_default_heads(text_part(view), HEADS)
     widths = view.config.integers("moe_intermediate_size")
     if widths:  # of text, then of pictures
         view = view.changed(moe_intermediate_size=widths[0])

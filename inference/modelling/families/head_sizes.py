@@ -69,6 +69,11 @@ def read_heads(
     return checked_heads(HeadSizes(heads, kv_heads, head_dim), base)
 
 
+def with_default_heads(view: CheckpointView, count: int) -> CheckpointView:
+    """The checkpoint with so many query heads, where config.json doesn't state their number."""
+    return view if view.config.get(*_HEADS_KEYS) is not None else view.changed(**{_HEADS_KEYS[0]: count})
+
+
 def read_fused_heads(view: CheckpointView, rows: int, kv_heads: int | None = None) -> HeadSizes:
     """Heads of a projection of ``rows`` rows for q, k and v, as many heads as config.json says.
 

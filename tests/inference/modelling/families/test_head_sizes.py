@@ -6,7 +6,7 @@ import pytest
 
 from inference.errors import CorruptCheckpoint, TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.families.config import Confidence
-from inference.modelling.families.head_sizes import HeadSizes, read_heads
+from inference.modelling.families.head_sizes import HeadSizes, read_heads, with_default_heads
 from tests.inference.modelling.families.headers import HIDDEN, attention, fact, view_of
 
 
@@ -20,6 +20,12 @@ def test_rows_by_the_heads_of_the_config() -> None:
     assert sizes == HeadSizes(4, 2, 4)
     assert view.facts.warnings == []
     assert fact(view, "attention.num_heads") == (4, Confidence.CERTAIN)
+
+
+@pytest.mark.parametrize(("config", "count"), [({}, 8), ({"num_heads": 4}, 4), ({"num_attention_heads": 2}, 2)])
+def test_a_familys_default_count_is_for_a_config_without_one(config: dict, count: int) -> None:
+    view = with_default_heads(view_of(attention("self_attn.", kv_rows=HIDDEN), config), 8)
+    assert read_heads(view, "").num_heads == count
 
 
 def test_the_length_of_a_norm_of_q_is_the_width() -> None:
