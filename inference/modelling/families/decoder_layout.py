@@ -71,6 +71,7 @@ def read_layout(
     prediction_layers: int = 0,
     default_max_position_embeddings: int = 4096,
     spare_rows: int = 0,
+    cut_head_rows: int | None = None,
 ) -> DecoderLayout:
     """Find the prefix, count the layers, read the sizes of embedding and head.
 
@@ -84,29 +85,22 @@ def read_layout(
             (DeepSeek); they are left out.
         default_max_position_embeddings: When config.json has none.
         spare_rows: Rows of the embedding behind those of the vocabulary.
+        cut_head_rows: How many rows the head may have instead of the vocabulary's, if it isn't padded like it.
 
     Raises:
         UnsupportedArchitecture: No embedding under any of the names.
         MissingTensor: Layers are missing from the sequence 0, 1, 2 …, or the head.
         TensorShapeMismatch: The embedding isn't a matrix, the head has another shape, or config.json contradicts them.
     """
-    tensors = view.tensors
-    found = [
-        (o, o + p, o + p + e) for o in OUTER_PREFIXES for p in prefixes for e in embeddings if o + p + e in tensors
-    ]
-    if not found:
-        expected = " or ".join(p + e for p in prefixes for e in embeddings)
-        raise UnsupportedArchitecture(
-            f"no embedding: {expected} is not among the {len(tensors)} tensors ({sample_of(tensors)}).", param=expected
-        )
-    outer, prefix, embedding = found[0]
-    num_rows, hidden_size = matrix_shape(tensors, embedding)
+    outer, prefix, embedding = _find_embedding(view.tensors, prefixes, embeddings)
+    num_rows, hidden_size = matrix_shape(view.tensors, embedding)
     vocab_size = num_rows - spare_rows
     evidence = f"{embedding} has shape {[num_rows, hidden_size]}"
     check_size(view, hidden_size, evidence, "hidden_size")
     check_size(view, vocab_size, evidence, "vocab_size")
     num_layers, present = _count_layers(view, prefix + layers, prediction_layers)
-    found_head = _find_head(view, head, (prefix, outer), (vocab_size, hidden_size), tied_by_default)
+    head_shapes = [(rows, hidden_size) for rows in (vocab_size, cut_head_rows) if rows is not None]
+    found_head = _find_head(view, head, (prefix, outer), head_shapes, tied_by_default)
     dtype = _stored_dtype(view, embedding)
     max_positions = integer_with_evidence(
         view,
@@ -119,6 +113,19 @@ def read_layout(
     return DecoderLayout(
         prefix, embedding, found_head, num_layers, beyond, layers, *sizes, dtype, max_positions, spare_rows
     )
+
+
+def _find_embedding(tensors: TensorTable, prefixes: Sequence[str], embeddings: Sequence[str]) -> tuple[str, str, str]:
+    """What stands before the text model's names, then that with its prefix, then the embedding's name."""
+    found = [
+        (o, o + p, o + p + e) for o in OUTER_PREFIXES for p in prefixes for e in embeddings if o + p + e in tensors
+    ]
+    if not found:
+        expected = " or ".join(p + e for p in prefixes for e in embeddings)
+        raise UnsupportedArchitecture(
+            f"no embedding: {expected} is not among the {len(tensors)} tensors ({sample_of(tensors)}).", param=expected
+        )
+    return found[0]
 
 
 def layer_numbers(tensors: TensorTable, prefix: str) -> list[int]:
@@ -173,12 +180,12 @@ def _beside(prediction_layers: int) -> str:
 
 
 def _find_head(
-    view: CheckpointView, name: str, places: Sequence[str], needed: Shape, tied_by_default: bool
+    view: CheckpointView, name: str, places: Sequence[str], shapes: Sequence[Shape], tied_by_default: bool
 ) -> str | None:
     """Name of the head's tensor, which may have one of ``places`` before it; None: the embedding is the head.
 
     Args:
-        needed: Its shape.
+        shapes: Those that it may have, the embedding's first.
     """
     config, facts, tensors = view.config, view.facts, view.tensors
     for place in places:
@@ -199,9 +206,9 @@ def _find_head(
     evidence = "config.json" if written else f"{name} is there, and config.json says nothing else"
     if facts.add("tie_word_embeddings", tied, evidence, Confidence.CERTAIN if written else Confidence.MEDIUM):
         return None
-    if tensors.shape(name) != needed:
+    if tensors.shape(name) not in shapes:
         raise TensorShapeMismatch(
-            f"{name} has shape {list(tensors.shape(name))}, but the embedding needs {list(needed)}.",
+            f"{name} has shape {list(tensors.shape(name))}, but the embedding needs {list(shapes[0])}.",
             param=name,
         )
     return name

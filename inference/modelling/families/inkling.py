@@ -187,7 +187,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
 def padded_layout(
     view: CheckpointView, prefixes: tuple[str, ...], embedding: str, head: str, context: int
 ) -> DecoderLayout:
-    """What is around the layers; of a padded vocabulary only the rows before the padding.
+    """What is around the layers; of a padded vocabulary only the rows before the padding, which the head may lack.
 
     Args:
         view: The checkpoint.
@@ -197,18 +197,19 @@ def padded_layout(
     Raises:
         MissingTensor: There is no head, which the embedding doesn't stand in for.
     """
+    size = view.config.optional_integer("unpadded_vocab_size")
     layout = read_layout(
         view,
         prefixes=prefixes,
         embeddings=(embedding,),
         head=head,
         default_max_position_embeddings=context,
+        cut_head_rows=size,
     )
     if layout.head is None:
         raise MissingTensor(
             f"tensor {head} is missing from the checkpoint; the head is never the embedding.", param=head
         )
-    size = view.config.optional_integer("unpadded_vocab_size")
     if size is None or size >= layout.vocab_size:
         return layout
     return replace(layout, vocab_size=size, spare_rows=layout.vocab_size - size)

@@ -135,6 +135,18 @@ def test_padding_of_the_vocabulary_is_cut(size: int, rows: int) -> None:
         assert spec.parameters[name].pieces[0].rows == (None if rows == VOCAB else (0, rows))
 
 
+@pytest.mark.parametrize("files", [shapes, published])
+def test_the_head_alone_may_be_without_the_padding(files: Callable[[], Shapes]) -> None:
+    head = "lm_head.weight" if files is shapes else "model.llm.unembed.weight"
+    stated = CONFIG | {"unpadded_vocab_size": VOCAB - 4, "vocab_size": VOCAB}
+    spec = build_spec(view_of(files() | {head: (VOCAB - 4, HIDDEN)}, stated))
+    assert spec.vocab_size == VOCAB - 4
+    assert spec.parameters["embed_tokens.weight"].pieces[0].rows == (0, VOCAB - 4)
+    for rows, size in ((VOCAB - 3, VOCAB - 4), (VOCAB + 4, VOCAB + 4)):
+        with pytest.raises(CheckpointError, match=rf"{head} has shape \[{rows}, "):
+            build_spec(view_of(files() | {head: (rows, HIDDEN)}, stated | {"unpadded_vocab_size": size}))
+
+
 def test_every_sixth_layer_is_full_where_nothing_is_stated() -> None:
     found = outer() | {"model.embed_tokens.embed_norm.weight": (HIDDEN,)}
     for number in range(7):
