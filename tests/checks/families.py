@@ -70,7 +70,7 @@ SEEING_NOT_READ: Mapping[str, str] = {
     "chameleon, emu3": "pictures are tokens of the vocabulary, whose logits are masked",
     "cosmos3_edge, cosmos3_omni": "names of their own for Nemotron's and Qwen3-VL's layers, beside a generator",
     "molmo2": "names of its own for Qwen3's and OLMo 2's layers, and an embedding in two parts",
-    "unlimited_ocr": "windows beside which all of the prompt is seen",
+    "unlimited_ocr": "attention to the whole prompt and, of the output, to a sliding window",
     "mistral_large4": "chosen keys beside layers that share them, and scores with learned factors",
     "dots3_note, glm5_next, muse_glimmer, muse_spark, step3p7":
         "text models of layers that blazr doesn't have",
@@ -98,7 +98,7 @@ NO_DECODERS = frozenset(_NO_DECODERS.split())
 GGUF_NOT_READ: Mapping[str, str] = {
     "bitnet": "the activation: llama.cpp has SiLU, the published model a squared ReLU, and no file says which",
     "qwen4exp": "constants of its hashes, which stand in keys; read as `qwen4_exp` from safetensors",
-    "mistral4": "latent attention whose queries grow, which GGUF is read without (Mistral Large 3 too, as `deepseek2`)",
+    "mistral4": "latent attention with queries scaled by position: not from GGUF (nor `deepseek2` of Mistral Large 3)",
     "deepseek, deepseek2-ocr": "the first DeepSeek's experts beside Llama's attention: scores that aren't divided",
     "refact, jais": "ALiBi beside an MLP with a gate; so do Baichuan's 13B models, which are refused by their layers",
     "rwkv6, rwkv6qwen2, rwkv7, arwkv7": "RWKV's later layers",

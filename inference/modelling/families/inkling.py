@@ -1,4 +1,4 @@
-"""Inkling: attention with profiles over the distance and no rotation, short convolutions, scored shared experts.
+"""Inkling: attention with a relative position bias and no rotation, short convolutions, scored shared experts.
 
 Source: transformers' ``inkling``, also for what config.json may leave out, and its ``conversion_mapping`` for the names
 of published files.

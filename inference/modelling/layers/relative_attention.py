@@ -1,9 +1,9 @@
-"""RelativeAttention: attention whose scores depend on the distance by profiles that each query mixes.
+"""RelativeAttention: attention with a relative position bias that each query mixes from learned profiles.
 
 Source: transformers' ``inkling``.
 
 Shape letters: T rows, B decoding sequences, L longest context among them, n rows of a chunk, m columns, H query heads,
-V key/value heads, P head width, r width of the relative rows, D distances with a profile.
+V key/value heads, P head width, r learned profiles of the bias, D distances that they cover.
 """
 
 from __future__ import annotations

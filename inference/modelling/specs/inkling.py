@@ -1,7 +1,7 @@
-"""Specs of Inkling's parts: attention with profiles over the distance, scored shared experts, added convolutions.
+"""Specs of Inkling's parts: attention with a relative position bias, scored shared experts, added convolutions.
 
-Shape letters: h hidden, H query heads, V key/value heads, P head width, r width of the relative rows, D distances with
-a profile, E experts, S shared experts, f intermediate, K taps.
+Shape letters: h hidden, H query heads, V key/value heads, P head width, r learned profiles of the bias, D distances
+that they cover, E experts, S shared experts, f intermediate, K taps.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from inference.modelling.specs.parts import Shape, StateTensor
 
 @dataclass(frozen=True, slots=True)
 class RelativeAttentionSpec(AttentionSpec):
-    """Attention without rotation, whose scores depend on the distance by profiles that each query mixes.
+    """Attention without rotation, with a relative position bias that each query mixes from learned profiles.
 
-    With ρ the relative rows of a query, a projection of the layer's input, and C the profiles, the score of a query at
-    position p and a key at position j is
+    A profile is a bias for each distance of a query from a key. With C the r profiles, and ρ the r weights that a query
+    gives them, a projection of the layer's input, the score of a query at position p and a key at position j is
 
         τ · (scale · q · k + (ρ C)[p - j]),  τ = 1 + α · ln(max(1, (p + 1) / L)),
 
-    and from D positions on the profiles are 0. Keys and values pass a short convolution before all else, which is
+    and from a distance of D on the bias is 0. Keys and values pass a short convolution before all else, which is
     added to them.
 
     Attributes:
@@ -46,7 +46,7 @@ class RelativeAttentionSpec(AttentionSpec):
         return 2 * self.num_kv_heads * self.head_dim
 
     def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
-        """Those of attention, the convolution, the relative rows' projection, and the profiles."""
+        """Those of attention, the convolution, the projection to the profiles' weights, and the profiles."""
         return {
             **AttentionSpec.parameter_shapes(self, hidden_size),
             "conv.conv1d.weight": (self.conv_width, 1, self.conv_kernel),

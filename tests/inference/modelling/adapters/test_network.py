@@ -123,7 +123,7 @@ FAMILIES = {
     "gated-delta": (linear("qwen3_next"), "all-linear"),
     "short-convolution": (linear("lfm2"), "all-linear"),
     "rwkv": (linear("rwkv"), "all-linear"),
-    "profiles-over-the-distance": (linear("inkling"), "all-linear"),
+    "relative-position-bias": (linear("inkling"), "all-linear"),
     "inputs-of-their-own": (linear("inkling2"), "all-linear"),
     "matrix-memory": (linear("xlstm"), "all-linear"),
     "inputs-of-layers": (large("gemma4_text"), "all-linear"),
