@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, Future
+from typing import Any
 
 from inference.errors import BlazrError, Unavailable
 from inference.values.states import ResidentAdapter
@@ -18,8 +20,8 @@ logger = logging.getLogger(__name__)
 PLACE_WAIT_S = 30.0
 """Seconds for which an adapter waits for a place in memory that running requests of others have, and for its read."""
 RETRY_S = 5.0
-"""Seconds between the tries to load the adapters that belong to a model."""
-MAX_TRIES = 20
+"""Seconds before the second try to load the adapters that belong to a model; each later pause is twice as long."""
+MAX_RETRY_S = 60.0
 
 
 class AdapterOrders:
@@ -105,24 +107,23 @@ class AdapterOrders:
     def _load_pinned(self, checkpoint_id: str) -> None:
         try:
             left: Iterable[str] = self._find_pinned(checkpoint_id)
-            engine = self._engine(checkpoint_id)
-            for number in range(MAX_TRIES):
-                if number:
-                    time.sleep(RETRY_S)
-                left = [adapter_id for adapter_id in left if not self._is_finished(engine, checkpoint_id, adapter_id)]
-                if not left:
-                    return
-            logger.error(
-                "adapters of checkpoint %s got no place in %d tries: %s", checkpoint_id, MAX_TRIES, ", ".join(left)
-            )
+            loop, pause_s = self._loop(checkpoint_id), RETRY_S
+            while left := [item for item in left if not self._is_finished(loop, checkpoint_id, item)]:
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, MAX_RETRY_S)
         except BlazrError as error:
             logger.error("the adapters of checkpoint %s could not be loaded with it: %s", checkpoint_id, error.message)
         except Exception:
             logger.exception("the adapters of checkpoint %s could not be loaded with it", checkpoint_id)
 
-    def _is_finished(self, engine: Engine | None, checkpoint_id: str, adapter_id: str) -> bool:
+    def _loop(self, checkpoint_id: str) -> weakref.ref[Any] | None:
+        """The loop of a model's engine, which is a new one after each load; a model that goes isn't held in memory."""
+        engine = self._engine(checkpoint_id)
+        return None if engine is None else weakref.ref(engine.loop)
+
+    def _is_finished(self, loop: weakref.ref[Any] | None, checkpoint_id: str, adapter_id: str) -> bool:
         """Load an adapter with its model; False: another try may help, as running requests have all places now."""
-        if engine is None or self._engine(checkpoint_id) is not engine:
+        if loop is None or self._loop(checkpoint_id) != loop:
             return True  # the model's next load comes with its own adapters
         try:
             self.load(checkpoint_id, adapter_id)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -41,10 +43,10 @@ class Made:
         self.plans.make = lambda checkpoint_id: AdaptedLLM(
             Registry(100) if has_room or len(self.plans.loads) > 1 else None
         )
-        self.pinned = pinned or Pinned()
+        self.pinned, self.rows = pinned or Pinned(), SomeRows()
         self.manager = ModelManager(
             plan=self.plans, presence=FakePresence(), budget_bytes=100, on_dead=lambda error: None,
-            find_adapter=SomeRows(), pinned_adapters=self.pinned,
+            find_adapter=self.rows, pinned_adapters=self.pinned,
         )  # fmt: skip
 
     def load_model(self) -> Registry:
@@ -126,6 +128,25 @@ def test_an_adapter_whose_row_lets_it_go_meanwhile_does_not_stay(make, comes: st
     assert made.resident() == [] and len(registry.orders) == (0 if comes == "before" else 2)
 
 
+def test_what_is_removed_while_a_load_reads_its_files_is_forgotten(make) -> None:
+    """The order to forget it comes while the worker doesn't know it yet."""
+    made = make()
+    registry, rows = made.load_model(), made.rows
+    made.pinned.ids = ["k"]
+    original = registry.check
+
+    def removed(*values: Any) -> Any:
+        rows.removed.add("k")
+        made.pinned.ids = []
+        made.manager.forget_adapter("k")
+        return original(*values)
+
+    registry.check = removed
+    with pytest.raises(UnknownModel, match="was removed"):
+        made.manager.load_adapter(MODEL, "k")
+    assert registry.known == {} and made.resident() == []
+
+
 def test_two_orders_while_a_request_runs_load_it_again_once_and_pinned(make) -> None:
     made, gate = make(has_room=False), threading.Event()
     build = made.plans.make
@@ -160,10 +181,14 @@ def test_a_model_that_may_have_none_refuses_and_stays(make) -> None:
 
 
 class SomeRows(Rows):
-    """Finds every adapter but one."""
+    """Finds every adapter but those that were removed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.removed = {"gone"}
 
     def __call__(self, checkpoint_id: str, adapter_id: str) -> AdapterFile:
-        if adapter_id == "gone":
+        if adapter_id in self.removed:
             raise UnknownModel("The adapter was removed.")
         return super().__call__(checkpoint_id, adapter_id)
 
@@ -227,22 +252,30 @@ def test_an_order_to_a_model_that_goes_says_so(make) -> None:
 
 
 def test_those_of_a_model_are_tried_again_while_they_find_no_place(make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were given up after 20 tries."""
     monkeypatch.setattr(adapter_orders, "PLACE_WAIT_S", 0.01)
-    monkeypatch.setattr(adapter_orders, "RETRY_S", 0.01)
+    monkeypatch.setattr(adapter_orders, "RETRY_S", 0.001)
+    monkeypatch.setattr(adapter_orders, "MAX_RETRY_S", 0.01)
     made, stuck = make(pinned=Pinned("k")), Registry(100, is_stuck=True)
     made.plans.make = lambda checkpoint_id: AdaptedLLM(stuck)
     made.load_model()
-    wait_until(lambda: len(stuck.orders) >= 2)
+    wait_until(lambda: len(stuck.orders) > 21)
     stuck.is_stuck = False
     wait_until(lambda: made.resident() == ["k"])
 
 
-def test_those_that_never_find_one_are_given_up(make, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+def test_a_model_that_goes_meanwhile_is_not_held_in_memory(make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapter_orders, "PLACE_WAIT_S", 0.01)
-    monkeypatch.setattr(adapter_orders, "RETRY_S", 0.0)
-    monkeypatch.setattr(adapter_orders, "MAX_TRIES", 3)
+    monkeypatch.setattr(adapter_orders, "RETRY_S", 2.0)
     made, stuck = make(pinned=Pinned("k")), Registry(100, is_stuck=True)
     made.plans.make = lambda checkpoint_id: AdaptedLLM(stuck)
     made.load_model()
-    wait_until(lambda: "got no place in 3 tries: k" in caplog.text)
-    assert len(stuck.orders) == 3
+    wait_until(lambda: stuck.orders and stuck.orders[-1].cancelled())  # a pause before the next try
+    made.manager.unload(MODEL)
+    wait_until(lambda: made.manager.describe() == ())
+    llm = weakref.ref(made.plans.llms.pop(MODEL))
+    gc.collect()
+    assert llm() is None
+    stuck.is_stuck = False
+    made.load_model()
+    wait_until(lambda: made.resident() == ["k"])
