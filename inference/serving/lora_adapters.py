@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from django.db import transaction
 
-from inference.errors import BlazrError, Conflict, InvalidRequest, UnknownModel
+from inference.errors import BlazrError, Conflict, InvalidRequest, NotFound, UnknownModel
 from inference.values.principal import Principal
 from models_registry.adapter_loading import adapter_load
 from models_registry.adapter_names import check_adapter_name, full_name, split_name
@@ -12,6 +14,10 @@ from models_registry.adapters import adapter_register, adapter_remove, checked_p
 from models_registry.aliases import alias_delete, alias_promote
 from models_registry.models import Adapter, AliasRevision, Checkpoint, ModelAlias
 from models_registry.selectors import checkpoint_get_by_name
+
+
+class _Removed(Conflict):
+    """The row was there before this load, and another call has removed it meanwhile."""
 
 
 def lora_adapter_load(*, name: str, path: str, principal: Principal) -> None:
@@ -27,6 +33,18 @@ def lora_adapter_load(*, name: str, path: str, principal: Principal) -> None:
     """
     base, own = _base_and_name(name, principal)
     check_adapter_name(own)
+    try:
+        _load(base, name, own, path, principal)
+    except _Removed:  # by another call that had registered it and failed, or by an unload
+        _load(base, name, own, path, principal)
+
+
+def _load(base: Checkpoint, name: str, own: str, path: str, principal: Principal) -> None:
+    """Register the adapter ``own`` of ``base`` unless it is, load it, and let ``name`` mean it.
+
+    Raises:
+        BlazrError: As ``lora_adapter_load``; ``_Removed`` if another try would register it anew.
+    """
     row = Adapter.objects.filter(base=base, name=own).first()
     if row is not None and row.path != str(checked_place(path)):
         raise Conflict(
@@ -43,8 +61,11 @@ def lora_adapter_load(*, name: str, path: str, principal: Principal) -> None:
             alias_promote(name=name, checkpoint=base, adapter=row, author_name=principal.name)
             has_alias = True
         adapter_load(checkpoint=base, adapter_id=row.pk)
-    except BlazrError:
+    except BlazrError as error:
         _take_back(row, alias=name if has_alias else None, is_new=is_new)
+        is_lost = isinstance(error, Conflict | NotFound) and not Adapter.objects.filter(pk=row.pk).exists()
+        if is_lost and not is_new:
+            raise _Removed(error.message, param=error.param) from error
         raise
 
 
@@ -82,7 +103,8 @@ def _take_back(row: Adapter, *, alias: str | None, is_new: bool) -> None:
         if alias is not None:
             alias_delete(name=alias)
         if is_new:
-            adapter_remove(checkpoint=row.base, adapter_id=row.pk)
+            with suppress(Conflict):  # another call has made an alias of it
+                adapter_remove(checkpoint=row.base, adapter_id=row.pk)
 
 
 def _delete_own_alias(row: Adapter) -> None:

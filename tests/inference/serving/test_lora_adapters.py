@@ -131,6 +131,63 @@ def test_a_failure_leaves_what_another_call_has_loaded(
     assert Adapter.objects.get().is_pinned and served_model_read(name).name == "tiny:sql"
 
 
+@pytest.mark.parametrize("name", ["sql", "tiny:sql"])
+@pytest.mark.parametrize("error", [None, UnknownModel("The adapter was removed.")])
+def test_what_another_call_removes_meanwhile_is_registered_again(
+    base: Checkpoint, path: str, orders: list[str], monkeypatch: pytest.MonkeyPatch, name: str, error: UnknownModel
+) -> None:
+    """The other call had registered it, and its own load failed."""
+    first = adapter_register(checkpoint=base, path=path, name="sql")
+    if name == "sql":
+        alias_promote(name=name, checkpoint=base, adapter=first)
+
+    def removed(checkpoint_id: str, adapter_id: str) -> None:
+        orders.append(adapter_id)
+        if adapter_id == str(first.pk):
+            ModelAlias.objects.all().delete()
+            first.delete()
+            if error is not None:
+                raise error  # as the worker finds it
+
+    monkeypatch.setattr(live, "load_adapter", removed)
+    key = first.pk
+    lora_adapter_load(name=name, path=path, principal=LOCAL)
+    row = Adapter.objects.get()
+    assert row.is_pinned and served_model_read(name).name == "tiny:sql"
+    assert orders == [str(key), str(key), str(row.pk)]  # loaded, forgotten, loaded anew
+    monkeypatch.setattr(live, "load_adapter", lambda *ids: Adapter.objects.all().delete())
+    with pytest.raises(Conflict, match="'tiny:sql' was removed while it was loaded"):
+        lora_adapter_load(name="tiny:sql", path=path, principal=LOCAL)
+
+
+def test_a_load_that_fails_by_itself_is_not_tried_again(
+    base: Checkpoint, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter_register(checkpoint=base, path=path, name="sql")
+
+    def removed(checkpoint_id: str, adapter_id: str) -> None:
+        Adapter.objects.all().delete()
+        raise Unavailable("no place in memory")
+
+    monkeypatch.setattr(live, "load_adapter", removed)
+    with pytest.raises(Unavailable, match="no place in memory"):
+        lora_adapter_load(name="tiny:sql", path=path, principal=LOCAL)
+    assert not Adapter.objects.exists()
+
+
+def test_a_failure_leaves_what_another_call_has_made_an_alias_of(
+    base: Checkpoint, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def named_meanwhile(checkpoint_id: str, adapter_id: str) -> None:
+        alias_promote(name="sql", checkpoint=base, adapter=Adapter.objects.get())
+        raise Unavailable("No worker is running.")
+
+    monkeypatch.setattr(live, "load_adapter", named_meanwhile)
+    with pytest.raises(Unavailable, match="No worker is running"):
+        lora_adapter_load(name="tiny:sql", path=path, principal=LOCAL)
+    assert ModelAlias.objects.get().current.adapter == Adapter.objects.get()
+
+
 def test_an_alias_with_a_history_stays(base: Checkpoint, path: str, orders: list[str]) -> None:
     alias_promote(name="sql", checkpoint=base)
     row = adapter_register(checkpoint=base, path=path, name="sql")
