@@ -1,4 +1,4 @@
-"""Inkling 2: Inkling's attention with vectors cut at a length, streams of blocks of layers, and experts alone.
+"""Inkling 2: attention residuals over blocks of layers, clipped queries and keys, convolutions with taps by token.
 
 Source: transformers' ``inkling2``, also for what config.json may leave out, and its ``conversion_mapping`` for the
 names of published files.
