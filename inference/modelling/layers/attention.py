@@ -347,7 +347,8 @@ def attend(
     scores = torch.matmul(grouped, key.transpose(-1, -2)).float() * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    scores = scores.view(batch, query.shape[1], -1, columns)
+    # Sizes are named, as there may be no columns.
+    scores = scores.view(*query.shape[:3], columns)
     if causal:
         rows = scores.shape[-2]
         mask = torch.full((rows, rows), -torch.inf, device=scores.device).triu(1)
@@ -355,7 +356,7 @@ def attend(
         scores = scores + mask
     if sinks is not None:
         scores = torch.cat((scores, sinks.float().expand(scores.shape[:3]).unsqueeze(-1)), -1)
-    weights = scores.softmax(-1)[..., :columns].to(value.dtype).reshape(batch, kv_heads, -1, columns)
+    weights = scores.softmax(-1)[..., :columns].to(value.dtype).reshape(*grouped.shape[:3], columns)
     return torch.matmul(weights, value).view(*query.shape[:-1], value.shape[-1])
 
 

@@ -204,3 +204,10 @@ def test_runs_see_themselves_both_ways(window, context, first):
             together = any(start <= row < stop and start <= column < stop for start, stop in spans)
             expected = (column <= row or together) and (window is None or column > row - window)
             assert bool(seen[row - context, column - first]) == expected, (row, column)
+
+
+def test_without_columns_sinks_take_all():
+    """As in the steps that warm a device up."""
+    empty = torch.zeros(2, 1, 0, 4)
+    found = attend(torch.ones(2, 1, 3, 4), empty, empty, scale=1.0, mask=None, sinks=torch.ones(1, 3))
+    assert torch.equal(found, torch.zeros(2, 1, 3, 4))
