@@ -1,7 +1,8 @@
-"""Recognise weights of four-bit floats: NVFP4, MXFP4 of compressed-tensors, and gpt-oss's stacked experts.
+"""Recognise weights of four-bit floats: NVFP4, MXFP4 of compressed-tensors and DeepSeek V4, gpt-oss's stacked experts.
 
 Sources: OCP Microscaling Formats 1.0 (MXFP4), compressed-tensors' ``nvfp4_pack_quantized`` (the global scale divides),
-NVIDIA ModelOpt (``weight_scale_2`` multiplies), transformers' mxfp4 integration (gpt-oss).
+NVIDIA ModelOpt (``weight_scale_2`` multiplies), transformers' integrations of mxfp4 (gpt-oss) and of float8 (DeepSeek
+V4's experts beside float8).
 """
 
 from __future__ import annotations
@@ -40,10 +41,20 @@ def find_fp4(parts: Parts, config: QuantisationConfig | None) -> None:
             _expect_method(name, config, "compressed-tensors")
             expect_scheme(config, name, 4, "float")
             stem = name.removesuffix("packed")
-            _take_matrix(parts, name, name.removesuffix("_packed"), stem + "global_scale", divides=True)
+            logical = name.removesuffix("_packed")
+            _take_matrix(parts, name, logical, logical + "_scale", stem + "global_scale", divides=True)
         elif info.dtype == "U8" and name + "_scale_2" in parts.tensors:
             _expect_method(name, config, "modelopt")
-            _take_matrix(parts, name, name, name + "_scale_2", divides=False)
+            _take_matrix(parts, name, name, name + "_scale", name + "_scale_2", divides=False)
+        elif info.dtype == "I8" and name.endswith(".weight") and _has_exponents(parts, name):
+            _expect_method(name, config, "fp8")
+            _take_matrix(parts, name, name, name.removesuffix("weight") + "scale", "", divides=False)
+
+
+def _has_exponents(parts: Parts, name: str) -> bool:
+    """Whether DeepSeek V4's scales, powers of two, lie beside a weight."""
+    scale = parts.tensors.get(name.removesuffix("weight") + "scale")
+    return scale is not None and scale.dtype in EXPONENTS
 
 
 def _expect_method(name: str, config: QuantisationConfig | None, method: str) -> None:
@@ -53,10 +64,9 @@ def _expect_method(name: str, config: QuantisationConfig | None, method: str) ->
         )
 
 
-def _take_matrix(parts: Parts, name: str, logical: str, global_name: str, *, divides: bool) -> None:
+def _take_matrix(parts: Parts, name: str, logical: str, scale_name: str, global_name: str, *, divides: bool) -> None:
     """(o, i/2) bytes: NVFP4 with a scale in float8 per 16 inputs, MXFP4 with an exponent per 32."""
     outputs, pairs = expect_matrix(name, parts.tensors[name])
-    scale_name = logical + "_scale"
     scale = parts.need(scale_name, name, ("F8_E4M3", *EXPONENTS))
     names = {"blocks": name, "scale": scale_name}
     fused: tuple[int, ...] = ()

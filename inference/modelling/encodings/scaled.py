@@ -1,8 +1,8 @@
 """Recognise weights in int8 or float8 codes with scales per tensor, row, group or block.
 
-Sources: DeepSeek-V3's checkpoints (``weight_scale_inv``, which multiplies), FBGEMM and compressed-tensors
-(``weight_scale``), ModelOpt (its blocks' scales have axes of one between the others), MXFP8 (a power of two per 32),
-and bitsandbytes' int8 (``SCB``, the largest magnitude of each row, over 127).
+Sources: DeepSeek's checkpoints (V3: ``weight_scale_inv``, V4: ``scale``, which both multiply), FBGEMM and
+compressed-tensors (``weight_scale``), ModelOpt (its blocks' scales have axes of one between the others), MXFP8 (a power
+of two per 32), and bitsandbytes' int8 (``SCB``, the largest magnitude of each row, over 127).
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def _take_rows_of_127(parts: Parts, name: str, stem: str) -> None:
 
 
 def _take(parts: Parts, name: str, info: TensorInfo, config: QuantisationConfig | None) -> None:
-    scale_name = next((name + suffix for suffix in _SCALES if name + suffix in parts.tensors), None)
+    names_of_scales = (*(name + suffix for suffix in _SCALES), name.removesuffix("weight") + "scale")
+    scale_name = next((found for found in names_of_scales if found in parts.tensors), None)
     if scale_name is None:
         raise MissingTensor(
             f"{name} is stored as {info.dtype}, but {name}_scale or {name}_scale_inv, which scales it, is missing.",

@@ -35,7 +35,7 @@ def decode_fp4(item: EncodedTensor, parts: PartTensors, begin: int, stop: int) -
 
 def fp4_codes(parts: PartTensors, begin: int, stop: int) -> torch.Tensor:
     """(n, …, i) uint8 codes."""
-    blocks = parts["blocks"][begin:stop]
+    blocks = parts["blocks"][begin:stop].view(torch.uint8)
     return unpack_nibbles(blocks.flatten(-2) if blocks.dim() > parts["scale"].dim() else blocks)
 
 

@@ -222,12 +222,15 @@ def nvfp4(rng: np.random.Generator, outputs: int, inputs: int, *, modelopt: bool
     return tensors, values * whole if modelopt else values / whole
 
 
-def mxfp4(rng: np.random.Generator, outputs: int, inputs: int) -> Made:
-    """compressed-tensors' mxfp4-pack-quantized: a power of two per 32."""
+def mxfp4(rng: np.random.Generator, outputs: int, inputs: int, *, is_beside_fp8: bool = False) -> Made:
+    """compressed-tensors' mxfp4-pack-quantized, or DeepSeek V4's experts: a power of two per 32."""
     codes = rng.integers(0, 16, (outputs, inputs))
     byte = rng.integers(121, 124, (outputs, inputs // 32)).astype(np.uint8)
     scale = np.repeat(2.0 ** (byte.astype(np.float32) - 127), 32, 1).astype(np.float32)
-    return {"weight_packed": _pairs(codes), "weight_scale": torch.from_numpy(byte)}, e2m1(codes) * scale
+    values, stored = e2m1(codes) * scale, torch.from_numpy(byte)
+    if is_beside_fp8:
+        return {"weight": _pairs(codes).view(torch.int8), "scale": stored.view(torch.float8_e8m0fnu)}, values
+    return {"weight_packed": _pairs(codes), "weight_scale": stored}, values
 
 
 def mxfp4_experts(rng: np.random.Generator, experts: int, outputs: int, inputs: int) -> Made:
@@ -357,6 +360,13 @@ FORMATS: dict[str, Format] = {
     "fp8-blocks-ue8m0": Format(
         partial(fp8, block=(32, 48), scale_name="weight_scale_inv", exponents="e8m0"),
         {"quant_method": "fp8", "weight_block_size": [32, 48], "scale_fmt": "ue8m0"},
+    ),
+    "fp8-blocks-deepseek-v4": Format(
+        partial(fp8, block=(32, 48), scale_name="scale", exponents="e8m0"),
+        {"quant_method": "fp8", "weight_block_size": [32, 48], "scale_fmt": "ue8m0"},
+    ),
+    "mxfp4-deepseek-v4": Format(
+        partial(mxfp4, is_beside_fp8=True), {"quant_method": "fp8", "weight_block_size": [32, 48], "scale_fmt": "ue8m0"}
     ),
     "fbgemm": Format(partial(fp8, rows=True), {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}),
     "compressed-w4a16": Format(packed, _packed(4, 32)),

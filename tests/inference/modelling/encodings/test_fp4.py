@@ -26,6 +26,17 @@ def test_the_scales_tell_the_forms_apart() -> None:
     assert (item.group_size, item.parts.keys()) == (32, {"blocks", "scale"})
 
 
+def test_experts_beside_float8_have_powers_of_two_as_scales() -> None:
+    made, _ = mxfp4(np.random.default_rng(0), 32, 64, is_beside_fp8=True)
+    named = {f"x.{leaf}": tensor for leaf, tensor in made.items()}
+    (item,) = decoded_table(named, {"quant_method": "fp8", "weight_block_size": [128, 128]}).encoded
+    assert (item.name, item.shape, item.group_size, item.divides) == ("x.weight", (32, 64), 32, False)
+    with pytest.raises(UnsupportedFormat, match=r"says awq, but x\.weight belongs to fp8"):
+        decoded_table(named, {"quant_method": "awq"})
+    with pytest.raises(TensorShapeMismatch, match=r"x\.scale has shape"):
+        decoded_table(named | {"x.scale": named["x.scale"][:, :1].clone()}, None)
+
+
 @pytest.mark.parametrize(
     ("leaf", "changed", "error", "message"),
     [

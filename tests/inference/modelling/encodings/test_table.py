@@ -13,7 +13,7 @@ from tests.inference.modelling.encodings.tables import decoded_table
 
 STATED_ONLY = (
     "fp8-blocks", "fp8-blocks-ue8m0", "compressed-fp8-blocks", "gptq-v2", "compressed-w3", "compressed-w3-old",
-    "gptq-symmetric-3", "gptq-symmetric-4", "gptq-v2-symmetric",
+    "gptq-symmetric-3", "gptq-symmetric-4", "gptq-v2-symmetric", "fp8-blocks-deepseek-v4",
 )  # fmt: skip
 PLAIN = {"norm.weight": torch.ones(4), "b.weight": torch.ones(4, 4)}
 
