@@ -18,7 +18,14 @@ _WHOLE, _UPPER, _LOWER = (7.0, 14), (4.0, 8), (11.5, 5)
 """Middle and height of a cell in a drawing 14 high: a layer of one mixer, its token mixer, its channel mixer."""
 _GAP_SHARE = 0.14
 """Of a striped cell's height, for each gap between its stripes; ``clip-path`` in app.css has the same."""
-ATTENTION = ("attention", "mla", "convolved_attention", "relative_attention", "clipped_attention")
+ATTENTION = (
+    "attention",
+    "mla",
+    "convolved_attention",
+    "relative_attention",
+    "clipped_attention",
+    "compressed_attention",
+)
 """Token mixers whose state grows with the tokens; the others are recurrent."""
 MIXES: Mapping[str, str] = {
     "recurrent": "recurrent layers only",

@@ -41,10 +41,12 @@ MIXERS: dict[str, str] = {
     "convolved_attention": "convolved_attention:ConvolvedAttention",
     "relative_attention": "relative_attention:RelativeAttention",
     "clipped_attention": "clipped_attention:ClippedAttention",
+    "compressed_attention": "compressed_attention:CompressedAttention",
     "mlp": "mlp:MLP",
     "memory_moe": "memory_moe:MemoryMixtureOfExperts",
     "moe": "moe:MixtureOfExperts",
     "shared_moe": "shared_moe:SharedMixtureOfExperts",
+    "token_moe": "token_moe:TokenMixtureOfExperts",
 }
 """A spec's ``kind`` to "module:Class" in ``inference.modelling.layers``."""
 

@@ -21,8 +21,11 @@ from inference.modelling.layers.ngram import NGramLayer
 from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.scaled_residual import ScaledResidual
 from inference.modelling.layers.shared_block import SharedWeights
+from inference.modelling.layers.sinkhorn_streams import SinkhornConnections
+from inference.modelling.layers.token_moe import TokenMixtureOfExperts
 from inference.modelling.residual_stream import ResidualStream
 from inference.modelling.spec import LayerSpec
+from inference.modelling.specs.sinkhorn_streams import SinkhornStreamsSpec
 
 
 def make_layer(spec: LayerSpec, hidden_size: int, number: int, blocks: dict[int, SharedWeights]) -> HybridLayer:
@@ -32,6 +35,8 @@ def make_layer(spec: LayerSpec, hidden_size: int, number: int, blocks: dict[int,
         form = ParallelLayer
     elif spec.altup is not None:
         form = AltUpLayer
+    elif isinstance(spec.hyper, SinkhornStreamsSpec):
+        form = MixedStreamsLayer
     elif spec.hyper is not None:
         form = HyperLayer
     elif spec.scales_residual:
@@ -120,6 +125,32 @@ class HyperLayer(TwoMixers):
         entering, weights = self.hyper.channel.enter(streams)
         mixed = self.channel_mixer(entering if self.channel_norm is None else self.channel_norm(entering))
         stream.replace((streams + weights * mixed.unsqueeze(1)).to(streams.dtype))
+
+
+class MixedStreamsLayer(TwoMixers):
+    """Several streams that are mixed anew around each mixer; see ``SinkhornStreamsSpec``."""
+
+    token_norm: Norm
+    channel_norm: Norm
+
+    def __init__(self, spec: LayerSpec, hidden_size: int, number: int, blocks: dict[int, SharedWeights]) -> None:
+        super().__init__(spec, hidden_size, number, blocks)
+        assert isinstance(spec.hyper, SinkhornStreamsSpec)
+        self.hyper = SinkhornConnections(spec.hyper, hidden_size)
+
+    def forward(self, stream: ResidualStream, batch: ForwardBatch, state: LayerState) -> None:
+        """Pass the streams (T, P, h) through; ``state`` advances in place."""
+        streams = stream.enter(None)
+        entering, weights, carried = self.hyper.token.enter(streams)
+        mixed = self.token_mixer(self.token_norm(entering), batch, state)
+        streams = (carried + weights * mixed.unsqueeze(1)).to(streams.dtype)
+        entering, weights, carried = self.hyper.channel.enter(streams)
+        normed = self.channel_norm(entering)
+        if isinstance(self.channel_mixer, TokenMixtureOfExperts):
+            mixed = self.channel_mixer(normed, batch.input_ids)
+        else:
+            mixed = self.channel_mixer(normed)
+        stream.replace((carried + weights * mixed.unsqueeze(1)).to(streams.dtype))
 
 
 class ScaledLayer(TwoMixers):

@@ -21,6 +21,7 @@ import math
 from dataclasses import dataclass, fields
 
 from inference.modelling.spec import LayerSpec, ModelSpec
+from inference.modelling.specs.compressed import CompressedAttentionSpec
 from inference.modelling.specs.indexer import BlockIndexerSpec, PooledIndexerSpec
 from inference.modelling.specs.inkling import RelativeAttentionSpec
 from inference.modelling.specs.latent import MLASpec
@@ -43,6 +44,7 @@ NOT_MULTIPLIED = (
     "query_scale",
     "relative_scale",
     "table.weight",
+    "token_experts",
     "embed_tokens.weight",
     "embed_positions.weight",
 )
@@ -150,7 +152,17 @@ def _attention(mixer: MixerSpec, context: int, spec: ModelSpec) -> int:
         choice = chooser.indexer if isinstance(chooser, MLASpec) else None
         seen = context if choice is None else min(context, choice.top_k)
         return indexing + mixer.num_heads * seen * (2 * mixer.kv_lora_rank + mixer.qk_rope_head_dim)
-    return 0
+    return _compressed(mixer, context) if isinstance(mixer, CompressedAttentionSpec) else 0
+
+
+def _compressed(mixer: CompressedAttentionSpec, context: int) -> int:
+    """Return the same for a window with pooled entries."""
+    indexing = 0
+    entries = 0 if mixer.compressor is None else context // mixer.compressor.window
+    if mixer.indexer is not None:
+        indexing = mixer.indexer.num_heads * mixer.indexer.compressor.width * entries
+        entries = min(entries, mixer.indexer.top_k)
+    return indexing + mixer.num_heads * (min(context, mixer.sliding_window) + entries) * 2 * mixer.head_dim
 
 
 def _recurrence(mixer: MixerSpec) -> int:

@@ -40,6 +40,7 @@ from inference.modelling.encoded_tensor import EncodedTensor
 from inference.modelling.spec_json import decode, encode
 from inference.modelling.specs.altup import AltUpSpec, StreamsSpec
 from inference.modelling.specs.attention_parts import DifferenceSpec, HeadExpertsSpec
+from inference.modelling.specs.compressed import CompressedAttentionSpec, CompressedIndexerSpec, CompressorSpec
 from inference.modelling.specs.gated_streams import GatedStreamsSpec
 from inference.modelling.specs.hyper import HyperConnectionSpec, HyperStreamsSpec
 from inference.modelling.specs.indexer import BlockIndexerSpec, IndexerSpec, PooledIndexerSpec
@@ -71,6 +72,8 @@ from inference.modelling.specs.parts import Dtype, NormSpec, RopeScaling, RopeSp
 from inference.modelling.specs.positions import SinusoidsSpec
 from inference.modelling.specs.rwkv import ChannelMixSpec, TimeMixSpec
 from inference.modelling.specs.shared_blocks import SharedBlockSpec
+from inference.modelling.specs.sinkhorn_streams import SinkhornStreamsSpec
+from inference.modelling.specs.token_moe import TokenMoESpec
 from inference.modelling.specs.zaya import ConvolvedAttentionSpec, MemoryMoESpec
 from inference.modelling.vision.specs import PooledProjectorSpec, TileProjectorSpec, TowerSpec, VisionSpec
 from inference.values.images import ImageLayout, ImagePrompt
@@ -99,7 +102,7 @@ class LayerSpec:
         layer_input: What the layer adds of its own input, at its end.
         altup: There are several streams, and what is around the mixers is this (Gemma 3n); None: one stream.
         has_stream_scale: A learned number multiplies the stream, at the layer's end (Gemma 4).
-        hyper: There are several streams, of which each mixer, or its norm, reads a mix (Qwen4-Exp, HY 4).
+        hyper: There are several streams, of which each mixer, or its norm, reads a mix (Qwen4-Exp, HY 4, DeepSeek V4).
         scales_residual: The stream is float32, and becomes (y + b) · s + (x + b') · s' of a mixer's result y and
             itself, with learned vectors (ZAYA).
         ngram: What the layer first adds to those streams from the last tokens.
@@ -337,10 +340,10 @@ class ModelSpec:
     def integer_parameters(self) -> frozenset[str]:
         """Names of the parameters that are int64."""
         return frozenset(
-            f"layers.{number}.ngram.{name}"
+            f"layers.{number}.{part}.{name}"
             for number, layer in enumerate(self.layers)
-            if layer.ngram is not None
-            for name in layer.ngram.integer_parameters()
+            for part, spec in (("ngram", layer.ngram), ("channel_mixer", layer.channel_mixer))
+            for name in (spec.integer_parameters() if isinstance(spec, NGramSpec | TokenMoESpec) else ())
         )
 
     def state_numbers(self) -> tuple[int, ...]:
@@ -494,7 +497,8 @@ _CLASSES: dict[str, type] = {
         GatedStreamsSpec, SinusoidsSpec, EncodedTensor, DifferenceSpec, HeadExpertsSpec, BlockIndexerSpec,
         PooledIndexerSpec, IndexerSpec, HyperConnectionSpec, HyperStreamsSpec, NGramSpec, ConvolvedAttentionSpec,
         MemoryMoESpec, RelativeAttentionSpec, SharedMoESpec, MixerConvsSpec, ClippedAttentionSpec, BlockResidualSpec,
-        BlockStreamsSpec, ModelSpec, PredictionHeadSpec,
+        BlockStreamsSpec, CompressorSpec, CompressedIndexerSpec, CompressedAttentionSpec, SinkhornStreamsSpec,
+        TokenMoESpec, ModelSpec, PredictionHeadSpec,
         VisionSpec, TowerSpec, TileProjectorSpec, PooledProjectorSpec, ImageLayout, ImagePrompt,
     )
 }  # fmt: skip

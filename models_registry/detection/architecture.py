@@ -59,6 +59,11 @@ _SIGNATURES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("aria_text", (r"\.mlp\.experts\.fc1\.weight$", r"\.mlp\.shared_experts\."), ()),
     ("bitnet", (r"\.self_attn\.attn_sub_norm\.", r"\.mlp\.ffn_sub_norm\."), ()),
     ("hy_v4", (r"\.self_attn\.(learnable_sink_param|sinks)$", r"\.self_attn\.indexer\.wq_b\."), ()),
+    (
+        "deepseek_v4",
+        (r"\.(self_attn\.sinks|attn\.attn_sink)$", r"\.(self_attn\.o_a_proj|attn\.wo_a)\.", r"(^|\.)hc_head[._]"),
+        (),
+    ),
     ("axk2", (r"\.input_layernorm\.(W_down|mlp\.fc1)\.", r"\.self_attn\.indexer\.wq_b\."), ()),
     ("axk1", (r"\.post_mlp_layernorm\.", r"\.self_attn\.kv_a_proj_with_mqa\."), ()),
     ("deepseek_v32", (r"\.self_attn\.indexer\.wq_b\.",), ()),

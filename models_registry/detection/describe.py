@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 from inference.modelling.spec import LayerSpec
+from inference.modelling.specs.compressed import CompressedAttentionSpec
 from inference.modelling.specs.latent import MLASpec
 from inference.modelling.specs.layers import AttentionSpec, ChannelMixerSpec, Mamba1Spec, Mamba2Spec, MoESpec
 from inference.modelling.specs.linear import (
@@ -108,6 +109,13 @@ def _token_mixer_sizes(mixer: MixerSpec) -> dict[str, Any]:
         if mixer.q_lora_rank is not None:
             sizes["q latent"] = mixer.q_lora_rank
         sizes |= {"head dim": mixer.qk_nope_head_dim, "rope dim": mixer.qk_rope_head_dim}
+    elif isinstance(mixer, CompressedAttentionSpec):
+        sizes = {"heads": mixer.num_heads, "head dim": mixer.head_dim, "q latent": mixer.q_lora_rank}
+        sizes["window"] = mixer.sliding_window
+        if mixer.compressor is not None:
+            sizes["tokens of an entry"] = mixer.compressor.window
+        if mixer.indexer is not None:
+            sizes["entries seen"] = mixer.indexer.top_k
     elif isinstance(mixer, Mamba1Spec):
         sizes = {"inner": mixer.intermediate_size, "state": mixer.state_size, "dt rank": mixer.dt_rank}
         sizes["kernel"] = mixer.conv_kernel

@@ -38,6 +38,7 @@ from inference.modelling.families.config_keys import IGNORED_KEYS
 from inference.modelling.families.registry import family_builder
 from inference.modelling.families.vision_part import PREPROCESSOR
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.compressed import CompressedAttentionSpec
 from inference.modelling.specs.hyper import HyperConnectionSpec
 from inference.modelling.specs.latent import MLASpec
 from inference.modelling.specs.layers import AttentionSpec, Mamba2Spec, MoESpec
@@ -371,7 +372,8 @@ def _values_in(spec: ModelSpec, fact: str) -> list[Any]:
     channels = [layer.channel_mixer for layer in spec.layers if layer.channel_mixer is not None]
     attention = [mixer for mixer in mixers if isinstance(mixer, AttentionSpec)]
     latent = [mixer for mixer in mixers if isinstance(mixer, MLASpec)]
-    with_heads: list[AttentionSpec | MLASpec] = [*attention, *latent]
+    compressed = [mixer for mixer in mixers if isinstance(mixer, CompressedAttentionSpec)]
+    with_heads: list[AttentionSpec | MLASpec | CompressedAttentionSpec] = [*attention, *latent, *compressed]
     values: dict[str, list[Any]] = {
         "max_position_embeddings": [spec.max_position_embeddings],
         "rope.theta": [mixer.rope.theta for mixer in with_heads if mixer.rope is not None],

@@ -79,7 +79,7 @@ SEEING_NOT_READ: Mapping[str, str] = {
 NOT_READ: Mapping[str, str] = {
     "blt, ctrl, cpmant, doge, emu3, hrm_text, reformer, xlnet": "a layer of its own each; rarely served",
     "gpt_neox_japanese": "an early layout whose tokeniser is code of its own; rarely served",
-    "deepseek_v4, dots3_note, dots3_note_text":
+    "dots3_note, dots3_note_text":
         "new layers: hyper-connections with more matrices, compressed attention",
     "gemma4_assistant, gemma4_unified_assistant": "models that only draft for another one",
     "gpt-sw3": "nothing: its published files say `gpt2`, which is read",

@@ -30,6 +30,7 @@ from inference.modelling.layers.relative_attention import MAX_SCORES
 from inference.modelling.layers.rwkv import ChannelMix
 from inference.modelling.layers.short_conv import ShortConv
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.compressed import CompressedAttentionSpec
 from inference.modelling.specs.inkling import RelativeAttentionSpec
 from inference.modelling.specs.latent import MLASpec
 from inference.modelling.specs.layers import AttentionSpec
@@ -128,7 +129,8 @@ def measuring_bytes(spec: ModelSpec, num_tokens: int, dtype: torch.dtype) -> int
     states = 2 * spec.state_bytes_per_sequence(name) + spec.state_bytes_per_token(name) * (num_tokens + 2 * BLOCK_SIZE)
     rows = ROWS_OF_HIDDEN * spec.hidden_size * num_tokens * dtype.itemsize
     mixers = [mixer for layer in spec.layers for mixer in layer.token_mixers]
-    heads = max((mixer.num_heads for mixer in mixers if isinstance(mixer, AttentionSpec | MLASpec)), default=0)
+    with_heads = (mixer for mixer in mixers if isinstance(mixer, AttentionSpec | MLASpec | CompressedAttentionSpec))
+    heads = max((mixer.num_heads for mixer in with_heads), default=0)
     attention = COPIES_OF_SCORES * 4 * heads * min(ROW_BLOCK, num_tokens) * num_tokens
     if any(isinstance(mixer, RelativeAttentionSpec) for mixer in mixers):
         attention = max(attention, COPIES_OF_SCORES * 4 * min(MAX_SCORES, heads * num_tokens * num_tokens))

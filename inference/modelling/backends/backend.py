@@ -34,6 +34,7 @@ from inference.modelling.backends.triton.cuda_graphs import DecodeGraphs, Static
 from inference.modelling.forward_batch import LayerState
 from inference.modelling.layers.attention import Attention
 from inference.modelling.layers.coded import CodeSink, CodeStore, PlainCoded, PlainStore
+from inference.modelling.layers.compressed_attention import CompressedAttention
 from inference.modelling.layers.layer import Layer, cache_attributes
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.mla import MultiHeadLatentAttention
@@ -290,7 +291,7 @@ class TritonBackend(Backend):
         return graphs
 
 
-CHECKED = (Attention, MultiHeadLatentAttention, Experts)
+CHECKED = (Attention, CompressedAttention, MultiHeadLatentAttention, Experts)
 """Layer types whose options not all kernels have."""
 
 

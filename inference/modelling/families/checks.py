@@ -105,7 +105,7 @@ def finish(view: CheckpointView, spec: ModelSpec, *, ignored: Sequence[IgnoredTe
 def readable_dtypes(spec: ModelSpec) -> Callable[[str], Collection[str]]:
     """A function from a parameter's name to the dtypes, in safetensors' spelling, that it can be stored in."""
     integers = spec.integer_parameters()
-    return lambda parameter: ("I64",) if parameter in integers else STORED_DTYPES
+    return lambda parameter: ("I64", "I32") if parameter in integers else STORED_DTYPES
 
 
 def source_shape(source: Source, tensors: TensorTable) -> Shape:

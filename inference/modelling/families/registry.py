@@ -200,6 +200,7 @@ FAMILIES: dict[str, Family] = {
     "gemma3_text": Family("gemma3", "Gemma3ForCausalLM"),
     "deepseek_v2": Family("deepseek", "DeepseekV2ForCausalLM"),
     "deepseek_v32": Family("deepseek", "DeepseekV32ForCausalLM"),
+    "deepseek_v4": Family("deepseek_v4", "DeepseekV4ForCausalLM"),
     "diffllama": Family("diffllama", "DiffLlamaForCausalLM"),
     "jetmoe": Family("jetmoe", "JetMoeForCausalLM"),
     "biogpt": Family("xglm", "BioGptForCausalLM"),

@@ -72,12 +72,17 @@ class Indexer(Layer):
         Returns:
             (…, n, m), in the dtype of ``visible``.
         """
-        query, weights = queries
-        transposed = keys.float().transpose(-1, -2)
-        scores = visible.float()
-        # Head by head, as all scores at once would take H times the memory.
-        for head in range(self.spec.num_heads):
-            own = torch.relu(query[..., head, :].float() @ transposed)
-            scores = scores + weights[..., head, None] * own
-        chosen = scores.sort(stable=True, dim=-1, descending=True).indices[..., : self.spec.top_k]
-        return visible + torch.full_like(visible, -torch.inf).scatter_(-1, chosen, 0.0)
+        return choose_keys(queries, keys, visible, self.spec.top_k)
+
+
+def choose_keys(queries: Queries, keys: torch.Tensor, visible: torch.Tensor, top_k: int) -> torch.Tensor:
+    """``Indexer.bias`` for queries of any indexer, each of which sees ``top_k`` keys."""
+    query, weights = queries
+    transposed = keys.float().transpose(-1, -2)
+    scores = visible.float()
+    # Head by head, as all scores at once would take H times the memory.
+    for head in range(query.shape[-2]):
+        own = torch.relu(query[..., head, :].float() @ transposed)
+        scores = scores + weights[..., head, None] * own
+    chosen = scores.sort(stable=True, dim=-1, descending=True).indices[..., :top_k]
+    return visible + torch.full_like(visible, -torch.inf).scatter_(-1, chosen, 0.0)

@@ -92,6 +92,12 @@ def activate(values: torch.Tensor, activation: str, *, gated: bool) -> torch.Ten
     return function(gate) * up
 
 
+def limited_gate(values: torch.Tensor, activation: str, limit: float) -> torch.Tensor:
+    """(…, 2f) gate then up to (…, f) act(gate) · up, the gate cut from above at ``limit`` and up on both sides."""
+    gate, up = values.chunk(2, -1)
+    return ACTIVATION_FUNCTIONS[activation](gate.clamp(max=limit)) * up.clamp(-limit, limit)
+
+
 class MLP(Layer):
     """r · down(act(f · gate x) · up x), gate and up in one product; or r · down(act(up x)).
 
@@ -117,7 +123,7 @@ class MLP(Layer):
     @property
     def is_plain(self) -> bool:
         """Whether the backends' kernels compute the activation."""
-        return self.spec.gate_clamp is None
+        return self.spec.gate_clamp is None and self.spec.activation_limit is None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """(T, h) to (T, h)."""
@@ -143,4 +149,6 @@ class MLP(Layer):
         if self.spec.gate_clamp is not None:
             gate, up = values.chunk(2, -1)
             return clamped_gate(gate, up, *self.spec.gate_clamp)
+        if self.spec.activation_limit is not None:
+            return limited_gate(values, self.spec.activation, self.spec.activation_limit)
         return activate(values, self.spec.activation, gated=self.spec.gated)

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
-from inference.modelling.layers.mlp import MLP, activate, clamped_gate, softcapped_gate
+from inference.modelling.layers.mlp import MLP, activate, clamped_gate, limited_gate, softcapped_gate
 from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.packed import Packed, PackedStack, empty_parameter
 from inference.modelling.specs.layers import MLPSpec, MoESpec
@@ -40,19 +40,31 @@ def choose_experts(
     """
     if spec.scoring == "sparse_mixer":
         return _sparse_mixer(logits, spec)
-    scores = logits.softmax(-1) if spec.scoring == "softmax" else logits.sigmoid()
+    scores = expert_scores(logits, spec)
     ranking = logits if spec.ranks_logits else scores
     if correction_bias is not None:
         ranking = ranking + correction_bias
     if spec.num_expert_groups > 1:
         ranking = _within_best_groups(ranking, spec)
     chosen = _best(ranking, spec.top_k)
+    return expert_weights(scores, chosen, spec), chosen
+
+
+def expert_scores(logits: torch.Tensor, spec: MoESpec) -> torch.Tensor:
+    """(T, E) float32 of the router to the scores of all experts."""
+    if spec.scoring == "softmax":
+        return logits.softmax(-1)
+    return logits.sigmoid() if spec.scoring == "sigmoid" else functional.softplus(logits).sqrt()
+
+
+def expert_weights(scores: torch.Tensor, chosen: torch.Tensor, spec: MoESpec) -> torch.Tensor:
+    """Scores (T, E) of all experts to the weights (T, k) of the chosen ones (T, k)."""
     weights = scores.gather(-1, chosen)
     if spec.normalise_top_k:
         weights = weights / (weights.sum(-1, keepdim=True) + spec.normalise_eps)
     if spec.routed_scaling_factor != 1.0:
         weights = weights * spec.routed_scaling_factor
-    return weights, chosen
+    return weights
 
 
 def _sparse_mixer(logits: torch.Tensor, spec: MoESpec) -> tuple[torch.Tensor, torch.Tensor]:
@@ -187,9 +199,7 @@ class Experts(Layer):
         """(n, 2f) gate and up, or (n, f), to (n, f)."""
         spec = self.spec
         if spec.activation_limit is not None:
-            gate, up = values.chunk(2, -1)
-            gate, up = gate.clamp(max=spec.activation_limit), up.clamp(-spec.activation_limit, spec.activation_limit)
-            return activate(gate, spec.activation, gated=False) * up
+            return limited_gate(values, spec.activation, spec.activation_limit)
         if spec.softcaps is not None:
             gate, up = values.chunk(2, -1)
             return softcapped_gate(gate, up, *spec.softcaps)
@@ -242,6 +252,7 @@ class MixtureOfExperts(Layer):
                 spec.gated,
                 output_multiplier=spec.shared_multiplier,
                 gate_clamp=spec.gate_clamp,
+                activation_limit=spec.activation_limit if spec.limits_shared else None,
             )
             self.shared_expert = MLP(shared, hidden_size)
             if spec.shared_gate:

@@ -191,6 +191,14 @@ def rotate(values: torch.Tensor, cos_sin: CosSin, *, interleaved: bool) -> torch
     return torch.addcmul(values * cos, partner, sin).to(values.dtype)
 
 
+def rotate_last(values: torch.Tensor, cos_sin: CosSin, spec: RopeSpec) -> torch.Tensor:
+    """``rotate`` over the last ``rotary_dim`` values of each head (T, n, ≥ D); the others pass through."""
+    if values.shape[-1] == spec.rotary_dim:
+        return rotate(values, cos_sin, interleaved=spec.interleaved)
+    turned = rotate(values[..., -spec.rotary_dim :], cos_sin, interleaved=spec.interleaved)
+    return torch.cat((values[..., : -spec.rotary_dim], turned), -1)
+
+
 def rotate_first(values: torch.Tensor, cos_sin: CosSin, spec: RopeSpec) -> torch.Tensor:
     """``rotate`` over the first ``rotary_dim`` values of each head (T, n, ≥ D); the others pass through."""
     if values.shape[-1] == spec.rotary_dim:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from inference.modelling.specs.attention_parts import DifferenceSpec, HeadExpertsSpec
+from inference.modelling.specs.compressed import CompressedAttentionSpec
 from inference.modelling.specs.indexer import BlockIndexerSpec, PooledIndexerSpec
 from inference.modelling.specs.latent import MLASpec
 from inference.modelling.specs.linear import (
@@ -284,6 +285,7 @@ class Mamba2Spec:
 
 TokenMixerSpec = (
     AttentionSpec
+    | CompressedAttentionSpec
     | MLASpec
     | Mamba1Spec
     | Mamba2Spec
@@ -313,7 +315,7 @@ class MLPSpec:
         output_multiplier: r.
         gate_sparsity: So much of a row's gates becomes 0, if they are spread normally: what is above the cut remains,
             less the cut (Gemma 3n); 0: all remain.
-        gate_clamp: As in ``MoESpec``.
+        gate_clamp, activation_limit: As in ``MoESpec``.
         inner_norm: Norm of the activations, before ``down`` (BitNet).
         has_output_scale: A learned number multiplies the result (Inkling).
     """
@@ -329,6 +331,7 @@ class MLPSpec:
     gate_clamp: tuple[float, float] | None = None
     inner_norm: NormSpec | None = None
     has_output_scale: bool = False
+    activation_limit: float | None = None
 
     def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
         """``gate_up_proj`` is gate then up."""
@@ -383,6 +386,7 @@ class MoESpec:
             they aren't.
         softcaps: (a, b): the result is cap(gate, a) · sigmoid(gate) · cap(up, b), with cap(x, a) = a · tanh(x / a),
             instead of the activation's (Inkling 2); None: off.
+        limits_shared: The same holds for the shared expert (DeepSeek V4).
         output_bias: A bias is added to the experts' sum (JetMoE).
         latent_size: Width of what the routed experts read and give, between two projections; 0: they read what the
             shared expert reads (Nemotron 3 Super).
@@ -394,7 +398,7 @@ class MoESpec:
     intermediate_size: int
     activation: str = "silu"
     gated: bool = True
-    scoring: Literal["softmax", "sigmoid", "sparse_mixer"] = "softmax"
+    scoring: Literal["softmax", "sigmoid", "sparse_mixer", "sqrt_softplus"] = "softmax"
     mixer_width: float = 0.0
     ranks_logits: bool = False
     normalise_top_k: bool = True
@@ -422,6 +426,7 @@ class MoESpec:
     activation_limit: float | None = None
     softcaps: tuple[float, float] | None = None
     latent_size: int = 0
+    limits_shared: bool = False
 
     @property
     def num_choices(self) -> int:

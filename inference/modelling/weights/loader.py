@@ -23,6 +23,7 @@ from inference.modelling.encodings.blazr import CODES, SCALES
 from inference.modelling.layers.coded import CodeSink
 from inference.modelling.layers.ngram import NGramHash
 from inference.modelling.layers.packed import Packable, PlainQuantised
+from inference.modelling.layers.token_moe import TokenMixtureOfExperts
 from inference.modelling.mapped import mapped_zeros
 from inference.modelling.network import HybridForCausalLM
 from inference.modelling.prediction_head import PredictionHead
@@ -198,7 +199,7 @@ def _fill(
             else:
                 _load_parameter(files, backend, parameter, pack=pack, changes=changes)
     for name, module in network.named_modules():
-        if isinstance(module, NGramHash):
+        if isinstance(module, NGramHash | TokenMixtureOfExperts):
             module.check_values(name)
     backend.bind(network)
     if progress is not None:

@@ -21,17 +21,19 @@ from tests.inference.engine.fakes import FakeNetwork, expected_tokens, make_spec
 from tests.inference.modelling import reference_oxidizr as oxidizr
 from tests.inference.modelling import test_network_attention as attention_families
 from tests.inference.modelling import test_network_kimi as kimi_families
+from tests.inference.modelling import test_network_large as large_families
 from tests.inference.modelling import test_network_linear as linear_families
 from tests.inference.modelling import test_network_recurrent as recurrent_families
 from tests.inference.modelling.harness import load_directory
 from tests.inference.modelling.huggingface import make_checkpoint
+from tests.inference.modelling.test_network_dense import tiny_config
 
 CASES = recurrent_families.CASES | linear_families.CASES | kimi_families.CASES
 FAMILIES = ("llama", "mamba2", "bamba", "olmo_hybrid")
 """Attention, a recurrent model, a hybrid with attention, and gated delta rules with attention."""
 FURTHER = (
     "deepseek_v2", "mamba", "nemotron_h-moe", "kimi_linear", "xlstm", "minimax", "rwkv", "zamba", "zamba2",
-    "recurrent_gemma", "lfm3", "qwen4_exp", "zaya", "inkling", "inkling2", "oxidizr-mamba3",
+    "recurrent_gemma", "lfm3", "qwen4_exp", "zaya", "inkling", "inkling2", "deepseek_v4", "oxidizr-mamba3",
 )  # fmt: skip
 
 
@@ -44,6 +46,8 @@ def load_family(name, directory):
         make_checkpoint(LlamaConfig(**attention_families.BASE), directory)
     elif name == "deepseek_v2":
         make_checkpoint(DeepseekV2Config(**attention_families.BASE | attention_families.MLA), directory)
+    elif name in large_families.CASES:
+        make_checkpoint(tiny_config(*large_families.CASES[name]), directory)
     else:
         recurrent_families.make_model(*CASES[name]).save_pretrained(directory)
     return load_directory(directory)

@@ -71,6 +71,9 @@ def enlarge(model: torch.nn.Module, model_type: str, seed: int = 0) -> None:
         for name, value in [*model.named_parameters(), *model.named_buffers()]:
             if name not in saved:
                 continue  # masks and tables of positions
+            if name.endswith("tid2eid"):
+                value.random_(model.config.n_routed_experts, generator=generator)
+                continue
             noise = torch.randn(value.shape, generator=generator)
             if "e_score_correction_bias" in name:
                 value.copy_(0.2 * noise)

@@ -14,6 +14,7 @@ from inference.modelling.layer_forms import (
     AltUpLayer,
     BlockLayer,
     ConvolvedLayer,
+    MixedStreamsLayer,
     ParallelLayer,
     ScaledLayer,
     make_layer,
@@ -26,6 +27,8 @@ from inference.modelling.specs.inkling2 import BlockResidualSpec
 from inference.modelling.specs.layer_inputs import LayerInputSpec
 from inference.modelling.specs.layers import AttentionSpec, MLPSpec
 from inference.modelling.specs.parts import NormSpec
+from inference.modelling.specs.sinkhorn_streams import SinkhornStreamsSpec
+from inference.modelling.specs.token_moe import TokenMoESpec
 from tests.inference.modelling.test_hybrid_layer import HIDDEN, Twice, filled
 
 NORM = NormSpec(eps=1e-6)
@@ -48,6 +51,7 @@ def passed(layer: HybridLayer, rows: torch.Tensor) -> torch.Tensor:
     return stream.enter(None)
 
 
+STREAMS = SinkhornStreamsSpec(3, 2.0, 0.01, 1e-6, 3)
 ALTUP: dict[str, Any] = {
     "altup": AltUpSpec(3, 1, 2, NORM), "token_post_norm": NORM, "channel_norm": NORM, "channel_post_norm": NORM,
     "layer_input": LayerInputSpec(4, "gelu", NORM),
@@ -67,6 +71,7 @@ BLOCKS: dict[str, Any] = {
         ({"scales_residual": True, "channel_norm": NORM}, ScaledLayer),
         ({"mixer_convs": MixerConvsSpec(HIDDEN, 3), "channel_norm": NORM}, ConvolvedLayer),
         (BLOCKS, BlockLayer),
+        ({"hyper": STREAMS, "channel_norm": NORM}, MixedStreamsLayer),
         (ALTUP, AltUpLayer),
     ],
 )
@@ -130,6 +135,23 @@ def test_mixers_add_to_the_stream_of_the_block_that_has_begun(begins: bool) -> N
     mixed = layer.channel_mixer(layer.blocks.channel(expected)) * (1 + layer.channel_conv.conv1d.weight[:, 0, 0]) / 2
     expected[:, -1] += mixed
     torch.testing.assert_close(stream.enter(None), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_streams_are_mixed_around_each_mixer_and_tokens_choose_experts() -> None:
+    experts = TokenMoESpec(3, 2, 8, vocab_size=5)
+    layer = make_layer(spec(hyper=STREAMS, channel_norm=NORM, channel_mixer=experts), HIDDEN, 0, {})
+    filled(layer)
+    layer.channel_mixer.token_experts.data = torch.tensor([[0, 1], [1, 2], [2, 0], [0, 2], [1, 0]])
+    layer.token_mixer = Twice()
+    ids, zeros = torch.tensor([4, 1, 3]), torch.zeros(3, dtype=torch.int64)
+    streams = torch.randn(3, 3, HIDDEN)
+    stream = ResidualStream(streams.clone())
+    layer(stream, ForwardBatch(ids, zeros, zeros, torch.tensor([1]), 0, ()), {})
+    entering, weights, carried = layer.hyper.token.enter(streams)
+    between = carried + weights * (2 * layer.token_norm(entering)).unsqueeze(1)
+    entering, weights, carried = layer.hyper.channel.enter(between)
+    mixed = layer.channel_mixer(layer.channel_norm(entering), ids)
+    torch.testing.assert_close(stream.enter(None), carried + weights * mixed.unsqueeze(1))
 
 
 def test_a_form_needs_both_mixers() -> None:

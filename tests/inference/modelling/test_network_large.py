@@ -48,6 +48,14 @@ LONGCAT: dict[str, Any] = {
     "head_dim": 8, "v_head_dim": 10, "num_key_value_heads": 4, "ffn_hidden_size": 40, "expert_ffn_hidden_size": 24,
     "moe_topk": 3, "n_routed_experts": 5, "zero_expert_num": 3, "routed_scaling_factor": 2.0,
 }  # fmt: skip
+CSA, HCA = "compressed_sparse_attention", "heavily_compressed_attention"
+DEEPSEEK4: dict[str, Any] = {
+    "head_dim": 16, "partial_rotary_factor": 0.5, "q_lora_rank": 20, "num_hidden_layers": 4, "num_key_value_heads": 1,
+    "moe_intermediate_size": 20, "n_routed_experts": 6, "num_experts_per_tok": 2, "o_groups": 2, "o_lora_rank": 6,
+    "index_n_heads": 16, "index_head_dim": 12, "index_topk": 3, "sliding_window": 6, "swiglu_limit": 0.7,
+    "compress_rates": {CSA: 4, HCA: 10}, "layer_types": [SLIDING, CSA, HCA, CSA],
+    "mlp_layer_types": ["hash_moe", "moe", "hash_moe", "moe"],
+}  # fmt: skip
 SPARSE = "minimax_m3_sparse"
 MINIMAX_M3: dict[str, Any] = {
     "head_dim": 12, "num_hidden_layers": 3, "intermediate_size": 24, "dense_intermediate_size": 40,
@@ -112,6 +120,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **GEMMA3N, "altup_active_idx": 1, "altup_num_inputs": 3, "altup_correct_scale": False,
             "num_kv_shared_layers": 0, "attention_bias": True, "final_logit_softcapping": 2.0,
+        },
+    ),
+    "deepseek_v4": ("deepseek_v4", DEEPSEEK4),
+    "deepseek_v4-stretched-two-streams-sigmoid": (
+        "deepseek_v4",
+        {
+            **DEEPSEEK4, "layer_types": [CSA, HCA, HCA], "mlp_layer_types": ["moe"] * 3, "num_hidden_layers": 3,
+            "compress_rates": {CSA: 7, HCA: 5}, "index_topk": 100, "sliding_window": 100, "hc_mult": 2, "hc_eps": 0.01,
+            "hc_sinkhorn_iters": 3, "scoring_func": "sigmoid", "o_groups": 4, "rms_norm_eps": 1e-3,
+            "hidden_act": "gelu", "partial_rotary_factor": None, "qk_rope_head_dim": 6, "compress_rope_theta": 3000.0,
+            "rope_parameters": {key: value for key, value in YARN.items() if key != "rope_theta"}, "rope_theta": 500.0,
         },
     ),
     "longcat_flash": ("longcat_flash", LONGCAT),
@@ -263,3 +282,22 @@ def test_stacked_experts_are_the_same_as_one_by_one(name, tmp_path):
     assert "experts.{e}" in str(first.spec.parameters) and "experts.{e}" not in str(second.spec.parameters)
     for (name_a, value), (name_b, other) in zip(first.named_parameters(), second.named_parameters(), strict=True):
         assert name_a == name_b and torch.equal(value, other), name_a
+
+
+@pytest.mark.parametrize("is_published", [False, True], ids=["in memory", "published"])
+def test_deepseek_v4_in_other_namings(is_published, tmp_path):
+    directory, oracle = make_checkpoint(tiny_config(*CASES["deepseek_v4"]), tmp_path, stacked=not is_published)
+    tensors, config = load_file(directory / "model.safetensors"), read_config(directory)
+    assert any(".self_attn." in name for name in tensors) != is_published
+    if is_published:
+        # What transformers names otherwise than the published files.
+        changes = (("hc_head.hc_", "hc_head_"), ("embed_tokens.", "embed."), (".attn.norm.", ".attn.kv_norm."))
+        for old, new in changes:
+            tensors = {name.replace(old, new).removeprefix("model."): value for name, value in tensors.items()}
+        tensors["mtp.0.attn.wq_a.weight"] = torch.zeros(20, 32)
+        tensors["layers.0.ffn.gate.tid2eid"] = tensors["layers.0.ffn.gate.tid2eid"].int()
+        save_file(tensors, directory / "model.safetensors")
+        unknown = ("layer_types", "mlp_layer_types", "rope_parameters", "partial_rotary_factor")
+        config = {key: value for key, value in config.items() if key not in unknown}
+        config |= {"compress_ratios": [0, 4, 128, 4, 0], "qk_rope_head_dim": 8, "rope_scaling": None}
+    assert_matches_oracle(load_directory(directory, config), oracle)

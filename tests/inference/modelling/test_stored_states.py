@@ -32,7 +32,9 @@ KINDS = {
     "inkling2": {"clipped_attention"},
 }  # fmt: skip
 """The kinds of mixers with recurrent states that the families have."""
-WITHOUT_STATES = {"attention", "mla", "parallel", "mlp", "memory_moe", "moe", "shared_moe"}
+WITHOUT_STATES = {
+    "attention", "mla", "compressed_attention", "parallel", "mlp", "memory_moe", "moe", "shared_moe", "token_moe",
+}  # fmt: skip
 SAME_ALONE = {"mamba", "mamba2", "olmo_hybrid", "xlstm", "rwkv"}
 """Families whose other layers compute a row alone to the bit as in a batch, with these shapes."""
 PLAN = [20] + [1] * 20 + [5] + [1] * 15

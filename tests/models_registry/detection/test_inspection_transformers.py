@@ -49,6 +49,12 @@ SUPPORTED: dict[str, dict[str, Any]] = {
     "axk2": MLA | INDEXER | {"gated_norm_rank": 4},
     "deepseek_v32": MLA | INDEXER,
     "hy_v4": MLA | INDEXER,
+    "deepseek_v4": INDEXER | {
+        "num_key_value_heads": 1, "q_lora_rank": 12, "n_routed_experts": 4, "num_experts_per_tok": 2, "o_groups": 2,
+        "moe_intermediate_size": 16, "o_lora_rank": 6, "partial_rotary_factor": 0.5,
+        "layer_types": ["compressed_sparse_attention", "heavily_compressed_attention"],
+        "mlp_layer_types": ["hash_moe", "moe"],
+    },
     "aria_text": {"moe_num_experts": 4, "moe_topk": 2},
     "bitnet": {},
     "diffllama": {},

@@ -389,7 +389,7 @@ def _mix_mamba3(
 def _choose_experts(layer: Router, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     spec = layer.spec
     has_floor = spec.num_expert_groups > 1 and spec.group_floor != -math.inf
-    if spec.scoring == "sparse_mixer" or spec.ranks_logits or has_floor:
+    if spec.scoring not in ("softmax", "sigmoid") or spec.ranks_logits or has_floor:
         return Router.choose(layer, logits)
     weights, chosen = torch.ops.blazr.choose_experts.default(
         logits,

@@ -16,7 +16,7 @@ from transformers import PretrainedConfig
 from tests.inference.modelling.encodings.formats import Format
 from tests.inference.modelling.huggingface import make_checkpoint, read_config
 
-LINEAR = re.compile(r"\.(?:\w+_proj|w[123])\.weight$")
+LINEAR = re.compile(r"\.(?:\w+_proj|w[123]|w(?:q_a|q_b|kv|gate|o_a|o_b))\.weight$")
 """Names of the matrices that quantising programs take: projections, not routers, embeddings or heads."""
 
 

@@ -70,6 +70,20 @@ PUBLISHED_LARGE: dict[str, tuple[str, dict[str, Any]]] = {
         "layer_types": ["indexed_attention"], "mlp_layer_types": ["dense", "sparse"], "n_group": None,
         "norm_topk_prob": True, "q_lora_rank": 384, "scoring_func": "sigmoid", "topk_group": None,
         "topk_method": "noaux_tc"}),
+    "deepseek-ai/DeepSeek-V4-Flash-Base": ("deepseek_v4", {
+        key: value for key, value in USUAL.items() if key != "intermediate_size"} | {
+        "attention_bias": False, "attention_dropout": 0.0, "compress_ratios": [128, 128, 4, 128, 4, 0],
+        "compress_rope_theta": 160000, "expert_dtype": "fp8", "hc_eps": 1e-06, "hc_mult": 4, "hc_sinkhorn_iters": 20,
+        "head_dim": 512, "index_head_dim": 128, "index_n_heads": 64, "index_topk": 512, "moe_intermediate_size": 2048,
+        "n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": True, "num_experts_per_tok": 6,
+        "num_hash_layers": 3, "num_key_value_heads": 1, "num_nextn_predict_layers": 1, "o_groups": 8,
+        "o_lora_rank": 1024, "q_lora_rank": 1024, "qk_rope_head_dim": 64, "quantization_config": {
+            "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "scale_fmt": "ue8m0",
+            "weight_block_size": [128, 128]},
+        "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 16, "original_max_position_embeddings": 65536,
+            "type": "yarn"},
+        "rope_theta": 10000, "routed_scaling_factor": 1.5, "scoring_func": "sqrtsoftplus", "sliding_window": 128,
+        "swiglu_limit": 10.0, "topk_method": "noaux_tc"}),
     "tencent/Hy4-preview": ("hy_v4", {
         key: value for key, value in DEEPSEEK.items()
         if key not in ("moe_layer_freq", "first_k_dense_replace", "scoring_func", "topk_method")} | {

@@ -142,6 +142,9 @@ PREPARED: dict[str, dict[str, Any]] = {
     "sconv_kernel_size": {"conv_kernel_size": None},
     "local_layer_ids": {"layer_types": None},
     "dense_mlp_idx": {"mlp_layer_types": None},
+    "num_hash_layers": {"mlp_layer_types": None},
+    "compress_ratios": {"layer_types": None},
+    "compress_rope_theta": {"rope_parameters": None},
     "model_max_length": {"max_position_embeddings": None},
 }
 """What has to be absent, or present, for a key to matter: another spelling wins over it."""

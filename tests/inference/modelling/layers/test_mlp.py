@@ -49,6 +49,14 @@ def test_the_layer_is_two_products_around_the_activation(gated, bias):
     torch.testing.assert_close(layer(hidden), wanted)
 
 
+def test_gate_and_up_are_cut_at_a_limit():
+    layer = MLP(MLPSpec(3, "gelu", activation_limit=0.5), 5)
+    values = torch.tensor([[-2.0, 0.2, 3.0, -4.0, 0.3, 4.0]])
+    gate, up = torch.tensor([[-2.0, 0.2, 0.5]]), torch.tensor([[-0.5, 0.3, 0.5]])
+    torch.testing.assert_close(layer.activate(values), torch.nn.functional.gelu(gate) * up)
+    assert not layer.is_plain and MLP(MLPSpec(3), 5).is_plain
+
+
 def test_a_learned_number_multiplies_the_result():
     spec = MLPSpec(9, has_output_scale=True)
     scaled, plain = MLP(spec, 5), MLP(MLPSpec(9), 5)

@@ -27,7 +27,7 @@ def moe_specs(draw) -> MoESpec:
         intermediate_size=draw(st.integers(1, 6)),
         activation=draw(st.sampled_from(["silu", "relu2", "gelu_tanh"])),
         gated=draw(st.booleans()),
-        scoring=draw(st.sampled_from(["softmax", "sigmoid"])),
+        scoring=draw(st.sampled_from(["softmax", "sigmoid", "sqrt_softplus"])),
         normalise_top_k=draw(st.booleans()),
         normalise_eps=draw(st.sampled_from([0.0, 1e-20])),
         routed_scaling_factor=draw(st.sampled_from([1.0, 2.5])),
@@ -72,7 +72,12 @@ def defined(layer: MixtureOfExperts, hidden: torch.Tensor) -> torch.Tensor:
 
 def scores_of(logits: list[float], spec: MoESpec) -> list[float]:
     values = torch.tensor(logits, dtype=torch.float32)
-    scores: list[float] = (values.softmax(0) if spec.scoring == "softmax" else values.sigmoid()).tolist()
+    functions = {
+        "softmax": lambda: values.softmax(0),
+        "sigmoid": values.sigmoid,
+        "sqrt_softplus": lambda: (1 + values.exp()).log().sqrt(),
+    }
+    scores: list[float] = functions[spec.scoring]().tolist()
     return scores
 
 

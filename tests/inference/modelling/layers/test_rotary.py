@@ -16,6 +16,7 @@ from inference.modelling.layers.rotary import (
     rotary_embedding,
     rotate,
     rotate_first,
+    rotate_last,
 )
 from inference.modelling.specs.parts import RopeScaling, RopeSpec
 from tests.inference.modelling.contexts import contexts_of
@@ -207,6 +208,18 @@ def test_a_prompt_beyond_the_trained_context_matches_transformers(kind, tmp_path
     wanted = oracle(tokens)
     assert (logits - wanted).abs().max() <= 1e-4
     assert (causal - wanted).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_the_last_values_are_rotated_alone(interleaved):
+    rope = rotary_embedding(RopeSpec(100.0, 4, interleaved=interleaved))
+    values, positions = torch.randn(5, 2, 6, generator=torch.Generator().manual_seed(0)), torch.arange(5) * 3
+    turned = rotate_last(values, (cos_sin := rope.cos_sin(positions)), rope.spec)
+    assert torch.equal(turned[..., :2], values[..., :2])
+    assert torch.equal(turned[..., 2:], rotate(values[..., 2:], cos_sin, interleaved=interleaved))
+    assert torch.equal(rotate_last(values[..., 2:], cos_sin, rope.spec), turned[..., 2:])
+    cos, sin = cos_sin
+    torch.testing.assert_close(rotate_last(turned, (cos, -sin), rope.spec), values)
 
 
 def test_a_reversed_rotation_undoes_the_other():

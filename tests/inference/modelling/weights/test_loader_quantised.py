@@ -28,6 +28,23 @@ CONFIGS = {
     "qwen2": transformers.Qwen2Config(**{name: size for name, size in SIZES.items() if name != "head_dim"}),
     "qwen3_moe": transformers.Qwen3MoeConfig(**SIZES | MOE),
     "mixtral": transformers.MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2),
+    "deepseek_v4": transformers.DeepseekV4Config(
+        **SIZES | {"num_key_value_heads": 1},
+        q_lora_rank=32,
+        moe_intermediate_size=32,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        o_groups=2,
+        o_lora_rank=16,
+        index_n_heads=12,
+        index_head_dim=8,
+        index_topk=2,
+        partial_rotary_factor=0.5,
+        mlp_layer_types=["hash_moe", "moe"],
+        sliding_window=6,
+        layer_types=["compressed_sparse_attention", "heavily_compressed_attention"],
+        compress_rates={"compressed_sparse_attention": 2, "heavily_compressed_attention": 5},
+    ),
 }
 ROUNDING = 2e-4
 """Of logits around 10: the decoded values may differ in float32's last bit."""
@@ -66,6 +83,12 @@ def test_other_families(model: str, name: str, tmp_path: Path) -> None:
     if name == "fp8-blocks":
         form = Format(partial(form.make, block=(32, 32)), {**form.config, "weight_block_size": [32, 32]})
     check(model, form, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["fp8-blocks-deepseek-v4", "mxfp4-deepseek-v4"])
+def test_the_forms_of_deepseek_v4(name: str, tmp_path: Path) -> None:
+    found = check("deepseek_v4", FORMATS[name], tmp_path)
+    assert {item.coding for item in found.spec.encoded} == {"fp4" if "fp4" in name else "scaled"}
 
 
 @pytest.mark.parametrize(

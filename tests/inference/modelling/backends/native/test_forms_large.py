@@ -17,7 +17,7 @@ from tests.inference.modelling.test_network_recurrent import make_model, oracle_
 pytestmark = pytest.mark.skipif(not library.is_available(), reason="needs the native library")
 NAMES = (
     "gemma4_text", "gemma3n_text", "llama4_text", "deepseek_v32", "mimo_v2_flash", "longcat_flash",
-    "minimax_m3_vl_text", "axk1", "axk2-groups-biases", "glm_moe_dsa", "hy_v4",
+    "minimax_m3_vl_text", "axk1", "axk2-groups-biases", "glm_moe_dsa", "hy_v4", "deepseek_v4",
     "bitnet", "diffllama", "jetmoe", "xglm", "mistral4",
 )  # fmt: skip
 MIXED = (
