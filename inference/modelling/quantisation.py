@@ -22,8 +22,9 @@ from typing import Literal, cast
 
 from inference.modelling.encoded_tensor import EncodedTensor
 from inference.modelling.sources import joined_names
-from inference.modelling.spec import ModelSpec, Piece, Source
+from inference.modelling.spec import ModelSpec
 from inference.modelling.specs.parts import DTYPE_BYTES, Shape
+from inference.modelling.specs.sources import Piece, Source
 
 Quant = Literal["auto", "none", "int8", "int4"]
 Kind = Literal["int8", "int4"]

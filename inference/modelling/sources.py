@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from inference.modelling.spec import Piece, Source
 from inference.modelling.specs.parts import Shape
+from inference.modelling.specs.sources import Piece, Source
 
 
 def stored_names(source: Source) -> list[str]:

@@ -18,8 +18,9 @@ from inference.modelling.layers.coded import packed_rows, quantised_rows
 from inference.modelling.layers.linear import network_bytes
 from inference.modelling.layers.packed import PlainQuantised
 from inference.modelling.quantisation import OWN_FORMS, is_quantisable, weights_bytes
-from inference.modelling.spec import LayerSpec, ModelSpec, tensor
+from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.layers import MLPSpec, MoESpec
+from inference.modelling.specs.sources import tensor
 from inference.modelling.weights.loader import load_network
 from tests.gpu.test_cuda_graphs import assert_padding_changes_nothing
 from tests.gpu.test_networks import MIXERS, VOCAB, config, generate

@@ -17,8 +17,9 @@ from inference.llm.checkpoint_writing import HEADER_BYTES, num_shards
 from inference.llm.quantising.source import NUM_COLUMNS, SourceTensor
 from inference.modelling.encodings.blazr import OFFSETS, SCALES, STORED_DTYPES
 from inference.modelling.quantisation import BLOCK_ROWS, OWN_FORMS, FormName, coded_bytes, is_quantisable
-from inference.modelling.spec import ModelSpec, Piece
+from inference.modelling.spec import ModelSpec
 from inference.modelling.specs.parts import Shape
+from inference.modelling.specs.sources import Piece
 
 KINDS: tuple[FormName, ...] = tuple(OWN_FORMS)
 """The forms that are tried, the smallest first."""

@@ -27,7 +27,8 @@ from inference.modelling.encodings.quantisation_config import BLAZR_VERSION, KEP
 from inference.modelling.families.checks import TIED_HEAD
 from inference.modelling.layers.coded import Codes, code_plainly, quantised_rows
 from inference.modelling.quantisation import OWN_FORMS, Form, FormName, code_bytes
-from inference.modelling.spec import ModelSpec, Source
+from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.sources import Source
 
 QUANTISATION_KEYS = ("quantization_config", "compression_config")
 """Keys of config.json that state how a checkpoint was quantised."""

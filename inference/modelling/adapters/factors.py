@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from inference.modelling.lora.plan import MatrixPlan, not_finite
-from inference.modelling.spec import Piece
+from inference.modelling.specs.sources import Piece
 from inference.modelling.weights.piece_rows import take_rows
 
 Factors = tuple[torch.Tensor, torch.Tensor]

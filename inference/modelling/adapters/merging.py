@@ -23,7 +23,8 @@ import torch
 from inference.errors import InvalidRequest, UnsupportedFormat
 from inference.modelling.adapters.factors import check_finite, take_factors
 from inference.modelling.lora.plan import AdapterPlan, MatrixPlan
-from inference.modelling.spec import ModelSpec, Piece
+from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.sources import Piece
 from inference.modelling.weights.files import TensorFiles
 
 Method = Literal["linear", "ties", "slerp"]

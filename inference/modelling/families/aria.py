@@ -15,8 +15,9 @@ from inference.modelling.families.config_values import integer_with_evidence, rm
 from inference.modelling.families.grouped_moe import shared_experts_width
 from inference.modelling.families.headers import stack_shape
 from inference.modelling.families.moe_config import check_experts, check_routing, moe_sources
-from inference.modelling.spec import ModelSpec, Piece, Source
+from inference.modelling.spec import ModelSpec
 from inference.modelling.specs.layers import MoESpec
+from inference.modelling.specs.sources import Piece, Source
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "aria_text": {

@@ -9,9 +9,9 @@ from typing import Any, Literal
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.decoder import norm_sources
 from inference.modelling.families.head_sizes import HeadSizes
-from inference.modelling.spec import Piece, Source, concatenated, tensor
 from inference.modelling.specs.layers import AttentionSpec
 from inference.modelling.specs.parts import RopeSpec, prefixed
+from inference.modelling.specs.sources import Piece, Source, concatenated, tensor
 
 
 @dataclass(frozen=True, slots=True)

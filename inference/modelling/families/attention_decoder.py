@@ -20,9 +20,10 @@ from inference.modelling.families.headers import matrix_shape
 from inference.modelling.families.mlp_config import USUAL_MLP, MLPNames, mlp_sources, mlp_spec
 from inference.modelling.families.prediction_head import HeadLayer, names_behind_layers, prediction_head
 from inference.modelling.families.rope_config import read_rope
-from inference.modelling.spec import LayerSpec, ModelSpec, PredictionHeadSpec, Source
+from inference.modelling.spec import LayerSpec, ModelSpec, PredictionHeadSpec
 from inference.modelling.specs.layers import AttentionSpec, ChannelMixerSpec
 from inference.modelling.specs.parts import NormSpec, RopeSpec, prefixed
+from inference.modelling.specs.sources import Source
 
 ChannelMixer = tuple[ChannelMixerSpec, Mapping[str, Source]]
 """A channel mixer and the sources of its parameters."""

@@ -18,9 +18,10 @@ from inference.modelling.families.decoder_layout import DecoderLayout
 from inference.modelling.families.deepseek import DEEPSEEK, SPARSE, Variant, latent_decoder
 from inference.modelling.families.headers import matrix_shape
 from inference.modelling.families.prediction_head import HeadLayer
-from inference.modelling.spec import ModelSpec, Source, tensor
+from inference.modelling.spec import ModelSpec
 from inference.modelling.specs.layers import MoESpec
 from inference.modelling.specs.parts import NormSpec
+from inference.modelling.specs.sources import Source, tensor
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "axk1": {**DEEPSEEK, **used("norm_topk_prob", "rope_interleave", "mlp_layer_types")},

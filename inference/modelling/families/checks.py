@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from inference.errors import TensorShapeMismatch, UnsupportedArchitecture, UnsupportedFormat
 from inference.modelling.families.config import CheckpointView, TensorTable
 from inference.modelling.families.headers import STORED_DTYPES, sample_of
-from inference.modelling.spec import ModelSpec, Piece, Source
+from inference.modelling.spec import ModelSpec
 from inference.modelling.specs.parts import Shape
+from inference.modelling.specs.sources import Piece, Source
 
 TIED_HEAD = re.compile(r"((model|backbone|(model\.)?language_model)\.)?lm_head\.weight")
 """Names of a stored head; beside a tied embedding it is a copy, which the inspection compares."""

@@ -15,9 +15,10 @@ from inference.modelling.families.config_keys import Harmless, Members, Only
 from inference.modelling.families.config_values import check_size, integer_with_evidence
 from inference.modelling.families.headers import matrix_shape
 from inference.modelling.families.moe_config import check_experts, check_routing, count_experts, expert_sources
-from inference.modelling.spec import ModelSpec, Piece, Source, tensor
+from inference.modelling.spec import ModelSpec
 from inference.modelling.specs.layers import MoESpec
 from inference.modelling.specs.parts import NormSpec
+from inference.modelling.specs.sources import Piece, Source, tensor
 
 NAMES = LayerNames(
     attention="norm_attn_norm.attn.",

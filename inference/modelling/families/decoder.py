@@ -11,11 +11,12 @@ from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import check_size
 from inference.modelling.families.decoder_layout import CONTEXT_KEYS, DecoderLayout
 from inference.modelling.families.headers import matrix_shape
-from inference.modelling.spec import AnyStreamsSpec, LayerSpec, ModelSpec, Piece, PredictionHeadSpec, Source, tensor
+from inference.modelling.spec import AnyStreamsSpec, LayerSpec, ModelSpec, PredictionHeadSpec
 from inference.modelling.specs.layer_inputs import LayerInputsSpec
 from inference.modelling.specs.layers import ChannelMixerSpec, TokenMixerSpec
 from inference.modelling.specs.parts import NormSpec, prefixed
 from inference.modelling.specs.positions import SinusoidsSpec
+from inference.modelling.specs.sources import Piece, Source, tensor
 
 
 def llama_layer(token_mixer: TokenMixerSpec, channel_mixer: ChannelMixerSpec, norm: NormSpec) -> LayerSpec:

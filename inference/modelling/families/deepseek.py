@@ -39,11 +39,12 @@ from inference.modelling.families.moe_config import (
 )
 from inference.modelling.families.prediction_head import HeadLayer, names_behind_layers, prediction_head
 from inference.modelling.families.text_part import around, text_part
-from inference.modelling.spec import ModelSpec, Source
+from inference.modelling.spec import ModelSpec
 from inference.modelling.specs.gated_streams import GatedStreamsSpec
 from inference.modelling.specs.latent import MLASpec
 from inference.modelling.specs.layers import ChannelMixerSpec, MoESpec
 from inference.modelling.specs.parts import NormSpec
+from inference.modelling.specs.sources import Source
 
 DENSE: Table = {
     **COMMON,

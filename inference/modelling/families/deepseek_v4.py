@@ -28,12 +28,13 @@ from inference.modelling.families.headers import matrix_shape, vector_length
 from inference.modelling.families.moe_config import ExpertNames, check_routing, count_experts, expert_sources
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.windows import layer_types
-from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, concatenated, tensor
+from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.compressed import CompressedAttentionSpec, CompressedIndexerSpec, CompressorSpec
 from inference.modelling.specs.gated_streams import GatedStreamsSpec
 from inference.modelling.specs.layers import MoESpec
 from inference.modelling.specs.parts import NormSpec, RopeSpec, prefixed
 from inference.modelling.specs.sinkhorn_streams import SinkhornStreamsSpec
+from inference.modelling.specs.sources import Piece, Source, concatenated, tensor
 from inference.modelling.specs.token_moe import TokenMoESpec
 
 SLIDING, SPARSE, HEAVY = TYPES = (

@@ -7,9 +7,9 @@ from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import check_size
 from inference.modelling.families.headers import matrix_shape, vector_length
 from inference.modelling.families.state_space import conv_shape
-from inference.modelling.spec import Source, concatenated, tensor
 from inference.modelling.specs.linear import GatedDeltaSpec
 from inference.modelling.specs.parts import NormSpec
+from inference.modelling.specs.sources import Source, concatenated, tensor
 
 
 def separate_delta_mixer(view: CheckpointView, base: str, norm_eps: float) -> tuple[GatedDeltaSpec, dict[str, Source]]:

@@ -16,9 +16,10 @@ from inference.modelling.families.config_key_tables import LLAMA_LIKE, Table
 from inference.modelling.families.config_keys import Harmless, Only
 from inference.modelling.families.config_values import rms_norm
 from inference.modelling.families.prediction_head import HeadLayer
-from inference.modelling.spec import ModelSpec, Piece, Source
+from inference.modelling.spec import ModelSpec
 from inference.modelling.specs.attention_parts import DifferenceSpec
 from inference.modelling.specs.layers import AttentionSpec
+from inference.modelling.specs.sources import Piece, Source
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "diffllama": {

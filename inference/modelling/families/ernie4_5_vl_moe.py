@@ -29,8 +29,9 @@ from inference.modelling.families.moe_config import (
     moe_sources,
 )
 from inference.modelling.families.text_part import around, text_part
-from inference.modelling.spec import ModelSpec, Piece, Source
+from inference.modelling.spec import ModelSpec
 from inference.modelling.specs.layers import MoESpec
+from inference.modelling.specs.sources import Piece, Source
 
 UNSTRETCHED = Only(("default",), "positions aren't stretched")
 ROPE = Members({**QWEN_ROPE.rules, "rope_type": UNSTRETCHED, "type": UNSTRETCHED})

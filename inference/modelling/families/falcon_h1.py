@@ -21,10 +21,11 @@ from inference.modelling.families.head_sizes import read_heads
 from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.state_space import HYBRID_KEYS, mamba2_sources, mamba2_spec, time_step_limits
-from inference.modelling.spec import LayerSpec, ModelSpec, Source
+from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.layers import Mamba2Spec
 from inference.modelling.specs.parallel import BranchSpec, ParallelSpec
 from inference.modelling.specs.parts import NormSpec, prefixed
+from inference.modelling.specs.sources import Source
 
 BOTH = Only(("hybrid",), "each layer has attention and Mamba-2")
 CONFIG_KEYS: Mapping[str, Table] = {

@@ -31,8 +31,9 @@ from inference.modelling.families.vision_part import (
     with_parameters,
 )
 from inference.modelling.families.windows import TYPES, full_every, layer_types, sliding_window, window_of_each_layer
-from inference.modelling.spec import ModelSpec, Piece, Source, tensor
+from inference.modelling.spec import ModelSpec
 from inference.modelling.specs.parts import NormSpec
+from inference.modelling.specs.sources import Piece, Source, tensor
 from inference.modelling.vision.specs import PooledProjectorSpec, VisionSpec
 from inference.values.images import ImageLayout, ImagePrompt
 

@@ -28,11 +28,12 @@ from inference.modelling.families.rope_by_type import ropes_by_type
 from inference.modelling.families.shared_cache import kv_sources, unused_projections
 from inference.modelling.families.text_part import around, text_part
 from inference.modelling.families.windows import TYPES, full_every, layer_types, sliding_window, window_of_each_layer
-from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, tensor
+from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.altup import AltUpSpec, StreamsSpec
 from inference.modelling.specs.layer_inputs import LayerInputSpec
 from inference.modelling.specs.layers import MLPSpec
 from inference.modelling.specs.parts import NormSpec, prefixed
+from inference.modelling.specs.sources import Piece, Source, tensor
 
 GEMMA3N: Table = {
     **{key: rule for key, rule in LLAMA_LIKE.items() if key not in ("mlp_bias", "hidden_act")},

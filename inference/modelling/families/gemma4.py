@@ -34,10 +34,11 @@ from inference.modelling.families.rope_by_type import rope_of_type
 from inference.modelling.families.shared_cache import kv_sources, unused_projections
 from inference.modelling.families.text_part import around, text_part
 from inference.modelling.families.windows import TYPES, full_every, layer_types, sliding_window, window_of_each_layer
-from inference.modelling.spec import LayerSpec, ModelSpec, Source, concatenated, tensor
+from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.layer_inputs import LayerInputSpec
 from inference.modelling.specs.layers import AttentionSpec, MoESpec
 from inference.modelling.specs.parts import NormSpec, RopeSpec, prefixed
+from inference.modelling.specs.sources import Source, concatenated, tensor
 
 UNIFIED: Table = {
     **COMMON,

@@ -15,8 +15,9 @@ from inference.modelling.families.config_values import integer_with_evidence, nu
 from inference.modelling.families.headers import matrix_shape
 from inference.modelling.families.moe_config import check_experts, check_routing
 from inference.modelling.families.windows import TYPES, full_every, layer_types, sliding_window, window_of_each_layer
-from inference.modelling.spec import ModelSpec, Piece, Source, tensor
+from inference.modelling.spec import ModelSpec
 from inference.modelling.specs.layers import MoESpec
+from inference.modelling.specs.sources import Piece, Source, tensor
 
 THETA = 150_000.0
 WINDOW = 128

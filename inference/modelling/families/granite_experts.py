@@ -6,9 +6,9 @@ from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import check_size, integer_with_evidence
 from inference.modelling.families.headers import matrix_shape, stack_shape
 from inference.modelling.families.moe_config import check_experts, check_routing
-from inference.modelling.spec import Source, tensor
 from inference.modelling.specs.layers import ChannelMixerSpec, MLPSpec, MoESpec
 from inference.modelling.specs.parts import prefixed
+from inference.modelling.specs.sources import Source, tensor
 
 EXPERT_NAMES = (
     ("router.layer.weight", "input_linear.weight", "output_linear.weight"),

@@ -34,8 +34,9 @@ from inference.modelling.families.state_space import (
     time_step_limits,
     unknown_layer,
 )
-from inference.modelling.spec import LayerSpec, ModelSpec, Source
+from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.layers import AttentionSpec, TokenMixerSpec
+from inference.modelling.specs.sources import Source
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "granitemoehybrid": {

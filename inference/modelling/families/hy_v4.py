@@ -16,11 +16,12 @@ from inference.modelling.families.decoder_layout import DecoderLayout
 from inference.modelling.families.deepseek import SPARSE, Variant, latent_decoder
 from inference.modelling.families.prediction_head import HeadLayer
 from inference.modelling.families.shared_choice import FULL, SHARED, choice_sources, unused_indexers
-from inference.modelling.spec import ModelSpec, Source, tensor
+from inference.modelling.spec import ModelSpec
 from inference.modelling.specs.gated_streams import GatedStreamsSpec
 from inference.modelling.specs.latent import MLASpec
 from inference.modelling.specs.layers import MoESpec
 from inference.modelling.specs.parts import NormSpec, prefixed
+from inference.modelling.specs.sources import Source, tensor
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "hy_v4": {

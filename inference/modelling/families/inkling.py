@@ -30,10 +30,11 @@ from inference.modelling.families.moe_config import check_dense_layers, check_la
 from inference.modelling.families.state_space import conv_shape
 from inference.modelling.families.text_part import around, text_part
 from inference.modelling.families.windows import layer_types
-from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, concatenated, tensor
+from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.inkling import MixerConvsSpec, RelativeAttentionSpec, SharedMoESpec
 from inference.modelling.specs.layers import MLPSpec
 from inference.modelling.specs.parts import NormSpec, prefixed
+from inference.modelling.specs.sources import Piece, Source, concatenated, tensor
 
 ONLY_UNTIED = Only((False,), "the head is a matrix of its own")
 INKLING: Table = {

@@ -37,11 +37,12 @@ from inference.modelling.families.inkling import (
 )
 from inference.modelling.families.moe_config import check_routing
 from inference.modelling.families.text_part import around, text_part
-from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, concatenated, tensor
+from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.inkling import MixerConvsSpec
 from inference.modelling.specs.inkling2 import BlockResidualSpec, BlockStreamsSpec, ClippedAttentionSpec
 from inference.modelling.specs.layers import MoESpec
 from inference.modelling.specs.parts import NormSpec, prefixed
+from inference.modelling.specs.sources import Piece, Source, concatenated, tensor
 
 INKLING2: Table = {
     **COMMON,

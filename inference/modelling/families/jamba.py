@@ -32,8 +32,9 @@ from inference.modelling.families.state_space import (
     mamba1_spec,
     unknown_layer,
 )
-from inference.modelling.spec import LayerSpec, ModelSpec, Source
+from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.layers import ChannelMixerSpec, MoESpec, TokenMixerSpec
+from inference.modelling.specs.sources import Source
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "jamba": {

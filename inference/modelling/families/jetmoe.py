@@ -19,10 +19,11 @@ from inference.modelling.families.headers import matrix_shape, stack_shape
 from inference.modelling.families.moe_config import check_routing
 from inference.modelling.families.prediction_head import HeadLayer
 from inference.modelling.families.rope_config import read_rope
-from inference.modelling.spec import ModelSpec, Source, tensor
+from inference.modelling.spec import ModelSpec
 from inference.modelling.specs.attention_parts import HeadExpertsSpec
 from inference.modelling.specs.layers import AttentionSpec, MoESpec
 from inference.modelling.specs.parts import NormSpec
+from inference.modelling.specs.sources import Source, tensor
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "jetmoe": {

@@ -36,10 +36,11 @@ from inference.modelling.families.state_space import (
     stated_layer_types,
     unknown_layer,
 )
-from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, concatenated, tensor
+from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.layers import ChannelMixerSpec, TokenMixerSpec
 from inference.modelling.specs.linear import KimiDeltaSpec
 from inference.modelling.specs.parts import NormSpec
+from inference.modelling.specs.sources import Piece, Source, concatenated, tensor
 
 KIMI: Table = {
     **COMMON,

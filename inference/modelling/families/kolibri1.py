@@ -14,7 +14,8 @@ from inference.modelling.families.config_key_tables import EXPERTS, WITH_ROPE, T
 from inference.modelling.families.config_values import activation, rms_norm
 from inference.modelling.families.moe_config import routed_experts
 from inference.modelling.families.windows import TYPES, full_every, layer_types, sliding_window, window_of_each_layer
-from inference.modelling.spec import ModelSpec, tensor
+from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.sources import tensor
 
 BIAS = "moe.router.expert_bias"
 """Of a layer in published files; transformers 5 has it beside the router."""

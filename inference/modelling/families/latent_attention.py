@@ -10,10 +10,10 @@ from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import check_size, integer_with_evidence
 from inference.modelling.families.headers import matrix_shape
 from inference.modelling.families.rope_config import read_rope, yarn_softmax_multiplier
-from inference.modelling.spec import Piece, Source, tensor
 from inference.modelling.specs.indexer import IndexerSpec
 from inference.modelling.specs.latent import MLASpec
 from inference.modelling.specs.parts import NormSpec, prefixed
+from inference.modelling.specs.sources import Piece, Source, tensor
 
 LATENT_NORM = NormSpec("rms", 1e-6)
 """eps of the norms of the latents, which ``rms_norm_eps`` doesn't reach."""

@@ -7,9 +7,9 @@ from inference.modelling.families.config_values import check_size
 from inference.modelling.families.decoder import norm_sources
 from inference.modelling.families.decoder_layout import DecoderLayout
 from inference.modelling.families.headers import matrix_shape
-from inference.modelling.spec import Source, tensor
 from inference.modelling.specs.layer_inputs import LayerInputSpec, LayerInputsSpec
 from inference.modelling.specs.parts import NormSpec, prefixed
+from inference.modelling.specs.sources import Source, tensor
 
 
 def layer_inputs_spec(view: CheckpointView, layout: DecoderLayout, norm: NormSpec) -> LayerInputsSpec | None:

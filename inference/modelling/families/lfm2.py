@@ -26,10 +26,11 @@ from inference.modelling.families.moe_config import (
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.state_space import check_layer_kinds, conv_shape, stated_layer_types, unknown_layer
 from inference.modelling.families.text_part import around, text_part
-from inference.modelling.spec import LayerSpec, ModelSpec, Source, concatenated, tensor
+from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.layers import AttentionSpec, MLPSpec, MoESpec
 from inference.modelling.specs.linear import ShortConvSpec
 from inference.modelling.specs.parts import NormSpec, prefixed
+from inference.modelling.specs.sources import Source, concatenated, tensor
 
 LFM2: Table = {
     **COMMON,

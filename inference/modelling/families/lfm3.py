@@ -23,9 +23,10 @@ from inference.modelling.families.mlp_config import MLPNames, mlp_sources, mlp_s
 from inference.modelling.families.rope_by_type import rope_of_type
 from inference.modelling.families.text_part import around, text_part
 from inference.modelling.families.windows import TYPES, layer_types, sliding_window
-from inference.modelling.spec import LayerSpec, ModelSpec, Source
+from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.layers import AttentionSpec, TokenMixerSpec
 from inference.modelling.specs.parts import NormSpec, prefixed
+from inference.modelling.specs.sources import Source
 
 LFM3: Table = {
     **COMMON,

@@ -37,9 +37,10 @@ from inference.modelling.families.moe_config import (
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.text_part import around, text_part
 from inference.modelling.families.windows import layer_types
-from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source
+from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.layers import ChannelMixerSpec, MoESpec
 from inference.modelling.specs.parts import NormSpec, RopeSpec, prefixed
+from inference.modelling.specs.sources import Piece, Source
 
 LLAMA4: Table = {
     **WITH_ROPE,

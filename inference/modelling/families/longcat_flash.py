@@ -26,10 +26,11 @@ from inference.modelling.families.latent_attention import mla_sources, mla_spec
 from inference.modelling.families.mlp_config import MLPNames, mlp_sources, mlp_spec
 from inference.modelling.families.moe_config import check_experts, check_routing, count_experts, moe_sources
 from inference.modelling.families.rope_config import read_rope, yarn_softmax_multiplier
-from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source
+from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.latent import MLASpec
 from inference.modelling.specs.layers import MoESpec
 from inference.modelling.specs.parts import prefixed
+from inference.modelling.specs.sources import Piece, Source
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "longcat_flash": {

@@ -18,8 +18,9 @@ from inference.modelling.families.decoder import decoder_spec
 from inference.modelling.families.decoder_layout import read_layout
 from inference.modelling.families.mamba_ssm import OUTER, SSM_CFG_1, renamed_config
 from inference.modelling.families.state_space import UNBOUNDED_POSITIONS, mamba1_sources, mamba1_spec
-from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
+from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.parts import NormSpec, prefixed
+from inference.modelling.specs.sources import Source, tensor
 
 MAMBA: Table = {**MAMBA_COMMON, **used("d_inner", "time_step_rank"), **OUTER, "ssm_cfg": Members(SSM_CFG_1)}
 

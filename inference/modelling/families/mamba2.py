@@ -21,8 +21,9 @@ from inference.modelling.families.state_space import (
     mamba2_spec,
     time_step_limits,
 )
-from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
+from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.parts import prefixed
+from inference.modelling.specs.sources import Source, tensor
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "mamba2": {

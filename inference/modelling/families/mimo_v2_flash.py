@@ -35,8 +35,9 @@ from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
 from inference.modelling.families.moe_config import check_dense_layers, has_router, moe_sources
 from inference.modelling.families.rope_by_type import rope_of_type
 from inference.modelling.families.windows import TYPES, layer_types, sliding_window
-from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
+from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.layers import AttentionSpec, ChannelMixerSpec
+from inference.modelling.specs.sources import Source, tensor
 
 # transformers' defaults.
 CONTEXT = 131072

@@ -34,10 +34,11 @@ from inference.modelling.families.moe_config import check_experts, check_routing
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.state_space import check_layer_kinds, stated_layer_types, unknown_layer
 from inference.modelling.families.windows import sliding_window
-from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, tensor
+from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.layers import MoESpec, TokenMixerSpec
 from inference.modelling.specs.linear import LightningSpec
 from inference.modelling.specs.parts import NormSpec
+from inference.modelling.specs.sources import Piece, Source, tensor
 
 FACTORS = ("full_attn", "linear_attn", "mlp")
 CONFIG_KEYS: Mapping[str, Table] = {

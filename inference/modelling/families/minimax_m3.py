@@ -34,10 +34,11 @@ from inference.modelling.families.moe_config import (
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.text_part import around, text_part
 from inference.modelling.families.windows import layer_types
-from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
+from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.indexer import BlockIndexerSpec
 from inference.modelling.specs.layers import AttentionSpec, ChannelMixerSpec, MoESpec
 from inference.modelling.specs.parts import NormSpec, RopeSpec, prefixed
+from inference.modelling.specs.sources import Source, tensor
 
 EARLY_KEYS = {
     "index_n_heads": "sparse_num_index_heads",

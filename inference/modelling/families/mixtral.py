@@ -24,8 +24,9 @@ from inference.modelling.families.moe_config import (
     moe_sources,
 )
 from inference.modelling.families.windows import sliding_window
-from inference.modelling.spec import ModelSpec, Piece, Source, tensor
+from inference.modelling.spec import ModelSpec
 from inference.modelling.specs.layers import MoESpec
+from inference.modelling.specs.sources import Piece, Source, tensor
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "mixtral": {**WITH_ROPE, **EXPERTS, **used("sliding_window")},

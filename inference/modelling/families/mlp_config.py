@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import check_size
 from inference.modelling.families.headers import matrix_shape
-from inference.modelling.spec import Piece, Source, concatenated, tensor
 from inference.modelling.specs.layers import MLPSpec
+from inference.modelling.specs.sources import Piece, Source, concatenated, tensor
 
 
 @dataclass(frozen=True, slots=True)

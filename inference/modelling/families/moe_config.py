@@ -13,9 +13,9 @@ from inference.modelling.families.config_values import check_size, integer_with_
 from inference.modelling.families.decoder_layout import DecoderLayout
 from inference.modelling.families.headers import matrix_shape, stack_shape
 from inference.modelling.families.mlp_config import mlp_sources
-from inference.modelling.spec import Piece, Source, tensor
 from inference.modelling.specs.layers import MLPSpec, MoESpec
 from inference.modelling.specs.parts import prefixed
+from inference.modelling.specs.sources import Piece, Source, tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,9 +44,10 @@ from inference.modelling.families.state_space import (
     time_step_limits,
     unknown_layer,
 )
-from inference.modelling.spec import LayerSpec, ModelSpec, tensor
+from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.layers import ChannelMixerSpec, MoESpec, TokenMixerSpec
 from inference.modelling.specs.parts import NormSpec, prefixed
+from inference.modelling.specs.sources import tensor
 
 NEMOTRON: Table = {
     **COMMON,

@@ -21,9 +21,10 @@ from inference.modelling.families.head_sizes import read_heads
 from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.state_space import check_layer_kinds, stated_layer_types, unknown_layer
-from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
+from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.layers import AttentionSpec
 from inference.modelling.specs.parts import NormSpec, RopeSpec, prefixed
+from inference.modelling.specs.sources import Source, tensor
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "olmo_hybrid": {

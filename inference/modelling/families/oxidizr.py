@@ -21,8 +21,9 @@ from inference.modelling.families.config_values import number_with_evidence
 from inference.modelling.families.decoder_layout import layer_numbers
 from inference.modelling.families.headers import STORED_DTYPES, matrix_shape, sample_of
 from inference.modelling.families.oxidizr_layers import LayerReader
-from inference.modelling.spec import LayerSpec, ModelSpec, Source, tensor
+from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.parts import Dtype, NormSpec, prefixed
+from inference.modelling.specs.sources import Source, tensor
 
 TRAINER_SIZES: Table = harmless(
     "the tensors show it, and the trainer may leave a stale file",

@@ -19,7 +19,7 @@ from inference.modelling.families.config import CheckpointView, Confidence
 from inference.modelling.families.headers import matrix_shape, vector_length
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.state_space import conv_shape
-from inference.modelling.spec import LayerSpec, Piece, Source, concatenated, tensor
+from inference.modelling.spec import LayerSpec
 from inference.modelling.specs.latent import MLASpec
 from inference.modelling.specs.layers import (
     AttentionSpec,
@@ -32,6 +32,7 @@ from inference.modelling.specs.layers import (
 )
 from inference.modelling.specs.linear import Mamba3Spec
 from inference.modelling.specs.parts import NormSpec, prefixed
+from inference.modelling.specs.sources import Piece, Source, concatenated, tensor
 
 DT_RANGE = (0.001, 0.1)
 """dt is clamped to this after softplus."""

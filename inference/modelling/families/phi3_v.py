@@ -24,7 +24,8 @@ from inference.modelling.families.vision_part import (
     vision_part,
     with_parameters,
 )
-from inference.modelling.spec import ModelSpec, Piece, Source, tensor
+from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.sources import Piece, Source, tensor
 from inference.modelling.vision.specs import TileProjectorSpec, VisionSpec
 from inference.values.images import ImageLayout, ImagePrompt
 

@@ -10,8 +10,9 @@ from inference.modelling.families.checks import source_shape
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.decoder_layout import DecoderLayout
 from inference.modelling.families.headers import STORED_DTYPES
-from inference.modelling.spec import LayerSpec, PredictionHeadSpec, Source, tensor
+from inference.modelling.spec import LayerSpec, PredictionHeadSpec
 from inference.modelling.specs.parts import NormSpec, prefixed
+from inference.modelling.specs.sources import Source, tensor
 
 HeadLayer = tuple[LayerSpec, Mapping[str, Source]]
 """A layer, and the sources of its parameters by their names within it."""

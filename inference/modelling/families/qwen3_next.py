@@ -36,10 +36,11 @@ from inference.modelling.families.prediction_head import HeadLayer, HeadNames, p
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.state_space import check_layer_kinds, conv_shape, stated_layer_types, unknown_layer
 from inference.modelling.families.text_part import around, text_part
-from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, concatenated, tensor
+from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.layers import AttentionSpec, ChannelMixerSpec, MoESpec, TokenMixerSpec
 from inference.modelling.specs.linear import GatedDeltaSpec
 from inference.modelling.specs.parts import NormSpec, RopeSpec
+from inference.modelling.specs.sources import Piece, Source, concatenated, tensor
 
 QWEN3_NEXT: Table = {
     **WITH_ROPE,

@@ -36,12 +36,13 @@ from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.state_space import conv_shape
 from inference.modelling.families.text_part import around, text_part
 from inference.modelling.families.windows import layer_types
-from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, concatenated, tensor
+from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.hyper import HyperConnectionSpec, HyperStreamsSpec
 from inference.modelling.specs.indexer import PooledIndexerSpec
 from inference.modelling.specs.layers import AttentionSpec, TokenMixerSpec
 from inference.modelling.specs.ngram import NGramSpec
 from inference.modelling.specs.parts import NormSpec, RopeSpec, prefixed
+from inference.modelling.specs.sources import Piece, Source, concatenated, tensor
 
 QWEN4_EXP: Table = {
     **QWEN3_NEXT,

@@ -29,10 +29,11 @@ from inference.modelling.families.headers import matrix_shape, vector_length
 from inference.modelling.families.mlp_config import mlp_sources
 from inference.modelling.families.rope_config import read_rope
 from inference.modelling.families.state_space import check_layer_kinds, conv_shape, unknown_layer
-from inference.modelling.spec import LayerSpec, ModelSpec, Source, concatenated, tensor
+from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.layers import AttentionSpec, MLPSpec
 from inference.modelling.specs.linear import RGLRUSpec
 from inference.modelling.specs.parts import prefixed
+from inference.modelling.specs.sources import Source, concatenated, tensor
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "recurrent_gemma": {

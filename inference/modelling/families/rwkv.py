@@ -17,9 +17,10 @@ from inference.modelling.families.decoder import decoder_spec, norm_sources
 from inference.modelling.families.decoder_layout import read_layout
 from inference.modelling.families.headers import matrix_shape
 from inference.modelling.families.state_space import UNBOUNDED_POSITIONS
-from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, tensor
+from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.parts import NormSpec, prefixed
 from inference.modelling.specs.rwkv import ChannelMixSpec, TimeMixSpec
+from inference.modelling.specs.sources import Piece, Source, tensor
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "rwkv": {

@@ -14,9 +14,10 @@ from inference.errors import CorruptCheckpoint, TensorShapeMismatch, Unsupported
 from inference.modelling.families.config import CheckpointView, Confidence
 from inference.modelling.families.config_values import check_size
 from inference.modelling.families.headers import matrix_shape, vector_length
-from inference.modelling.spec import LayerSpec, Source, tensor
+from inference.modelling.spec import LayerSpec
 from inference.modelling.specs.layers import Mamba1Spec, Mamba2Spec
 from inference.modelling.specs.parts import NormSpec
+from inference.modelling.specs.sources import Source, tensor
 
 UNBOUNDED_POSITIONS = 1 << 20
 """Context of a purely recurrent model whose config.json names none: the recurrence itself has no limit."""

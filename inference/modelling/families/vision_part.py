@@ -12,8 +12,8 @@ from inference.errors import CheckpointError, TensorShapeMismatch, UnsupportedAr
 from inference.modelling.families.checks import IgnoredTensors, source_shape
 from inference.modelling.families.config import CheckpointConfig, CheckpointView
 from inference.modelling.families.headers import STORED_DTYPES, sample_of
-from inference.modelling.spec import Piece, Source, concatenated, tensor
 from inference.modelling.specs.parts import NormSpec, prefixed
+from inference.modelling.specs.sources import Piece, Source, concatenated, tensor
 from inference.modelling.vision.specs import TowerAct, TowerSpec, VisionSpec
 
 PREPROCESSOR = "_preprocessor_config"

@@ -16,10 +16,11 @@ from inference.modelling.families.decoder import decoder_spec, llama_layer
 from inference.modelling.families.decoder_layout import read_layout
 from inference.modelling.families.headers import matrix_shape, vector_length
 from inference.modelling.families.state_space import UNBOUNDED_POSITIONS
-from inference.modelling.spec import LayerSpec, ModelSpec, Source, concatenated, tensor
+from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.layers import MLPSpec
 from inference.modelling.specs.linear import MLSTMSpec
 from inference.modelling.specs.parts import NormSpec, prefixed
+from inference.modelling.specs.sources import Source, concatenated, tensor
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "xlstm": {

@@ -17,10 +17,11 @@ from inference.modelling.families.decoder_layout import DecoderLayout, read_layo
 from inference.modelling.families.head_sizes import read_heads
 from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
 from inference.modelling.families.state_space import check_hybrid_layers, conv_shape
-from inference.modelling.spec import LayerSpec, ModelSpec, Piece, Source, tensor
+from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.layers import Mamba1Spec
 from inference.modelling.specs.parts import NormSpec, prefixed
 from inference.modelling.specs.shared_blocks import SharedBlockSpec
+from inference.modelling.specs.sources import Piece, Source, tensor
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "zamba": {

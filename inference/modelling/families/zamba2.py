@@ -31,9 +31,10 @@ from inference.modelling.families.state_space import (
     mamba2_spec,
     time_step_limits,
 )
-from inference.modelling.spec import LayerSpec, ModelSpec, Source, concatenated, tensor
+from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.parts import NormSpec, prefixed
 from inference.modelling.specs.shared_blocks import SharedBlockSpec
+from inference.modelling.specs.sources import Source, concatenated, tensor
 
 CONFIG_KEYS: Mapping[str, Table] = {
     "zamba2": {

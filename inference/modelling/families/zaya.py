@@ -23,8 +23,9 @@ from inference.modelling.families.moe_config import check_experts, count_experts
 from inference.modelling.families.rope_by_type import rope_of_type
 from inference.modelling.families.state_space import conv_shape
 from inference.modelling.families.windows import layer_types, sliding_window
-from inference.modelling.spec import LayerSpec, ModelSpec, Source, concatenated, tensor
+from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.parts import NormSpec, prefixed
+from inference.modelling.specs.sources import Source, concatenated, tensor
 from inference.modelling.specs.zaya import ConvolvedAttentionSpec, MemoryMoESpec
 
 FULL, WINDOWED = TYPES = ("hybrid", "hybrid_sliding")

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from inference.errors import MissingTensor
 from inference.modelling.lora.shapes import piece_shape
-from inference.modelling.spec import ModelSpec, Piece
+from inference.modelling.spec import ModelSpec
 from inference.modelling.specs.parts import Shape
+from inference.modelling.specs.sources import Piece
 
 ShapeOf = Callable[[str], Shape]
 """Shape of a stored tensor of the base by its name."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from inference.errors import TensorShapeMismatch
-from inference.modelling.spec import Piece
 from inference.modelling.specs.parts import Shape
+from inference.modelling.specs.sources import Piece
 
 
 def piece_shape(piece: Piece, stored: Shape) -> Shape:

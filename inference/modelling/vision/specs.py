@@ -10,13 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from inference.modelling.specs.parts import NormSpec, Shape, prefixed
+from inference.modelling.specs.sources import Source
 from inference.values.images import ImageInput, ImageLayout, ImagePrompt
-
-if TYPE_CHECKING:
-    from inference.modelling.spec import Source
 
 TowerAct = Literal["quick_gelu", "gelu", "gelu_tanh"]
 

@@ -38,7 +38,8 @@ from inference.modelling.quantisation import (
     quantised_kinds,
 )
 from inference.modelling.sources import joined_names, stored_names
-from inference.modelling.spec import ModelSpec, Piece, PredictionHeadSpec, Source
+from inference.modelling.spec import ModelSpec, PredictionHeadSpec
+from inference.modelling.specs.sources import Piece, Source
 from inference.modelling.vision.encoder import ImageEncoder
 from inference.modelling.vision.specs import VisionSpec
 from inference.modelling.weights.files import TensorFiles

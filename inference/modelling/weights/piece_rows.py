@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from inference.modelling.spec import Piece
+from inference.modelling.specs.sources import Piece
 
 
 def take_rows(piece: Piece, values: torch.Tensor) -> torch.Tensor:

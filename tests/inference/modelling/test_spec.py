@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from inference.modelling.spec import LayerSpec, ModelSpec, concatenated, tensor
+from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.layers import AttentionSpec, Mamba2Spec, MLPSpec, MoESpec
 from inference.modelling.specs.parts import NormSpec, RopeSpec
+from inference.modelling.specs.sources import concatenated, tensor
 from tests.device.networks import STACKS, make_spec
 
 

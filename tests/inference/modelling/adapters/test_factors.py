@@ -10,7 +10,7 @@ from inference.modelling.adapters.factors import check_finite, matrix_factors, t
 from inference.modelling.lora.modules import Place
 from inference.modelling.lora.plan import MatrixPlan
 from inference.modelling.lora.shapes import piece_shape
-from inference.modelling.spec import Piece
+from inference.modelling.specs.sources import Piece
 from inference.modelling.weights.loader import _read_piece
 
 PIECES = [

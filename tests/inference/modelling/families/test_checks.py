@@ -7,7 +7,7 @@ import pytest
 from inference.errors import MissingTensor, TensorShapeMismatch, UnsupportedArchitecture, UnsupportedFormat
 from inference.modelling.families.checks import source_shape
 from inference.modelling.families.llama import build_spec
-from inference.modelling.spec import Piece, Source, concatenated, tensor
+from inference.modelling.specs.sources import Piece, Source, concatenated, tensor
 from tests.inference.modelling.families.headers import llama, view_of
 
 TABLE = view_of(

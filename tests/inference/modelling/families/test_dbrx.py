@@ -9,7 +9,7 @@ import pytest
 from inference.errors import TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.families.config_keys import check_config_keys
 from inference.modelling.families.dbrx import CONFIG_KEYS, build_spec
-from inference.modelling.spec import Piece
+from inference.modelling.specs.sources import Piece
 from tests.inference.modelling.families.headers import HIDDEN, VOCAB, Shapes, view_of
 
 FFN = {"ffn_hidden_size": 10, "moe_num_experts": 3, "moe_top_k": 2}

@@ -11,11 +11,12 @@ from inference.errors import CheckpointError, MissingTensor
 from inference.modelling.families.config import CheckpointView, Facts, TensorInfo, TensorTable
 from inference.modelling.families.deepseek_v4 import build_spec
 from inference.modelling.families.registry import family_builder
-from inference.modelling.spec import ModelSpec, Piece
+from inference.modelling.spec import ModelSpec
 from inference.modelling.specs.compressed import CompressedAttentionSpec
 from inference.modelling.specs.gated_streams import GatedStreamsSpec
 from inference.modelling.specs.layers import MoESpec
 from inference.modelling.specs.sinkhorn_streams import SinkhornStreamsSpec
+from inference.modelling.specs.sources import Piece
 from inference.modelling.specs.token_moe import TokenMoESpec
 from tests.inference.modelling.families.headers import HIDDEN, VOCAB, Shapes, fact, view_of
 

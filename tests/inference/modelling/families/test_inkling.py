@@ -10,9 +10,10 @@ import pytest
 from inference.errors import CheckpointError, MissingTensor
 from inference.modelling.families.inkling import build_spec
 from inference.modelling.families.registry import family_builder
-from inference.modelling.spec import ModelSpec, Piece
+from inference.modelling.spec import ModelSpec
 from inference.modelling.specs.inkling import MixerConvsSpec, RelativeAttentionSpec, SharedMoESpec
 from inference.modelling.specs.layers import MLPSpec
+from inference.modelling.specs.sources import Piece
 from tests.inference.modelling.families.headers import HIDDEN, VOCAB, Shapes, fact, norms, outer, view_of
 
 CONFIG: dict[str, Any] = {

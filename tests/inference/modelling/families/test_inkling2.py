@@ -9,11 +9,12 @@ import pytest
 from inference.errors import CheckpointError, MissingTensor
 from inference.modelling.families.inkling2 import build_spec
 from inference.modelling.families.registry import family_builder
-from inference.modelling.spec import ModelSpec, Piece
+from inference.modelling.spec import ModelSpec
 from inference.modelling.specs.inkling import MixerConvsSpec
 from inference.modelling.specs.inkling2 import BlockResidualSpec, BlockStreamsSpec, ClippedAttentionSpec
 from inference.modelling.specs.layers import MoESpec
 from inference.modelling.specs.parts import NormSpec
+from inference.modelling.specs.sources import Piece
 from tests.inference.modelling.families.headers import HIDDEN, VOCAB, Shapes, fact, outer, view_of
 
 CONFIG: dict[str, Any] = {

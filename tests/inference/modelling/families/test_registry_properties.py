@@ -15,7 +15,8 @@ from inference.modelling.families.checks import source_shape
 from inference.modelling.families.config import CheckpointConfig, CheckpointView, Facts, TensorInfo, TensorTable
 from inference.modelling.families.registry import family_builder
 from inference.modelling.sources import stored_names
-from inference.modelling.spec import ModelSpec, Piece, Source
+from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.sources import Piece, Source
 from inference.modelling.weights.files import TensorFiles
 from inference.modelling.weights.loader import _assemble
 from tests.inference.modelling.harness import read_view
