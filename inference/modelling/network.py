@@ -21,21 +21,25 @@ from inference.modelling.layers.layer_inputs import LayerInputs
 from inference.modelling.layers.linear import Embedding, Linear
 from inference.modelling.layers.scaled_residual import ScaledEntry
 from inference.modelling.layers.shared_block import SharedWeights
+from inference.modelling.layers.sinkhorn_streams import MeanStreams
 from inference.modelling.layers.sinusoids import Sinusoids
 from inference.modelling.residual_stream import ResidualStream
 from inference.modelling.spec import ModelSpec
 from inference.modelling.specs.gated_streams import GatedStreamsSpec
 from inference.modelling.specs.hyper import HyperStreamsSpec
 from inference.modelling.specs.inkling2 import BlockStreamsSpec
+from inference.modelling.specs.sinkhorn_streams import MeanStreamsSpec
 from inference.modelling.stored_states import StepEntries, StoredStates
 
 
-def _build_streams(spec: ModelSpec) -> Streams | HyperStreams | StreamGate | BlockStreams | None:
+def _build_streams(spec: ModelSpec) -> Streams | HyperStreams | StreamGate | MeanStreams | BlockStreams | None:
     """The begin and end of several streams; None: there is one."""
     if isinstance(spec.streams, HyperStreamsSpec):
         return HyperStreams(spec.streams, spec.hidden_size)
     if isinstance(spec.streams, GatedStreamsSpec):
         return StreamGate(spec.streams, spec.hidden_size, 1)
+    if isinstance(spec.streams, MeanStreamsSpec):
+        return MeanStreams(spec.streams)
     if isinstance(spec.streams, BlockStreamsSpec):
         return BlockStreams(spec.hidden_size)
     return None if spec.streams is None else Streams(spec.streams, spec.hidden_size)

@@ -147,10 +147,10 @@ def _attention(mixer: MixerSpec, context: int, spec: ModelSpec) -> int:
         return indexing + mixer.num_heads * min([context, *limits]) * (mixer.head_dim + values)
     if isinstance(mixer, MLASpec):
         own = mixer.indexer
-        indexing = 0 if own is None else own.num_heads * own.head_dim * context
+        indexing = 0 if own is None else own.macs(context)
         chooser = mixer if mixer.choice_source is None else spec.layers[mixer.choice_source].token_mixer
         choice = chooser.indexer if isinstance(chooser, MLASpec) else None
-        seen = context if choice is None else min(context, choice.top_k)
+        seen = context if choice is None else min(context, choice.seen_tokens)
         return indexing + mixer.num_heads * seen * (2 * mixer.kv_lora_rank + mixer.qk_rope_head_dim)
     return _compressed(mixer, context) if isinstance(mixer, CompressedAttentionSpec) else 0
 
@@ -160,7 +160,7 @@ def _compressed(mixer: CompressedAttentionSpec, context: int) -> int:
     indexing = 0
     entries = 0 if mixer.compressor is None else context // mixer.compressor.window
     if mixer.indexer is not None:
-        indexing = mixer.indexer.num_heads * mixer.indexer.compressor.width * entries
+        indexing = mixer.indexer.macs(context)
         entries = min(entries, mixer.indexer.top_k)
     return indexing + mixer.num_heads * (min(context, mixer.sliding_window) + entries) * 2 * mixer.head_dim
 

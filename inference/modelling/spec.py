@@ -72,14 +72,14 @@ from inference.modelling.specs.parts import Dtype, NormSpec, RopeScaling, RopeSp
 from inference.modelling.specs.positions import SinusoidsSpec
 from inference.modelling.specs.rwkv import ChannelMixSpec, TimeMixSpec
 from inference.modelling.specs.shared_blocks import SharedBlockSpec
-from inference.modelling.specs.sinkhorn_streams import SinkhornStreamsSpec
+from inference.modelling.specs.sinkhorn_streams import MeanStreamsSpec, SinkhornStreamsSpec
 from inference.modelling.specs.sources import Piece, Source
 from inference.modelling.specs.token_moe import TokenMoESpec
 from inference.modelling.specs.zaya import ConvolvedAttentionSpec, MemoryMoESpec
 from inference.modelling.vision.specs import PooledProjectorSpec, TileProjectorSpec, TowerSpec, VisionSpec
 from inference.values.images import ImageLayout, ImagePrompt
 
-AnyStreamsSpec = StreamsSpec | HyperStreamsSpec | GatedStreamsSpec | BlockStreamsSpec
+AnyStreamsSpec = StreamsSpec | HyperStreamsSpec | GatedStreamsSpec | BlockStreamsSpec | MeanStreamsSpec
 RESIDUAL_VECTORS = ("output.scale", "output.bias", "stream.scale", "stream.bias")
 """What ``LayerSpec.scales_residual`` applies to a mixer's result and to the stream."""
 
@@ -440,7 +440,7 @@ _CLASSES: dict[str, type] = {
         PooledIndexerSpec, IndexerSpec, HyperConnectionSpec, HyperStreamsSpec, NGramSpec, ConvolvedAttentionSpec,
         MemoryMoESpec, RelativeAttentionSpec, SharedMoESpec, MixerConvsSpec, ClippedAttentionSpec, BlockResidualSpec,
         BlockStreamsSpec, CompressorSpec, CompressedIndexerSpec, CompressedAttentionSpec, SinkhornStreamsSpec,
-        TokenMoESpec, ModelSpec, PredictionHeadSpec,
+        MeanStreamsSpec, TokenMoESpec, ModelSpec, PredictionHeadSpec,
         VisionSpec, TowerSpec, TileProjectorSpec, PooledProjectorSpec, ImageLayout, ImagePrompt,
     )
 }  # fmt: skip

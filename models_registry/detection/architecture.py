@@ -38,6 +38,7 @@ _SIGNATURES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("qwen3_5_moe_text", (r"\.linear_attn\.in_proj_qkv\.", r"\.mlp\.experts\."), ()),
     ("qwen3_5_text", (r"\.linear_attn\.in_proj_qkv\.", r"\.mlp\.gate_proj\."), ()),
     ("olmo_hybrid", (r"\.linear_attn\.q_conv1d\.",), ()),
+    ("glm5_next_text", (r"\.indexer\.index_kpool_compress_gate$", r"\.self_attn\.(forget_gate\.)?A_log$"), ()),
     ("kimi_linear", (r"\.self_attn\.q_conv1d\.",), ()),
     ("bailing_hybrid", (r"\.attention\.q_conv1d\.",), ()),
     ("minimax", (r"\.self_attn\.output_gate\.",), ()),

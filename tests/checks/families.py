@@ -72,7 +72,7 @@ SEEING_NOT_READ: Mapping[str, str] = {
     "molmo2": "names of its own for Qwen3's and OLMo 2's layers, and an embedding in two parts",
     "unlimited_ocr": "attention to the whole prompt and, of the output, to a sliding window",
     "mistral_large4": "chosen keys beside layers that share them, and scores with learned factors",
-    "dots3_note, glm5_next, muse_glimmer, muse_spark, step3p7":
+    "dots3_note, muse_glimmer, muse_spark, step3p7":
         "text models of layers that blazr doesn't have",
 }  # fmt: skip
 """Types of transformers' models of pictures and text, separated by commas, to why they aren't read for text."""

@@ -421,6 +421,7 @@ def _indexer(view: CheckpointView, names: LayerNames, compressor: CompressorSpec
     width = vector_length(view.tensors, length)
     check_size(view, heads, f"rows of {names['indexer.head_weights.weight']}", "index_n_heads")
     check_size(view, width, f"length of {length}", "index_head_dim")
+    assert compressor.rope is not None
     if compressor.rope.rotary_dim > width:
         raise UnsupportedArchitecture(
             f"config.json: {compressor.rope.rotary_dim} values of a head are rotated (partial_rotary_factor), but the "

@@ -1,4 +1,4 @@
-"""Read a delta rule's layer whose projections and convolutions are tensors of their own (OLMo Hybrid, Kimi)."""
+"""Read a delta rule's layer whose projections are tensors of their own (OLMo Hybrid; Kimi, Ling, GLM-5.3)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import check_size
 from inference.modelling.families.headers import matrix_shape, vector_length
 from inference.modelling.families.state_space import conv_shape
-from inference.modelling.specs.linear import GatedDeltaSpec
+from inference.modelling.specs.linear import GatedDeltaSpec, KimiDeltaSpec
 from inference.modelling.specs.parts import NormSpec
-from inference.modelling.specs.sources import Source, concatenated, tensor
+from inference.modelling.specs.sources import Piece, Source, concatenated, tensor
 
 
 def separate_delta_mixer(view: CheckpointView, base: str, norm_eps: float) -> tuple[GatedDeltaSpec, dict[str, Source]]:
@@ -43,4 +43,50 @@ def separate_delta_mixer(view: CheckpointView, base: str, norm_eps: float) -> tu
         "A_log": tensor(f"{base}A_log"),
         "norm.weight": tensor(f"{base}o_norm.weight"),
         "out_proj.weight": tensor(f"{base}o_proj.weight"),
+    }
+
+
+def channel_delta_mixer(
+    view: CheckpointView, base: str, norm_eps: float, least_log_decay: float | None, *, output: str = "o_proj"
+) -> tuple[KimiDeltaSpec, dict[str, Source]]:
+    """The layer under ``base`` with a decay per channel, its sizes from the shapes.
+
+    Gates are projected in two steps (Kimi) or in one (Ling). transformers joins GLM-5.3's convolutions, and gives the
+    decays a module of their own.
+
+    Args:
+        least_log_decay: As in ``KimiDeltaSpec``.
+        output: The file's name of the last projection.
+    """
+    tensors = view.tensors
+    forget = f"{base}forget_gate." if f"{base}forget_gate.A_log" in tensors else base
+    heads = tensors.shape(f"{forget}A_log")[-2 if len(tensors.shape(f"{forget}A_log")) == 4 else 0]
+    width = vector_length(tensors, f"{base}o_norm.weight")
+    joint = f"{base}conv1d.weight"
+    convs = [joint] if joint in tensors else [f"{base}{name}_conv1d.weight" for name in "qkv"]
+    kernel = conv_shape(view, convs[0])[1]
+    is_low = f"{forget}f_a_proj.weight" in tensors
+    sizes = {
+        "linear_num_heads": heads, "linear_attn_config.num_heads": heads,
+        "linear_head_dim": width, "linear_attn_config.head_dim": width,
+        "linear_conv_kernel_dim": kernel, "linear_attn_config.short_conv_kernel_size": kernel,
+        "short_conv_kernel_size": kernel,
+    }  # fmt: skip
+    for key, found in sizes.items():
+        check_size(view, found, f"shapes of the tensors of {base[:-1]}", key)
+    places = {"f": forget, "g": base}
+    ranks = [matrix_shape(tensors, f"{at}{name}_a_proj.weight")[0] if is_low else None for name, at in places.items()]
+    low_rank = [f"{base}b_proj.weight", *(f"{at}{name}_a_proj.weight" for name, at in places.items() if is_low)]
+    last = "_b_proj.weight" if is_low else "_proj.weight"
+    spec = KimiDeltaSpec(heads, width, kernel, NormSpec("rms", norm_eps), ranks[0], ranks[1], least_log_decay)
+    return spec, {
+        "in_proj.weight": concatenated(*(f"{base}{name}_proj.weight" for name in "qkv")),
+        "low_rank_proj.weight": concatenated(*low_rank),
+        "decay_proj.weight": tensor(f"{forget}f{last}"),
+        "gate_proj.weight": tensor(f"{base}g{last}"),
+        "conv1d.weight": concatenated(*convs),
+        "dt_bias": tensor(f"{forget}dt_bias"),
+        "A_log": Source((Piece(f"{forget}A_log", reshape=(heads,)),)),
+        "norm.weight": tensor(f"{base}o_norm.weight"),
+        "out_proj.weight": tensor(f"{base}{output}.weight"),
     }

@@ -15,6 +15,7 @@ from inference.modelling.families.decoder_layout import DecoderLayout
 from inference.modelling.families.deepseek import SPARSE, Variant, latent_decoder
 from inference.modelling.families.shared_choice import FULL, SHARED, choice_sources, unused_indexers
 from inference.modelling.spec import ModelSpec
+from inference.modelling.specs.indexer import IndexerSpec
 from inference.modelling.specs.latent import MLASpec
 from inference.modelling.specs.parts import NormSpec
 
@@ -33,10 +34,10 @@ CONFIG_KEYS: Mapping[str, Table] = {
 
 def build_spec(view: CheckpointView) -> ModelSpec:
     def variant(layout: DecoderLayout, norm: NormSpec) -> Variant:
-        sources = choice_sources(view, layout, _default_types(view, layout.num_layers))
+        sources = choice_sources(view, layout, default_types(view, layout.num_layers))
 
         def attention(number: int, spec: MLASpec) -> MLASpec:
-            assert spec.indexer is not None
+            assert isinstance(spec.indexer, IndexerSpec)
             assert spec.rope is not None
             if number < layout.num_layers and sources[number] is not None:
                 return replace(spec, indexer=None, choice_source=sources[number])
@@ -47,7 +48,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     return latent_decoder(view, "glm_moe_dsa", variant)
 
 
-def _default_types(view: CheckpointView, count: int) -> list[str]:
+def default_types(view: CheckpointView, count: int) -> list[str]:
     """``full`` or ``shared`` for each layer: by a pattern, or one of so many layers behind the first ones."""
     pattern = view.config.get("index_topk_pattern")
     if isinstance(pattern, str):

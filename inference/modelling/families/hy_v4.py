@@ -18,6 +18,7 @@ from inference.modelling.families.prediction_head import HeadLayer
 from inference.modelling.families.shared_choice import FULL, SHARED, choice_sources, unused_indexers
 from inference.modelling.spec import ModelSpec
 from inference.modelling.specs.gated_streams import GatedStreamsSpec
+from inference.modelling.specs.indexer import IndexerSpec
 from inference.modelling.specs.latent import MLASpec
 from inference.modelling.specs.layers import MoESpec
 from inference.modelling.specs.parts import NormSpec, prefixed
@@ -45,7 +46,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         )
 
         def attention(number: int, spec: MLASpec) -> MLASpec:
-            assert spec.indexer is not None
+            assert isinstance(spec.indexer, IndexerSpec)
             own = replace(spec.indexer, rotates_last=True, k_norm=NormSpec("layer", norm.eps))
             source = choices[number]
             return replace(

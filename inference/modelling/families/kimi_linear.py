@@ -16,11 +16,11 @@ from inference.modelling.families.checks import ROTARY_BUFFERS
 from inference.modelling.families.config import MAX_LAYERS, CheckpointView
 from inference.modelling.families.config_key_tables import COMMON, NO_ROPE, ROPE, Table, harmless, used
 from inference.modelling.families.config_keys import Biases, Harmless, Members, Only
-from inference.modelling.families.config_values import activation, check_size, rms_norm
+from inference.modelling.families.config_values import activation, rms_norm
 from inference.modelling.families.decoder import decoder_spec, drafting_layers, llama_layer, llama_layer_sources
 from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
+from inference.modelling.families.delta_config import channel_delta_mixer
 from inference.modelling.families.grouped_moe import grouped_moe
-from inference.modelling.families.headers import matrix_shape, vector_length
 from inference.modelling.families.latent_attention import mla_sources, mla_spec
 from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
 from inference.modelling.families.moe_config import (
@@ -32,15 +32,13 @@ from inference.modelling.families.moe_config import (
 )
 from inference.modelling.families.state_space import (
     check_layer_kinds,
-    conv_shape,
     stated_layer_types,
     unknown_layer,
 )
 from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.layers import ChannelMixerSpec, TokenMixerSpec
-from inference.modelling.specs.linear import KimiDeltaSpec
 from inference.modelling.specs.parts import NormSpec
-from inference.modelling.specs.sources import Piece, Source, concatenated, tensor
+from inference.modelling.specs.sources import Source, tensor
 
 KIMI: Table = {
     **COMMON,
@@ -169,7 +167,7 @@ def _token_mixer(
 ) -> tuple[TokenMixerSpec, dict[str, Source]]:
     """The delta rule under ``base``, or the latent attention."""
     if f"{base}A_log" in view.tensors:
-        return _delta_mixer(view, base, names.output, norm.eps)
+        return channel_delta_mixer(view, base, norm.eps, _least_log_decay(view, base), output=names.output)
     if f"{base}kv_a_proj_with_mqa.weight" not in view.tensors:
         raise unknown_layer(base, "A_log, kv_a_proj_with_mqa.weight")
     is_ling = f"{base}g_proj.weight" in view.tensors
@@ -181,41 +179,11 @@ def _token_mixer(
     return spec, sources
 
 
-def _delta_mixer(
-    view: CheckpointView, base: str, output: str, norm_eps: float
-) -> tuple[KimiDeltaSpec, dict[str, Source]]:
-    """Sizes from the shapes; gates are projected in two steps (Kimi) or in one (Ling)."""
-    tensors, config = view.tensors, view.config
-    heads = tensors.shape(f"{base}A_log")[-2 if len(tensors.shape(f"{base}A_log")) == 4 else 0]
-    width = vector_length(tensors, f"{base}o_norm.weight")
-    kernel = conv_shape(view, f"{base}q_conv1d.weight")[1]
-    is_low = f"{base}f_a_proj.weight" in tensors
-    sizes = {
-        "linear_num_heads": heads, "linear_attn_config.num_heads": heads,
-        "linear_head_dim": width, "linear_attn_config.head_dim": width,
-        "linear_conv_kernel_dim": kernel, "linear_attn_config.short_conv_kernel_size": kernel,
-        "short_conv_kernel_size": kernel,
-    }  # fmt: skip
-    for key, found in sizes.items():
-        check_size(view, found, f"shapes of the tensors of {base[:-1]}", key)
-    least: float | None = None
-    if not is_low and config.boolean("kda_safe_gate", default=True):
-        least = config.number("kda_lower_bound", default=-5.0, low=-1000.0, high=-1e-3)
-    ranks = [matrix_shape(tensors, f"{base}{name}_a_proj.weight")[0] if is_low else None for name in "fg"]
-    spec = KimiDeltaSpec(heads, width, kernel, NormSpec("rms", norm_eps), ranks[0], ranks[1], least)
-    low_rank = ("b_proj", "f_a_proj", "g_a_proj") if is_low else ("b_proj",)
-    last = "_b_proj.weight" if is_low else "_proj.weight"
-    return spec, {
-        "in_proj.weight": concatenated(*(f"{base}{name}_proj.weight" for name in "qkv")),
-        "low_rank_proj.weight": concatenated(*(f"{base}{name}.weight" for name in low_rank)),
-        "decay_proj.weight": tensor(f"{base}f{last}"),
-        "gate_proj.weight": tensor(f"{base}g{last}"),
-        "conv1d.weight": concatenated(*(f"{base}{name}_conv1d.weight" for name in "qkv")),
-        "dt_bias": tensor(f"{base}dt_bias"),
-        "A_log": Source((Piece(f"{base}A_log", reshape=(heads,)),)),
-        "norm.weight": tensor(f"{base}o_norm.weight"),
-        "out_proj.weight": tensor(f"{base}{output}.weight"),
-    }
+def _least_log_decay(view: CheckpointView, base: str) -> float | None:
+    """Ling's bound of the decays, whose gates are projected in one step."""
+    if f"{base}f_a_proj.weight" in view.tensors or not view.config.boolean("kda_safe_gate", default=True):
+        return None
+    return view.config.number("kda_lower_bound", default=-5.0, low=-1000.0, high=-1e-3)
 
 
 def _channel_mixer(

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from inference.errors import TensorShapeMismatch, UnsupportedArchitecture
+from inference.errors import CorruptCheckpoint, TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_values import check_size, integer_with_evidence
 from inference.modelling.families.headers import matrix_shape
 from inference.modelling.families.rope_config import read_rope, yarn_softmax_multiplier
+from inference.modelling.specs.compressed import CompressedIndexerSpec, CompressorSpec
 from inference.modelling.specs.indexer import IndexerSpec
 from inference.modelling.specs.latent import MLASpec
 from inference.modelling.specs.parts import NormSpec, prefixed
-from inference.modelling.specs.sources import Piece, Source, tensor
+from inference.modelling.specs.sources import Piece, Source, concatenated, tensor
 
 LATENT_NORM = NormSpec("rms", 1e-6)
 """eps of the norms of the latents, which ``rms_norm_eps`` doesn't reach."""
@@ -50,7 +51,7 @@ def mla_spec(
     gate_dim = value_dim if joins_latents else 0
     nope_dim = _per_head(q_name, _rows(view, q_name), heads) - rope_dim - gate_dim
     expanded = _per_head(f"{base}kv_b_proj.weight", _rows(view, f"{base}kv_b_proj.weight"), heads)
-    _check_widths(base, heads, rope_dim, nope_dim, value_dim, expanded)
+    _check_widths(base, heads, rope_dim, nope_dim, value_dim, expanded, least_rope_dim=int(interleaved is not None))
     q_rank = _rows(view, f"{base}q_a_proj.weight") if compressed else None
     sizes = {
         "kv_lora_rank": rank,
@@ -81,13 +82,15 @@ def mla_spec(
     )
 
 
-def _check_widths(base: str, heads: int, rope_dim: int, nope_dim: int, value_dim: int, expanded: int) -> None:
+def _check_widths(
+    base: str, heads: int, rope_dim: int, nope_dim: int, value_dim: int, expanded: int, *, least_rope_dim: int
+) -> None:
     """Compare a head's widths with its rows of ``kv_b_proj``.
 
     Raises:
         TensorShapeMismatch: They aren't its unrotated keys and its values.
     """
-    if rope_dim < 1 or nope_dim < 1 or expanded != nope_dim + value_dim:
+    if rope_dim < least_rope_dim or nope_dim < 1 or expanded != nope_dim + value_dim:
         raise TensorShapeMismatch(
             f"the attention tensors of {base[:-1]} don't fit {heads} heads: rotated width {rope_dim}, unrotated "
             f"{nope_dim}, value width {value_dim}, but kv_b_proj has {expanded} rows for each head.",
@@ -116,18 +119,58 @@ def indexer_spec(view: CheckpointView, base: str, spec: MLASpec) -> IndexerSpec:
         UnsupportedArchitecture: The queries have no latent.
     """
     if spec.q_lora_rank is None or spec.rope is None:
-        raise UnsupportedArchitecture(
-            f"{base}q_a_proj.weight is missing; the indexer makes its queries from that latent.", param="q_lora_rank"
-        )
-    width = _rows(view, f"{base}indexer.wk.weight")
-    heads = _rows(view, f"{base}indexer.weights_proj.weight")
-    check_size(view, width, f"rows of {base}indexer.wk.weight", "index_head_dim")
-    check_size(view, heads, f"rows of {base}indexer.weights_proj.weight", "index_n_heads")
+        raise _without_latent(base)
+    width, heads = _indexer_sizes(view, base)
     top_k = integer_with_evidence(view, "attention.index_topk", ("index_topk",), 2048)
     return IndexerSpec(heads, width, top_k, replace(spec.rope, interleaved=False), NormSpec("layer", 1e-6))
 
 
-def _indexer_sources(base: str) -> dict[str, Source]:
+def compressed_indexer_spec(view: CheckpointView, base: str, spec: MLASpec) -> CompressedIndexerSpec:
+    """What chooses windows of the tokens that the attention ``spec`` sees (GLM-5.3).
+
+    Raises:
+        UnsupportedArchitecture: The queries have no latent.
+        CorruptCheckpoint: The number of tokens isn't one of whole windows.
+    """
+    if spec.q_lora_rank is None:
+        raise _without_latent(base)
+    width, heads = _indexer_sizes(view, base)
+    window = _rows(view, f"{base}indexer.index_kpool_compress_ape")
+    check_size(view, window, f"rows of {base}indexer.index_kpool_compress_ape", "index_kpool")
+    tokens = integer_with_evidence(view, "attention.index_topk", ("index_topk",), 2048)
+    if tokens % window:
+        raise CorruptCheckpoint(
+            f"config.json: index_topk is {tokens}, which isn't a multiple of the {window} tokens of a window "
+            "(index_kpool).",
+            param="index_topk",
+        )
+    compressor = CompressorSpec(window, width, False, None, None, kv_norm=NormSpec("layer", 1e-6))
+    return CompressedIndexerSpec(heads, tokens // window, compressor)
+
+
+def _indexer_sizes(view: CheckpointView, base: str) -> tuple[int, int]:
+    """Width of an indexer's heads, and their number."""
+    width = _rows(view, f"{base}indexer.wk.weight")
+    heads = _rows(view, f"{base}indexer.weights_proj.weight")
+    check_size(view, width, f"rows of {base}indexer.wk.weight", "index_head_dim")
+    check_size(view, heads, f"rows of {base}indexer.weights_proj.weight", "index_n_heads")
+    return width, heads
+
+
+def _without_latent(base: str) -> UnsupportedArchitecture:
+    return UnsupportedArchitecture(
+        f"{base}q_a_proj.weight is missing; the indexer makes its queries from that latent.", param="q_lora_rank"
+    )
+
+
+def _indexer_sources(spec: IndexerSpec | CompressedIndexerSpec, base: str) -> dict[str, Source]:
+    if isinstance(spec, CompressedIndexerSpec):
+        names = {"q_proj.weight": "wq_b.weight", "head_weights.weight": "weights_proj.weight"}
+        names |= {f"compressor.kv_norm.{leaf}": f"k_norm.{leaf}" for leaf in ("weight", "bias")}
+        names["compressor.position_bias"] = "index_kpool_compress_ape"
+        sources = {ours: tensor(f"{base}indexer.{theirs}") for ours, theirs in names.items()}
+        both = (f"{base}indexer.{name}" for name in ("wk.weight", "index_kpool_compress_gate"))
+        return prefixed("indexer", sources | {"compressor.kv_gate_proj.weight": concatenated(*both)})
     names = {"q_proj": "wq_b", "k_proj": "wk", "head_weights": "weights_proj"}
     sources = {f"{ours}.weight": tensor(f"{base}indexer.{theirs}.weight") for ours, theirs in names.items()}
     sources |= {f"k_norm.{leaf}": tensor(f"{base}indexer.k_norm.{leaf}") for leaf in ("weight", "bias")}
@@ -151,7 +194,7 @@ def mla_sources(spec: MLASpec, base: str, *, output: str = "o_proj", query: str 
         sources["q_a_norm.weight"] = tensor(f"{base}q_a_layernorm.weight")
         sources |= _query_sources(spec, f"{base}{query}.weight")
     if spec.indexer is not None:
-        sources |= _indexer_sources(base)
+        sources |= _indexer_sources(spec.indexer, base)
     if spec.bias:
         sources["kv_a_proj.bias"] = tensor(f"{base}kv_a_proj_with_mqa.bias")
         sources["o_proj.bias"] = tensor(f"{base}{output}.bias")

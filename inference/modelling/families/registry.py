@@ -210,6 +210,8 @@ FAMILIES: dict[str, Family] = {
     "hy_v4": Family("hy_v4", "HYV4ForCausalLM"),
     "axk1": Family("axk", "AXK1ForCausalLM"),
     "axk2": Family("axk", "AXK2ForCausalLM"),
+    "glm5_next_text": Family("glm5_next", "Glm5NextForConditionalGeneration"),
+    "glm5_next": Family("glm5_next", "Glm5NextForConditionalGeneration"),
     "glm_moe_dsa": Family("glm_moe_dsa", "GlmMoeDsaForCausalLM"),
     "kimi_k2": Family("deepseek", "DeepseekV3ForCausalLM"),
     "kimi_k25": Family("deepseek", "KimiK25ForConditionalGeneration"),

@@ -15,41 +15,18 @@ from torch import nn
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
 from inference.modelling.layers.attention import attend, chunk_slots
+from inference.modelling.layers.compressed_indexer import CompressedIndexer, visible_entries
 from inference.modelling.layers.compressor import Compressor
 from inference.modelling.layers.indexer import Queries, choose_keys
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.rotary import rotary_embedding, rotate_last
-from inference.modelling.specs.compressed import CompressedAttentionSpec, CompressedIndexerSpec, CompressorSpec
+from inference.modelling.specs.compressed import CompressedAttentionSpec
 from inference.modelling.specs.parts import NormSpec
 
 ROW_BLOCK = 256
 """Rows of a chunk whose scores are in memory at once."""
-
-
-class CompressedIndexer(Layer):
-    """score = Σ over heads of weight · relu(q · entry); the ``top_k`` best entries are seen.
-
-    Args:
-        spec: Sizes.
-        hidden_size: h.
-        q_lora_rank: r.
-    """
-
-    def __init__(self, spec: CompressedIndexerSpec, hidden_size: int, q_lora_rank: int) -> None:
-        super().__init__()
-        self.spec = spec
-        self.q_proj = Linear(q_lora_rank, spec.num_heads * spec.compressor.width)
-        self.head_weights = Linear(hidden_size, spec.num_heads)
-        self.compressor = Compressor(spec.compressor, hidden_size, "index")
-
-    def prepare(self, hidden: torch.Tensor, latent: torch.Tensor, batch: ForwardBatch, state: LayerState) -> Queries:
-        """The rows' queries and weights, from (T, h) and (T, r); the entries in ``state`` advance."""
-        self.compressor.update(hidden, batch, state)
-        rope = self.compressor.rope
-        query = self.q_proj(latent).view(len(latent), self.spec.num_heads, -1)
-        return rotate_last(query, rope.step(batch), rope.spec), self.head_weights(hidden).float()
 
 
 class CompressedAttention(Layer):
@@ -177,13 +154,6 @@ def window_bias(positions: torch.Tensor, columns: torch.Tensor, window: int) -> 
     """(n, m) float32: 0 for the positions (m,) that queries at others (n,) see themselves, else -inf."""
     distances = positions.unsqueeze(1) - columns
     is_hidden = (distances < 0) | (distances >= window)
-    return torch.zeros(is_hidden.shape, device=positions.device).masked_fill_(is_hidden, -torch.inf)
-
-
-def visible_entries(positions: torch.Tensor, spec: CompressorSpec, count: int) -> torch.Tensor:
-    """(n, E) float32: 0 for entries whose windows end at a query's position or before, else -inf."""
-    seen = ((positions + 1) // spec.window).unsqueeze(1)
-    is_hidden = torch.arange(count, device=positions.device) >= seen
     return torch.zeros(is_hidden.shape, device=positions.device).masked_fill_(is_hidden, -torch.inf)
 
 

@@ -43,13 +43,15 @@ class Compressor(Layer):
         rows = spec.num_series * spec.width
         self.kv_gate_proj = Linear(hidden_size, 2 * rows)
         self.position_bias = nn.Parameter(torch.empty(spec.window, rows), requires_grad=False)
-        self.norm = Norm(spec.norm, spec.width)
-        self.rope = rotary_embedding(spec.rope)
+        self.norm = None if spec.norm is None else Norm(spec.norm, spec.width)
+        self.kv_norm = None if spec.kv_norm is None else Norm(spec.kv_norm, spec.width)
+        self.rope = None if spec.rope is None else rotary_embedding(spec.rope)
 
     def update(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> None:
         """Take in the rows (T, h); ``state`` advances in place."""
         shape = (hidden.shape[0], self.spec.num_series, self.spec.width)
-        kv, gate = (part.reshape(shape) for part in self.kv_gate_proj(hidden).float().chunk(2, 1))
+        kv, gate = (part.reshape(shape) for part in self.kv_gate_proj(hidden).chunk(2, 1))
+        kv, gate = (kv if self.kv_norm is None else self.kv_norm(kv)).float(), gate.float()
         gate = gate + self.position_bias[batch.positions % self.spec.window].view(shape)
         pieces = hidden.new_empty(shape[0], self.spec.piece_width)
         if batch.num_decodes:
@@ -141,8 +143,12 @@ class Compressor(Layer):
 
     def _entries(self, sums: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The sums (n, 3, D) of windows that begin at ``positions`` (n,) to their entries (n, D)."""
-        pooled = self.norm((sums[:, 2] / sums[:, 1]).to(dtype)).unsqueeze(1)
-        return rotate_last(pooled, self.rope.cos_sin(positions), self.rope.spec).squeeze(1)
+        pooled = (sums[:, 2] / sums[:, 1]).to(dtype)
+        if self.norm is not None:
+            pooled = self.norm(pooled)
+        if self.rope is None:
+            return pooled
+        return rotate_last(pooled.unsqueeze(1), self.rope.cos_sin(positions), self.rope.spec).squeeze(1)
 
     def _pieces(self, entries: torch.Tensor) -> torch.Tensor:
         """(n, D) to (n, m, D / m), the last ones filled up with zeros."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState
+from inference.modelling.layers.attention import causal_bias, chunk_slots, decode_bias, decode_rows
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.norm import Norm
@@ -54,6 +55,31 @@ class Indexer(Layer):
         rotated = self._rotate(torch.cat((query, key), 1), batch)
         state["index_k"].index_copy_(0, batch.slot_mapping, rotated[:, -1])
         return rotated[:, :-1], self.head_weights(hidden).float()
+
+    def choose(self, index: Queries, batch: ForwardBatch, state: LayerState) -> list[torch.Tensor]:
+        """What each row of the step sees, 0 or -inf for each query and key.
+
+        Args:
+            index: The rows' queries and weights.
+            batch: The step.
+            state: Of the layer, with the keys of its rows.
+
+        Returns:
+            (B, 1, 1, L) of the decoding rows if there are any, then (n, N) of each chunk.
+        """
+        found: list[torch.Tensor] = []
+        decodes, dtype = batch.num_decodes, index[0].dtype
+        if decodes:
+            keys = decode_rows(batch, state["index_k"])
+            visible = decode_bias(batch, None, dtype)
+            visible = index[0].new_zeros(keys.shape[:2]) if visible is None else visible[:, 0, 0]
+            queries = (index[0][:decodes].unsqueeze(1), index[1][:decodes].unsqueeze(1))
+            found.append(self.bias(queries, keys, visible.unsqueeze(1)).unsqueeze(1))
+        for chunk in batch.prefills:
+            span = slice(chunk.start, chunk.stop)
+            keys = state["index_k"].index_select(0, chunk_slots(batch, chunk))
+            found.append(self.bias((index[0][span], index[1][span]), keys, causal_bias(chunk, index[0])))
+        return found
 
     def _rotate(self, heads: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """(T, n, D), rotated; where the last values are, they move to the front, which scores don't see."""

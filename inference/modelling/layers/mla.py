@@ -23,24 +23,34 @@ from torch.nn import functional
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
 from inference.modelling.layers.attention import (
     attend,
-    causal_bias,
     chunk_bias,
     chunk_slots,
     decode_bias,
     decode_rows,
     query_growth,
 )
-from inference.modelling.layers.indexer import Indexer, Queries
+from inference.modelling.layers.compressed_indexer import CompressedIndexer
+from inference.modelling.layers.indexer import Indexer
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.rotary import rotary_embedding, rotate
+from inference.modelling.specs.compressed import CompressedIndexerSpec
 from inference.modelling.specs.latent import MLASpec
 
 Choice = Sequence[torch.Tensor]
 """0 or -inf for each query and key: (B, 1, 1, L) of the decoding rows if there are any, then (n, N) of each chunk."""
 CHOICE = "latent_choice"
 """Where ``ForwardBatch.shared`` keeps the last indexer's choice; None: each query sees all tokens before it."""
+
+
+def _indexer(spec: MLASpec, hidden_size: int) -> Indexer | CompressedIndexer | None:
+    """What chooses the tokens that the queries see."""
+    if spec.indexer is None or spec.q_lora_rank is None:
+        return None
+    if isinstance(spec.indexer, CompressedIndexerSpec):
+        return CompressedIndexer(spec.indexer, hidden_size, spec.q_lora_rank)
+    return Indexer(spec.indexer, hidden_size, spec.q_lora_rank)
 
 
 class HeadExpansion(Layer):
@@ -108,9 +118,7 @@ class MultiHeadLatentAttention(Layer):
             self.gate_proj = Linear(inputs, heads * spec.v_head_dim)
         self.sinks = nn.Parameter(torch.empty(heads), requires_grad=False) if spec.has_sinks else None
         self.rope = None if spec.rope is None else rotary_embedding(spec.rope)
-        self.indexer = None
-        if spec.indexer is not None and spec.q_lora_rank is not None:
-            self.indexer = Indexer(spec.indexer, hidden_size, spec.q_lora_rank)
+        self.indexer = _indexer(spec, hidden_size)
 
     @property
     def is_plain(self) -> bool:
@@ -155,8 +163,8 @@ class MultiHeadLatentAttention(Layer):
         if self.indexer is None or self.spec.q_lora_rank is None:
             return None
         index = self.indexer.prepare(hidden, q_latent[:, : self.spec.q_lora_rank], batch, state)
-        is_sparse = batch.attention.longest > self.indexer.spec.top_k
-        choice = batch.shared[CHOICE] = _choose(self.indexer, index, batch, state) if is_sparse else None
+        is_sparse = batch.attention.longest > self.indexer.spec.seen_tokens
+        choice = batch.shared[CHOICE] = self.indexer.choose(index, batch, state) if is_sparse else None
         return choice
 
     def mix(
@@ -294,20 +302,3 @@ class MultiHeadLatentAttention(Layer):
         k_nope = self.k_b_proj(compressed)
         shared = k_rope.unsqueeze(1).expand(-1, self.spec.num_heads, -1)
         return torch.cat((k_nope, shared), -1), self.v_b_proj(compressed)
-
-
-def _choose(indexer: Indexer, index: Queries, batch: ForwardBatch, state: LayerState) -> Choice:
-    """What each row of the step sees; ``index``: the indexer's queries of the rows."""
-    found: list[torch.Tensor] = []
-    decodes, dtype = batch.num_decodes, index[0].dtype
-    if decodes:
-        keys = decode_rows(batch, state["index_k"])
-        visible = decode_bias(batch, None, dtype)
-        visible = index[0].new_zeros(keys.shape[:2]) if visible is None else visible[:, 0, 0]
-        queries = (index[0][:decodes].unsqueeze(1), index[1][:decodes].unsqueeze(1))
-        found.append(indexer.bias(queries, keys, visible.unsqueeze(1)).unsqueeze(1))
-    for chunk in batch.prefills:
-        span = slice(chunk.start, chunk.stop)
-        keys = state["index_k"].index_select(0, chunk_slots(batch, chunk))
-        found.append(indexer.bias((index[0][span], index[1][span]), keys, causal_bias(chunk, index[0])))
-    return found

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from inference.modelling.layers.layer import Layer
-from inference.modelling.specs.sinkhorn_streams import SinkhornStreamsSpec
+from inference.modelling.specs.sinkhorn_streams import MeanStreamsSpec, SinkhornStreamsSpec
 
 
 class SinkhornConnection(Layer):
@@ -79,3 +79,23 @@ class SinkhornConnections(Layer):
         super().__init__()
         self.token = SinkhornConnection(spec, hidden_size)
         self.channel = SinkhornConnection(spec, hidden_size)
+
+
+class MeanStreams(Layer):
+    """The streams' begin and end.
+
+    Args:
+        spec: How many they are.
+    """
+
+    def __init__(self, spec: MeanStreamsSpec) -> None:
+        super().__init__()
+        self.spec = spec
+
+    def split(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(T, h) of the embedding to (T, P, h)."""
+        return hidden.unsqueeze(1).repeat(1, self.spec.num_streams, 1)
+
+    def merge(self, streams: torch.Tensor) -> torch.Tensor:
+        """(T, P, h) to the (T, h) before the final norm."""
+        return streams.mean(1)

@@ -35,6 +35,8 @@ _SAME = {
     "gate_attn": "gate_proj", "attn_sink_proj": "sink_proj",
 }  # fmt: skip
 """Parts of names that transformers 5 calls otherwise than the files do: Mixtral's and Granite's, then Inkling's."""
+_INSERTED = frozenset({"forget_gate"})
+"""Parts of names that transformers 5 has and the files don't: GLM-5.3's."""
 _BARE = frozenset({"weight_proj"})
 """Matrices that Inkling 2's files call by their module's name."""
 _STACKS = {"gate_up_proj": "gate_up_proj", "up_proj": "up_proj", "down_proj": "down_proj"}
@@ -181,7 +183,7 @@ def _normal(name: str) -> str:
         parts.pop(0)
     if parts[-1] in _BARE:
         parts.append("weight")
-    return ".".join(_SAME.get(part, part) for part in parts)
+    return ".".join(_SAME.get(part, part) for part in parts if part not in _INSERTED)
 
 
 def _with_experts(name: str) -> list[tuple[str, int | None]]:

@@ -20,22 +20,25 @@ class CompressorSpec:
 
         Σ softmax(gate + b) · kv,  the softmax over tokens, for each of the D values alone,
 
-    rotated as the first position of its window. Without overlap the sum runs over the window's m tokens. With it there
-    are two series of kv and gate: the sum runs over the first series of the window before, if there is one, and the
-    second series of the window itself.
+    rotated as the first position of its window; kv may be normed before. Without overlap the sum runs over the window's
+    m tokens. With it there are two series of kv and gate: the sum runs over the first series of the window before, if
+    there is one, and the second series of the window itself.
 
     Attributes:
         window: m.
         width: D.
         overlaps: Whether there are two series.
-        rope: Of the last values of an entry.
+        rope: Of the last values of an entry; None: it isn't rotated.
+        norm: Of entries; None: there is none.
+        kv_norm: Of kv; None: there is none.
     """
 
     window: int
     width: int
     overlaps: bool
-    rope: RopeSpec
-    norm: NormSpec
+    rope: RopeSpec | None
+    norm: NormSpec | None
+    kv_norm: NormSpec | None = None
 
     @property
     def num_series(self) -> int:
@@ -50,11 +53,12 @@ class CompressorSpec:
     def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
         """Shapes of the parameters, by name within the compressor; ``kv_gate_proj`` is kv, then gate."""
         rows = self.num_series * self.width
-        return {
-            "kv_gate_proj.weight": (2 * rows, hidden_size),
-            "position_bias": (self.window, rows),
-            **prefixed("norm", self.norm.parameter_shapes(self.width)),
-        }
+        shapes: dict[str, Shape] = {"kv_gate_proj.weight": (2 * rows, hidden_size)}
+        shapes["position_bias"] = (self.window, rows)
+        for name, norm in (("norm", self.norm), ("kv_norm", self.kv_norm)):
+            if norm is not None:
+                shapes |= prefixed(name, norm.parameter_shapes(self.width))
+        return shapes
 
     def state(self, name: str) -> tuple[StateTensor, ...]:
         """What is stored of the entries.
@@ -80,6 +84,9 @@ class CompressorSpec:
 class CompressedIndexerSpec:
     """What chooses the entries that each query sees, by small queries, and entries of its own to score them with.
 
+    Of latent attention it chooses windows, whose tokens are seen; those behind the last whole window always are
+    (GLM-5.3).
+
     Attributes:
         num_heads: Queries of each token.
         top_k: Number of entries that a query sees.
@@ -97,6 +104,19 @@ class CompressedIndexerSpec:
             "head_weights.weight": (self.num_heads, hidden_size),
             **prefixed("compressor", self.compressor.parameter_shapes(hidden_size)),
         }
+
+    @property
+    def seen_tokens(self) -> int:
+        """Most tokens that a query of latent attention can have before it, all of which it sees then."""
+        return (self.top_k + 1) * self.compressor.window - 1
+
+    def macs(self, context: int) -> int:
+        """Multiply-adds of a token's scores."""
+        return self.num_heads * self.compressor.width * (context // self.compressor.window)
+
+    def state(self) -> tuple[StateTensor, ...]:
+        """What is stored of its own entries."""
+        return self.compressor.state("index")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,4 +183,4 @@ class CompressedAttentionSpec:
         found: tuple[StateTensor, ...] = (StateTensor("kv", "token", (self.head_dim,)),)
         if self.compressor is not None:
             found = (*found, *self.compressor.state("pooled"))
-        return found if self.indexer is None else (*found, *self.indexer.compressor.state("index"))
+        return found if self.indexer is None else (*found, *self.indexer.state())

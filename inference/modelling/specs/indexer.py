@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inference.modelling.specs.parts import NormSpec, RopeSpec, Shape, prefixed
+from inference.modelling.specs.parts import NormSpec, RopeSpec, Shape, StateTensor, prefixed
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,19 @@ class IndexerSpec:
     rope: RopeSpec
     k_norm: NormSpec
     rotates_last: bool = False
+
+    @property
+    def seen_tokens(self) -> int:
+        """Most tokens that a query can have before it, all of which it sees then."""
+        return self.top_k
+
+    def macs(self, context: int) -> int:
+        """Multiply-adds of a token's scores."""
+        return self.num_heads * self.head_dim * context
+
+    def state(self) -> tuple[StateTensor, ...]:
+        """The key of each token."""
+        return (StateTensor("index_k", "token", (self.head_dim,)),)
 
     def parameter_shapes(self, hidden_size: int, q_lora_rank: int) -> dict[str, Shape]:
         """Shapes of the parameters, by name within ``indexer``."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from inference.modelling.specs.compressed import CompressedIndexerSpec
 from inference.modelling.specs.indexer import IndexerSpec
 from inference.modelling.specs.parts import NormSpec, RopeSpec, Shape, StateTensor, prefixed
 
@@ -47,7 +48,7 @@ class MLASpec:
     kv_a_norm: NormSpec | None = None
     bias: bool = False
     head_gate: bool = False
-    indexer: IndexerSpec | None = None
+    indexer: IndexerSpec | CompressedIndexerSpec | None = None
     latent_multiplier: float = 1.0
     choice_source: int | None = None
     joins_latents: bool = False
@@ -96,8 +97,6 @@ class MLASpec:
         return 2 * rank if self.joins_latents else rank
 
     def state(self) -> tuple[StateTensor, ...]:
-        """One row per token: latent (normed where there is a norm), then the rotated key; the indexer's key."""
+        """One row per token: latent (normed where there is a norm), then the rotated key; the indexer's own."""
         latent = StateTensor("latent", "token", (self.kv_lora_rank + self.qk_rope_head_dim,))
-        if self.indexer is None:
-            return (latent,)
-        return (latent, StateTensor("index_k", "token", (self.indexer.head_dim,)))
+        return (latent,) if self.indexer is None else (latent, *self.indexer.state())

@@ -37,3 +37,18 @@ class SinkhornStreamsSpec(GatedStreamsSpec):
         rows = (2 + count) * count
         shapes: dict[str, Shape] = {"fn": (rows, count * hidden_size), "base": (rows,), "scale": (3,)}
         return {**prefixed("token", shapes), **prefixed("channel", shapes)}
+
+
+@dataclass(frozen=True, slots=True)
+class MeanStreamsSpec:
+    """Streams that begin as copies of the embedding and end as their mean (GLM-5.3).
+
+    Attributes:
+        num_streams: P.
+    """
+
+    num_streams: int
+
+    def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
+        """None."""
+        return {}

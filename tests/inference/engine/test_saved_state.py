@@ -33,7 +33,8 @@ FAMILIES = ("llama", "mamba2", "bamba", "olmo_hybrid")
 """Attention, a recurrent model, a hybrid with attention, and gated delta rules with attention."""
 FURTHER = (
     "deepseek_v2", "mamba", "nemotron_h-moe", "kimi_linear", "xlstm", "minimax", "rwkv", "zamba", "zamba2",
-    "recurrent_gemma", "lfm3", "qwen4_exp", "zaya", "inkling", "inkling2", "deepseek_v4", "oxidizr-mamba3",
+    "recurrent_gemma", "lfm3", "qwen4_exp", "zaya", "inkling", "inkling2", "glm5_next", "deepseek_v4",
+    "oxidizr-mamba3",
 )  # fmt: skip
 
 

@@ -8,7 +8,13 @@ import transformers
 
 from inference.errors import CorruptCheckpoint
 from tests.inference.modelling.harness import assert_matches_oracle, load_directory, read_view
-from tests.inference.modelling.test_network_recurrent import ATTENTION, SIZES, make_model, oracle_of, rewrite_config
+from tests.inference.modelling.test_network_recurrent import (
+    ATTENTION,
+    SIZES,
+    make_model,
+    oracle_of,
+    rewrite_config,
+)
 
 LFM2 = {
     **SIZES, **ATTENTION, "intermediate_size": 48, "block_multiple_of": 8,
@@ -82,6 +88,18 @@ INKLING2 = {
     "num_hidden_layers": 5, "layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding", "hybrid", "hybrid_sliding"],
     "qk_l2_clip_threshold": 1.5, "rel_l2_clip_threshold": 1.0, "n_layers_per_attn_res_block": 2,
     "mlp_gate_softcap": 0.8, "mlp_up_softcap": 0.7, "final_logit_softcapping": 2.0,
+}  # fmt: skip
+GLM = {
+    **SIZES, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 48,
+    "moe_intermediate_size": 24, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 1,
+    "q_lora_rank": 20, "kv_lora_rank": 16, "qk_nope_head_dim": 12, "v_head_dim": 10, "index_topk": 8, "index_kpool": 4,
+    "index_head_dim": 8, "index_n_heads": 12, "linear_num_heads": 3, "linear_head_dim": 8, "hc_mult": 3,
+    "hc_sinkhorn_iters": 4, "hc_eps": 0.01, "swiglu_limit": 0.5, "pad_token_id": 0, "eos_token_id": 5,
+    "max_position_embeddings": 256, "rms_norm_eps": 1e-3, "mlp_layer_types": ["dense", *["sparse"] * 5],
+    "indexer_types": ["full", "full", "shared", "full", "full", "full"], "routed_scaling_factor": 1.3,
+    "layer_types": [
+        "linear_attention", *["indexed_attention"] * 2, *["linear_attention"] * 2, "indexed_attention",
+    ],
 }  # fmt: skip
 ZAYA = {
     **SIZES, **ATTENTION, "head_dim": 8, "num_experts": 5, "moe_intermediate_size": 24, "router_hidden_size": 12,
@@ -225,6 +243,18 @@ CASES = {
             "conv_kernel_size": 1, "d_rel": 1, "swa_num_key_value_heads": 6, "qk_l2_clip_threshold": 50.0,
         },
     ),
+    "glm5_next": ("Glm5Next", GLM),
+    "glm5_next-decays-without-bound-groups-windows-of-eight": (
+        "Glm5Next",
+        {
+            **GLM, "linear_lower_bound": None, "n_group": 2, "topk_group": 1, "norm_topk_prob": False,
+            "index_kpool": 8, "linear_conv_kernel_dim": 3, "hc_mult": 2, "swiglu_limit": 0.2,
+        },
+    ),
+    "glm5_next-usual-layers-windows-of-one": (
+        "Glm5Next",
+        {**GLM, "layer_types": None, "mlp_layer_types": None, "indexer_types": None, "index_kpool": 1, "index_topk": 5},
+    ),
     "zaya": ("Zaya", ZAYA),
     "zaya-biases-kernels-untied": (
         "Zaya",
@@ -351,6 +381,22 @@ def test_inkling_beside_pictures_and_sound(is_of_hub, tmp_path):
         }  # fmt: skip
         config["mtp_config"] = {"num_nextn_predict_layers": 1, "chain_hidden_post_norm": True}
     assert_matches_oracle(load_directory(tmp_path, config), oracle_of(text))
+
+
+def test_glm5_next_in_the_hubs_naming(tmp_path):
+    model = make("glm5_next")
+    model.save_pretrained(tmp_path, save_original_format=False)
+    assert any(".forget_gate.A_log" in name for name in read_view(tmp_path).tensors)
+    assert_matches_oracle(load_directory(tmp_path, rewrite_config(tmp_path)), oracle_of(model))
+    model.save_pretrained(tmp_path, save_original_format=True)
+    assert any(".self_attn.A_log" in name for name in read_view(tmp_path).tensors)
+    config = rewrite_config(tmp_path)
+    text = config["text_config"]
+    linear = {"head_dim": 8, "num_heads": 3, "short_conv_kernel_size": 4, "gate_lower_bound": -5.0, "safe_gate": True}
+    text |= {"linear_attn_config": linear, "linear_head_dim": None, "linear_num_heads": None}
+    text |= {"linear_conv_kernel_dim": None, "linear_lower_bound": None}
+    text["layer_types"] = [kind.replace("indexed", "full") for kind in text["layer_types"]]
+    assert_matches_oracle(load_directory(tmp_path, config), oracle_of(model))
 
 
 @pytest.mark.parametrize("is_of_hub", [False, True], ids=["of transformers 5", "of the hub"])

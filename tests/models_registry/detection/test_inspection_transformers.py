@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from inference.errors import CheckpointError
 from inference.modelling.families.config import Confidence
 from inference.modelling.spec import ModelSpec
 from models_registry.detection.inspection import Inspection, inspect_checkpoint
+from tests.inference.modelling.test_network_linear import GLM
+from tests.inference.modelling.test_network_recurrent import glm_model
 
 BASE: dict[str, Any] = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -168,3 +171,18 @@ def test_a_look_alike_that_is_forced_is_refused_by_its_keys_and_its_tensors(tmp_
     names = caught.value.message.partition("config.ignored_keys=")[2].partition(", or")[0]
     with pytest.raises(CheckpointError, match=r"4 tensors have no place in llama: .*post_norm1"):
         inspect_checkpoint(path, overrides={"model_type": "llama", "config.ignored_keys": names})
+
+
+def test_glm_is_read_within_a_model_that_sees_and_known_by_its_names(tmp_path: Path) -> None:
+    """transformers has no class of its text model with a head."""
+    glm_model(GLM).save_pretrained(tmp_path)
+    found = inspect_checkpoint(tmp_path)
+    check(found)
+    assert found.spec.model_type == "glm5_next_text" and found.spec.layers[0].kind == "kimi_delta+mlp"
+    config, path = json.loads((tmp_path / "config.json").read_text())["text_config"], tmp_path / "model.safetensors"
+    save_file({name: value for name, value in load_file(path).items() if "visual" not in name}, path)
+    del config["model_type"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    guessed = inspect_checkpoint(tmp_path)
+    assert guessed.spec.layers == found.spec.layers
+    assert next(fact for fact in guessed.facts if fact.name == "model_type").confidence is Confidence.LOW

@@ -39,6 +39,7 @@ LINEAR = {
     "lfm3": "lfm3",
     "inkling": "inkling",
     "inkling2": "inkling2",
+    "glm5_next": "glm5_next",
     "qwen4_exp": "qwen4_exp",
     "zaya": "zaya",
     "kimi_linear": "kimi_linear",

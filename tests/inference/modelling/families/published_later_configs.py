@@ -70,5 +70,17 @@ LATER: dict[str, tuple[str, dict[str, Any]]] = {
         "norm_topk_prob": True, "num_mtp_layers": 1, "rope_theta": None, "sliding_window": 1024, "rope_parameters": {
             "full_attention": {"rope_theta": 500000.0, "rope_type": "default"},
             "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"}}}),
+    "zai-org/GLM-5.3-Flash, its text_config": ("glm5_next_text", {
+        "hidden_act": "silu", "hidden_size": 4096, "index_head_dim": 128, "index_kpool": 16, "index_n_heads": 32,
+        "index_kpool_always_select_tail": True, "index_topk": 2048, "index_topk_freq": 1, "index_skip_topk_offset": 2,
+        "intermediate_size": 12288, "kv_lora_rank": 512, "layer_types": ["linear_attention", "full_attention"],
+        "linear_attn_config": {
+            "gate_lower_bound": -5.0, "head_dim": 128, "num_heads": 64, "safe_gate": True, "short_conv_kernel_size": 4},
+        "mlp_layer_types": ["dense", "sparse"], "moe_intermediate_size": 2048, "n_group": 1, "n_routed_experts": 288,
+        "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 64, "num_experts_per_tok": 8,
+        "num_hidden_layers": 45, "num_key_value_heads": 64, "num_nextn_predict_layers": 1, "q_lora_rank": 1536,
+        "qk_nope_head_dim": 256, "qk_rope_head_dim": 0, "rms_norm_eps": 1e-05, "routed_scaling_factor": 2.5,
+        "scoring_func": "sigmoid", "swiglu_limit": 10.0, "hc_eps": 1e-06, "hc_mult": 4, "hc_sinkhorn_iters": 20,
+        "topk_group": 1, "topk_method": "noaux_tc", "v_head_dim": 256, "vocab_size": 154880}),
 }  # fmt: skip
 """Repository whose keys these are, to ``model_type`` and config."""

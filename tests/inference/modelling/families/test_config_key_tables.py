@@ -42,6 +42,7 @@ from tests.inference.modelling.test_network_large import AROUND as LARGE_AROUND
 from tests.inference.modelling.test_network_large import CASES as LARGE_CASES
 from tests.inference.modelling.test_network_linear import CASES as LINEAR_CASES
 from tests.inference.modelling.test_network_recurrent import CASES as RECURRENT_CASES
+from tests.inference.modelling.test_network_recurrent import glm_model
 from tests.models_registry.detection.builders import EXAMPLES
 
 PUBLISHED = PUBLISHED_EARLIER | PUBLISHED_LARGE | ONCE_REFUSED
@@ -59,12 +60,15 @@ TYPES = {
     "minimax": "minimax", "rwkv": "rwkv", "zamba": "zamba", "zamba2": "zamba2", "zaya": "zaya",
     "recurrent_gemma": "recurrent_gemma", "xlstm": "xlstm",
     "lfm2": "lfm2", "lfm2_moe": "lfm2_moe", "lfm3": "lfm3", "inkling_text": "inkling", "inkling2_text": "inkling2",
+    "glm5_next_text": "glm5_next",
     "qwen3_next": "qwen3_next", "qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe",
     "qwen4_exp_text": "qwen4_exp",
     **{model_type: model_type for model_type, _ in DENSE_CASES.values()}, "cohere": "cohere-qk-norm-biases-untied",
     **{model_type: model_type for model_type, _ in LARGE_CASES.values()},
 }  # fmt: skip
 """``model_type`` to a case of the tests of logits."""
+CONFIGS = {"Glm5Next": "Glm5NextText"}
+"""Start of the names of text models' configs, where it isn't that of the whole model."""
 REMOTE = {"oxidizr", "phi3_v", "kimi_vl", "internvl_chat", "llava_llama", "llava_mistral", "llava_qwen"}
 """Types that transformers reads by remote code, if at all."""
 ELSEWHERE = {"mllama", "deepseek_ocr2", "ernie4_5_vl_moe", *OMNI}
@@ -73,6 +77,7 @@ AROUND = {
     "qwen4_exp": "qwen4_exp_text", "kimi_k25": "deepseek_v3", "qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2",
     "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe", "smolvlm": "llama", "idefics3": "llama",
     "lfm2_vl": "lfm2", "lfm3_vl": "lfm3", "inkling_mm_model": "inkling_text", "inkling2": "inkling2_text",
+    "glm5_next": "glm5_next_text",
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "gemma3": "gemma3_text",
     **{outer: text for outer, (text, _) in LARGE_AROUND.items()}, "gemma3n": "gemma3n_text",
     **{outer: ALIKE.get(text, text) for outer, text in TEXT_TYPES.items() if outer not in REMOTE | ELSEWHERE},
@@ -159,6 +164,13 @@ class Tiny:
     tensors: dict[str, TensorInfo]
 
 
+def model_of(config: PretrainedConfig) -> torch.nn.Module:
+    """A new model with a head, in float32."""
+    if config.model_type == "glm5_next_text":
+        return glm_model(config.to_dict()).float().eval()
+    return AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+
+
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
     made: dict[str, Tiny] = {}
@@ -172,13 +184,15 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
                 config = tiny_config(model_type, (DENSE_CASES | LARGE_CASES)[case][1])
             else:
                 family, values = (RECURRENT_CASES | LINEAR_CASES | KIMI_CASES)[case]
-                config = getattr(transformers, f"{family}Config")(**values)
+                config = getattr(transformers, f"{CONFIGS.get(family, family)}Config")(**values)
             torch.manual_seed(0)
-            model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+            model = model_of(config)
             directory = tmp_path_factory.mktemp(model_type)
             model.save_pretrained(directory)
-            saved = read_config(directory) | SETTINGS.get(model_type, {})
-            made[model_type] = Tiny(model, saved, dict(read_view(directory).tensors))
+            saved = read_config(directory)
+            saved = saved.get("text_config", saved) | SETTINGS.get(model_type, {})
+            tensors = {name: info for name, info in read_view(directory).tensors.items() if "visual" not in name}
+            made[model_type] = Tiny(model, saved, tensors)
         return made[model_type]
 
     return make
@@ -333,7 +347,7 @@ LEAST_TIME_STEP = {"nemotron_h", "zamba2"}
 @pytest.mark.parametrize("model_type", TYPES)
 def test_harmless_keys_change_no_logits_of_transformers(model_type: str, tiny: Callable[[str], Tiny]) -> None:
     found = tiny(model_type)
-    config: PretrainedConfig = found.model.config
+    config: PretrainedConfig = found.model.config.get_text_config()
     tokens = torch.randint(0, 90, (1, 12), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         expected = found.model(tokens, use_cache=False).logits
@@ -346,7 +360,7 @@ def test_harmless_keys_change_no_logits_of_transformers(model_type: str, tiny: C
             continue
         other = copy.deepcopy(config)
         setattr(other, key, _other(value))
-        model = AutoModelForCausalLM.from_config(other, attn_implementation="eager").float().eval()
+        model = model_of(other)
         model.load_state_dict(found.model.state_dict())
         with torch.inference_mode():
             logits = model(tokens, use_cache=False, return_dict=True).logits

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from inference.modelling.layers.sinkhorn_streams import SinkhornConnection, SinkhornConnections
-from inference.modelling.specs.sinkhorn_streams import SinkhornStreamsSpec
+from inference.modelling.layers.sinkhorn_streams import MeanStreams, SinkhornConnection, SinkhornConnections
+from inference.modelling.specs.sinkhorn_streams import MeanStreamsSpec, SinkhornStreamsSpec
 
 HIDDEN, STREAMS = 8, 3
 SPEC = SinkhornStreamsSpec(num_streams=STREAMS, magnitude=2.0, eps=0.01, norm_eps=1e-3, iterations=3)
@@ -58,3 +58,12 @@ def test_both_mixers_have_connections_and_rows_stand_alone() -> None:
 def test_weights_are_float32_beside_streams_of_fewer_bits() -> None:
     entering, weights, carried = filled().enter(streams_of(2).bfloat16())
     assert entering.dtype == torch.bfloat16 and weights.dtype == carried.dtype == torch.float32
+
+
+def test_streams_may_begin_as_copies_and_end_as_their_mean() -> None:
+    ends, hidden = MeanStreams(MeanStreamsSpec(STREAMS)), streams_of(4)[:, 0]
+    begun = ends.split(hidden)
+    assert begun.shape == (4, STREAMS, HIDDEN) and all(torch.equal(part, hidden) for part in begun.unbind(1))
+    streams = streams_of(4)
+    torch.testing.assert_close(ends.merge(streams), sum(streams.unbind(1)) / STREAMS)
+    assert not list(ends.parameters()) and not MeanStreamsSpec(STREAMS).parameter_shapes(HIDDEN)

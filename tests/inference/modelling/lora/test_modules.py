@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 
 from inference.errors import MissingTensor
-from tests.inference.modelling.families.headers import HIDDEN
+from inference.modelling.families.glm5_next import build_spec as build_glm
+from inference.modelling.lora.modules import BaseModules
+from tests.inference.modelling.families.headers import HIDDEN, view_of
+from tests.inference.modelling.families.test_glm5_next import CONFIG as GLM
+from tests.inference.modelling.families.test_glm5_next import shapes as glm_shapes
 from tests.inference.modelling.lora.bases import llama, mixtral
 
 
@@ -49,3 +53,20 @@ def test_a_matrix_for_each_expert_is_none_of_the_targets() -> None:
 def test_an_expert_that_the_base_has_not_is_named() -> None:
     with pytest.raises(MissingTensor, match=r"experts\.99\.w1\.weight, which the base doesn't have"):
         mixtral().find("model.layers.0.block_sparse_moe.experts.99.w1")
+
+
+@pytest.mark.parametrize(
+    ("module", "owner"),
+    [
+        ("model.language_model.layers.0.self_attn.forget_gate.f_b_proj", "layers.0.token_mixer.decay_proj"),
+        ("model.language_model.layers.0.self_attn.g_b_proj", "layers.0.token_mixer.gate_proj"),
+        ("model.language_model.layers.1.self_attn.indexer.wk", "layers.1.token_mixer.indexer.compressor.kv_gate_proj"),
+    ],
+)
+@pytest.mark.parametrize("is_published", [True, False])
+def test_modules_that_transformers_inserts_are_found_in_published_files(
+    is_published: bool, module: str, owner: str
+) -> None:
+    found = glm_shapes(is_published=is_published)
+    base = BaseModules(build_glm(view_of(found, GLM)), lambda name: found[name])
+    assert [place.owner for place in base.find(module)] == [owner]

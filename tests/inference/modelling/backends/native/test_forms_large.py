@@ -23,6 +23,7 @@ NAMES = (
 MIXED = (
     "lfm3", "zaya", "zaya-biases-kernels-untied", "qwen4_exp", "qwen4_exp-two-tokens-sigmoid-tied", "inkling",
     "inkling-whole-vocabulary-unscaled-scores", "inkling2", "inkling2-usual-layers-each-a-block-one-tap",
+    "glm5_next", "glm5_next-decays-without-bound-groups-windows-of-eight",
 )  # fmt: skip
 """Families of which some layers are recurrent."""
 
