@@ -10,7 +10,7 @@ Shape letters: T rows, H heads, C channels of a head with decays of their own, P
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MethodType, TracebackType
 from typing import Any, Self, cast
@@ -19,8 +19,10 @@ import torch
 from torch import nn
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
-from inference.modelling.layers.attention import Attention
+from inference.modelling.layers.attention import Attention, chunk_slots
+from inference.modelling.layers.compressed_attention import CompressedAttention
 from inference.modelling.layers.gated_delta import GatedDelta
+from inference.modelling.layers.indexer import Queries
 from inference.modelling.layers.kimi_delta import KimiDelta
 from inference.modelling.layers.lightning import LightningAttention
 from inference.modelling.layers.mamba1 import Mamba1Mixer
@@ -140,7 +142,11 @@ class Observers:
                 self._wrap(module, found.method, self._decays(found.shaped))
             elif isinstance(module, RelativeAttention):
                 self._wrap(module, "attend", self._relative_attention)
-            elif isinstance(module, Attention | MultiHeadLatentAttention):
+            elif isinstance(module, CompressedAttention):
+                self._wrap(module, "attend_chunk", self._compressed_attention)
+            elif isinstance(module, MultiHeadLatentAttention):
+                self._wrap(module, "attend_chunk", self._latent_attention)
+            elif isinstance(module, Attention):
                 self._wrap(module, "attend_chunk", self._attention)
         return self
 
@@ -190,20 +196,79 @@ class Observers:
 
         return record
 
-    def _attention(self, layer: nn.Module, result: torch.Tensor, chunk: PrefillChunk, *args: torch.Tensor) -> None:
+    def _attention(
+        self,
+        layer: Attention,
+        result: torch.Tensor,
+        chunk: PrefillChunk,
+        query: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
+        batch: ForwardBatch,
+        state: LayerState,
+        index: torch.Tensor | None = None,
+    ) -> None:
+        if key is None:  # it reads another layer's
+            key = state["k"].index_select(0, chunk_slots(batch, chunk))
+        mask = layer.chunk_mask(chunk, 0, query.dtype, batch, state, index)
+        spec = layer.spec
+        self._record(layer, query, key, scale=spec.scale, softcap=spec.softcap, sinks=layer.sinks, mask=mask)
+
+    def _latent_attention(
+        self,
+        layer: MultiHeadLatentAttention,
+        result: torch.Tensor,
+        chunk: PrefillChunk,
+        q_nope: torch.Tensor,
+        q_rope: torch.Tensor,
+        latent: torch.Tensor,
+        batch: ForwardBatch,
+        state: LayerState,
+        bias: torch.Tensor | None = None,
+    ) -> None:
+        query, (key, _) = torch.cat((q_nope, q_rope), -1), layer.expand(latent)
+        self._record(layer, query, key, scale=layer.spec.scale, softcap=None, sinks=layer.sinks, mask=bias)
+
+    def _record(
+        self,
+        layer: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        *,
+        scale: float,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+        mask: torch.Tensor | None,
+    ) -> None:
+        def bias(part: slice) -> torch.Tensor:
+            assert mask is not None
+            return mask[..., part, :]
+
         recording = self._recording(layer)
-        if isinstance(layer, Attention):
-            query, key = args[0], args[1]
-            spec = layer.spec
-            window, softcap, sinks, slopes = spec.sliding_window, spec.softcap, layer.sinks, spec.slopes
-        else:
-            assert isinstance(layer, MultiHeadLatentAttention)
-            query, (key, _) = torch.cat((args[0], args[1]), -1), layer.expand(args[2])
-            window, softcap, sinks, slopes = None, None, None, None
         recording.distances, shares = attended_distances(
-            query, key, scale=layer.spec.scale, window=window, softcap=softcap, sinks=sinks, slopes=slopes
+            query, key, scale=scale, softcap=softcap, sinks=sinks, bias=None if mask is None else bias
         )
         recording.sink_shares = None if sinks is None else shares
+
+    def _compressed_attention(
+        self,
+        layer: CompressedAttention,
+        result: torch.Tensor,
+        chunk: PrefillChunk,
+        query: torch.Tensor,
+        batch: ForwardBatch,
+        state: LayerState,
+        index: Queries | None,
+    ) -> None:
+        recording, sums = self._recording(layer), []
+        for first in range(0, len(query), ROW_BLOCK):
+            rows = slice(first, min(first + ROW_BLOCK, len(query)))
+            keys, mask, positions = layer.seen(chunk, rows, batch, state, index)
+            scores = torch.matmul(query[rows].float().transpose(0, 1), keys.float().t()) * layer.spec.scale + mask
+            own = torch.arange(rows.start, rows.stop, device=query.device)
+            sums.append(_weighted(scores, own[:, None] - positions, layer.sinks[:, None]))
+        distances, shares = (torch.stack(found).sum(0) / len(query) for found in zip(*sums, strict=True))
+        recording.distances, recording.sink_shares = distances.cpu(), shares.cpu()
 
     def _relative_attention(
         self,
@@ -225,7 +290,7 @@ class Observers:
 
         recording = self._recording(layer)
         recording.distances, shares = attended_distances(
-            query, key, scale=layer.spec.scale, window=None, softcap=None, sinks=sinks, bias=bias
+            query, key, scale=layer.spec.scale, softcap=None, sinks=sinks, bias=bias
         )
         recording.sink_shares = None if sinks is None else shares
 
@@ -269,10 +334,8 @@ def attended_distances(
     key: torch.Tensor,
     *,
     scale: float,
-    window: int | None,
     softcap: float | None,
     sinks: torch.Tensor | None,
-    slopes: Sequence[float] | None = None,
     bias: Callable[[slice], torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean distances of causal attention over a text from its beginning.
@@ -280,11 +343,10 @@ def attended_distances(
     Args:
         query: (T, H, P).
         key: (T, V, P), V dividing H.
-        window: Positions that a row sees, its own included; None: all.
         softcap: cap · tanh(score / cap).
         sinks: Scores of a column without a token, (H,) or for each row (T, H); None: there is none.
-        slopes: How much each head's scores fall for each position between row and column; None: they don't.
-        bias: What is added to the scores of some rows, (H, n, T), -inf where a row doesn't see a column; None: nothing.
+        bias: What is added to the scores of some rows, broadcast to (H, n, T), -inf where a row doesn't see a column;
+            None: nothing.
 
     Returns:
         (H,) mean over the rows of Σ w (row - column), with weights w over tokens that sum to 1; and (H,) mean weight
@@ -294,25 +356,34 @@ def attended_distances(
     repeats = heads // key.shape[1]
     key = key.float().permute(1, 2, 0).repeat_interleave(repeats, 0)  # (H, P, T)
     columns = torch.arange(count, device=query.device)
-    distance = torch.zeros(heads, dtype=torch.float64, device=query.device)
-    share = torch.zeros_like(distance)
+    sums = []
     for first in range(0, count, ROW_BLOCK):
-        rows = columns[first : first + ROW_BLOCK, None]
-        scores = torch.matmul(query[first : first + ROW_BLOCK].float().transpose(0, 1), key) * scale
+        part = slice(first, first + ROW_BLOCK)
+        scores = torch.matmul(query[part].float().transpose(0, 1), key) * scale
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
-        if slopes is not None:
-            scores = scores + torch.tensor(slopes, device=query.device)[:, None, None] * (columns - rows)
         if bias is not None:
-            scores = scores + bias(slice(first, first + ROW_BLOCK)).float()
-        hidden = columns > rows
-        if window is not None:
-            hidden |= columns <= rows - window
-        scores = scores.masked_fill(hidden, -torch.inf)
-        weights = scores.softmax(-1)
-        distance += (weights * (rows - columns).clamp(min=0)).sum((1, 2)).double()
+            scores = scores + bias(part).float()
+        distances = columns[part, None] - columns
+        of_rows = None
         if sinks is not None:
-            total = scores.logsumexp(-1)
-            of_rows = sinks[first : first + ROW_BLOCK].t() if sinks.dim() == 2 else sinks[:, None]
-            share += torch.sigmoid(of_rows.float() - total).sum(1).double()
-    return (distance / count).cpu(), (share / count).cpu()
+            of_rows = sinks[part].t() if sinks.dim() == 2 else sinks[:, None]
+        sums.append(_weighted(scores.masked_fill(distances < 0, -torch.inf), distances, of_rows))
+    found, shares = (torch.stack(parts).sum(0) / count for parts in zip(*sums, strict=True))
+    return found.cpu(), shares.cpu()
+
+
+def _weighted(
+    scores: torch.Tensor, distances: torch.Tensor, sinks: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sums over rows of the distances attended to and of the sinks' weights, (H,) float64 each.
+
+    Args:
+        scores: (H, n, m), -inf where a row doesn't see a column.
+        distances: (n, m).
+        sinks: (H, n), or (H, 1) for all rows; None: there is none.
+    """
+    distance = (scores.softmax(-1) * distances.clamp(min=0)).sum((1, 2)).double()
+    if sinks is None:
+        return distance, torch.zeros_like(distance)
+    return distance, torch.sigmoid(sinks.float() - scores.logsumexp(-1)).sum(1).double()

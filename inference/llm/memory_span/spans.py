@@ -147,7 +147,8 @@ def observe_spans(
     stream = network.embed(batch)
     found = []
     with Observers(network) as observers:
-        for number, (layer, state) in enumerate(zip(network.layers, runner.states, strict=True)):
+        states = network.states_by_layer(runner.states)
+        for number, (layer, state) in enumerate(zip(network.layers, states, strict=True)):
             report(number / len(network.layers), f"layer {number}")
             if time.monotonic() > deadline:
                 raise InvalidRequest(
@@ -182,14 +183,21 @@ def _spans_of_layer(number: int, layer: nn.Module, recordings: Sequence[Recordin
         if recording.log_decays is not None and recording.state_norms is not None:
             found.append(MixerSpan(number, spec.kind, _recurrent_heads(recording.log_decays, recording.state_norms)))
         else:
-            window = getattr(spec, "sliding_window", None)
-            found.append(MixerSpan(number, spec.kind, _attention_heads(recording), window))
+            found.append(MixerSpan(number, spec.kind, _attention_heads(recording), _window(spec)))
     for module in layer.modules():
         if isinstance(module, ShortConv):
             found.append(MixerSpan(number, module.spec.kind, (), module.spec.conv_kernel))
         elif isinstance(module, ChannelMix):
             found.append(MixerSpan(number, module.spec.kind, (), 2))
     return found
+
+
+def _window(spec: Any) -> int | None:
+    """Tokens that an attention can reach; None: no limit, as for pooled entries, which lie before a window."""
+    if isinstance(spec, CompressedAttentionSpec) and spec.compressor is not None:
+        return None
+    limit: int | None = getattr(spec, "sliding_window", None) or getattr(spec, "chunk_size", None)
+    return limit
 
 
 def _recurrent_heads(log_decays: torch.Tensor, state_norms: torch.Tensor) -> tuple[HeadSpan, ...]:

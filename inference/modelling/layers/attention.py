@@ -265,16 +265,7 @@ class Attention(Layer):
             first = max(0, first_visible(chunk.context_len, spec.sliding_window, spec.chunk_size))
             slots = chunk_slots(batch, chunk)[first:]
             key, value = state["k"].index_select(0, slots), state["v"].index_select(0, slots)
-        mask = chunk_bias(batch, chunk, first, spec.sliding_window, query.dtype, spec.chunk_size)
-        if spec.slopes is not None:
-            falling = chunk_slopes(batch, chunk, first, spec.slopes, query.dtype)
-            mask = falling if mask is None else falling + mask
-        if index is not None and self.indexer is not None:
-            keys = state["index_k"].index_select(0, chunk_slots(batch, chunk))
-            rows = torch.arange(chunk.context_len, chunk.length, device=query.device)
-            # The query heads of one key/value head, or all of them, see the same blocks.
-            mask = self.indexer.bias(index, keys, rows)
-            mask = mask.repeat_interleave(spec.num_heads // mask.shape[0], 0)
+        mask = self.chunk_mask(chunk, first, query.dtype, batch, state, index)
         mixed = attend(
             query.transpose(0, 1).unsqueeze(0),
             key.transpose(0, 1).unsqueeze(0),
@@ -286,6 +277,33 @@ class Attention(Layer):
             sinks=None if self.sinks is None else self.sinks.unsqueeze(-1),
         )
         return mixed.squeeze(0).transpose(0, 1)
+
+    def chunk_mask(
+        self,
+        chunk: PrefillChunk,
+        first: int,
+        dtype: torch.dtype,
+        batch: ForwardBatch,
+        state: LayerState,
+        index: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        """What is added to a chunk's scores over positions ``first`` …, broadcast to (H, n, N - first).
+
+        Returns:
+            Numbers, -inf where a row doesn't see a column; None: row i sees columns up to i.
+        """
+        spec = self.spec
+        mask = chunk_bias(batch, chunk, first, spec.sliding_window, dtype, spec.chunk_size)
+        if spec.slopes is not None:
+            falling = chunk_slopes(batch, chunk, first, spec.slopes, dtype)
+            mask = falling if mask is None else falling + mask
+        if index is not None and self.indexer is not None:
+            keys = state["index_k"].index_select(0, chunk_slots(batch, chunk))
+            rows = torch.arange(chunk.context_len, chunk.length, device=keys.device)
+            # The query heads of one key/value head, or all of them, see the same blocks.
+            mask = self.indexer.bias(index, keys, rows)
+            mask = mask.repeat_interleave(spec.num_heads // mask.shape[0], 0)
+        return mask
 
 
 def _indexer(spec: AttentionSpec, hidden_size: int) -> BlockIndexer | PooledIndexer | None:

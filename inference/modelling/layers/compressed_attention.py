@@ -76,7 +76,7 @@ class CompressedAttention(Layer):
             mixed[:decodes] = self._decode(query[:decodes], batch, state, _rows(index, slice(0, decodes)))
         for chunk in batch.prefills:
             rows = slice(chunk.start, chunk.stop)
-            mixed[rows] = self._attend_chunk(chunk, query[rows], batch, state, _rows(index, rows))
+            mixed[rows] = self.attend_chunk(chunk, query[rows], batch, state, _rows(index, rows))
         cos, sin = cos_sin
         mixed = rotate_last(mixed, (cos, -sin), self.rope.spec)
         groups = mixed.flatten(1).chunk(spec.output_groups, 1)
@@ -111,39 +111,51 @@ class CompressedAttention(Layer):
         )
         return mixed.squeeze(1)
 
-    def _attend_chunk(
+    def attend_chunk(
         self, chunk: PrefillChunk, query: torch.Tensor, batch: ForwardBatch, state: LayerState, index: Queries | None
     ) -> torch.Tensor:
         """A chunk's queries (n, H, P) over what each of them sees, to (n, H, P), some rows at a time."""
-        positions, slots = batch.positions[chunk.start : chunk.stop], chunk_slots(batch, chunk)
-        entries = scored = None
-        if self.compressor is not None:
-            entries = self.compressor.chunk_entries(chunk, batch, state)
-        if self.indexer is not None:
-            scored = self.indexer.compressor.chunk_entries(chunk, batch, state)
         mixed = torch.empty_like(query)
         for begin in range(0, len(query), ROW_BLOCK):
             rows = slice(begin, min(begin + ROW_BLOCK, len(query)))
-            first = max(0, chunk.context_len + begin - self.spec.sliding_window + 1)
-            columns = torch.arange(first, chunk.context_len + rows.stop, device=query.device)
-            keys = state["kv"].index_select(0, slots[first : chunk.context_len + rows.stop])
-            mask = window_bias(positions[rows], columns, self.spec.sliding_window)
-            if entries is not None and self.spec.compressor is not None:
-                seen = visible_entries(positions[rows], self.spec.compressor, len(entries))
-                if self.indexer is not None and index is not None and scored is not None:
-                    seen = choose_keys((index[0][rows], index[1][rows]), scored, seen, self.indexer.spec.top_k)
-                keys, mask = torch.cat((keys, entries)), torch.cat((mask, seen), 1)
-            keys = keys[None, None]
+            keys, mask, _ = self.seen(chunk, rows, batch, state, index)
             own = attend(
                 query[rows].transpose(0, 1).unsqueeze(0),
-                keys,
-                keys,
+                keys[None, None],
+                keys[None, None],
                 scale=self.spec.scale,
                 mask=mask,
                 sinks=self.sinks.unsqueeze(-1),
             )
             mixed[rows] = own.squeeze(0).transpose(0, 1)
         return mixed
+
+    def seen(
+        self, chunk: PrefillChunk, rows: slice, batch: ForwardBatch, state: LayerState, index: Queries | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What some rows of a chunk see: tokens themselves, then entries.
+
+        Args:
+            index: The indexer's queries of the whole chunk.
+
+        Returns:
+            Keys (m, P), 0 or -inf for each row and key (n, m) float32, and the keys' positions (m,) float32, of an
+            entry the middle of its window.
+        """
+        positions, slots = batch.positions[chunk.start : chunk.stop][rows], chunk_slots(batch, chunk)
+        window, stop = self.spec.sliding_window, chunk.context_len + rows.stop
+        first = max(0, chunk.context_len + rows.start - window + 1)
+        columns = torch.arange(first, stop, device=slots.device)
+        keys, mask = state["kv"].index_select(0, slots[first:stop]), window_bias(positions, columns, window)
+        if self.compressor is None or self.spec.compressor is None:
+            return keys, mask, columns.float()
+        entries, size = self.compressor.chunk_entries(chunk, batch, state), self.spec.compressor.window
+        visible = visible_entries(positions, self.spec.compressor, len(entries))
+        if self.indexer is not None and index is not None:
+            scored = self.indexer.compressor.chunk_entries(chunk, batch, state)
+            visible = choose_keys((index[0][rows], index[1][rows]), scored, visible, self.indexer.spec.top_k)
+        middles = torch.arange(len(entries), device=slots.device) * size + (size - 1) / 2
+        return torch.cat((keys, entries)), torch.cat((mask, visible), 1), torch.cat((columns.float(), middles))
 
 
 def _rows(index: Queries | None, rows: slice) -> Queries | None:

@@ -175,6 +175,16 @@ def test_recurrences_beside_attention_are_told_apart() -> None:
     assert [len(span.heads[0].state_norms or ()) for span in spans] == [0, 32]
 
 
+def test_layers_that_read_the_keys_of_others_are_measured() -> None:
+    """Such a layer has no state of its own (Gemma 3n)."""
+    first = AttentionSpec(4, 2, 8, 0.4, sliding_window=9)
+    runner = runner_of(first, AttentionSpec(4, 2, 8, 0.4, kv_source=0), AttentionSpec(4, 2, 8, 0.4, chunk_size=6))
+    spans = observe_spans(runner, token_ids(30))
+    assert [(span.layer, span.window) for span in spans] == [(0, 9), (1, None), (2, 6)]
+    assert all(head.distance is not None and head.distance > 0 for span in spans for head in span.heads)
+    assert max(head.distance for head in spans[2].heads) < 5
+
+
 def test_layers_come_in_order_and_convolutions_say_their_taps() -> None:
     attention = AttentionSpec(4, 2, 8, 0.35, RopeSpec(10000.0, 8), sliding_window=9)
     runner = runner_of(ShortConvSpec(32, 3), attention, Mamba2Spec(32, 4, 8, 16, 2, 4, 16, NORM))
