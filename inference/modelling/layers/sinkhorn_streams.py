@@ -53,11 +53,11 @@ class SinkhornConnection(Layer):
         reading, adding, mixing = (part * scale + base for part, scale, base in parts)
         entering = ((reading.sigmoid() + spec.eps).unsqueeze(2) * values).sum(1)
         weights = spec.magnitude * adding.sigmoid()
-        mixture = self._balanced(mixing.view(-1, count, count))
+        mixture = self.balance(mixing.view(-1, count, count))
         return entering.to(streams.dtype), weights.unsqueeze(2), mixture.transpose(1, 2) @ values
 
-    def _balanced(self, logits: torch.Tensor) -> torch.Tensor:
-        """(T, P, P) to matrices whose columns, and nearly whose rows, sum to 1."""
+    def balance(self, logits: torch.Tensor) -> torch.Tensor:
+        """Float32 (T, P, P) to matrices whose columns, and nearly whose rows, sum to 1."""
         eps = self.spec.eps
         mixture = logits.softmax(-1) + eps
         mixture = mixture / (mixture.sum(-2, keepdim=True) + eps)

@@ -32,6 +32,7 @@ from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.recurrent import GatedNorm
 from inference.modelling.layers.rg_lru import RGLRU
 from inference.modelling.layers.rwkv import ChannelMix, TimeMix, TokenShift
+from inference.modelling.layers.sinkhorn_streams import SinkhornConnection
 from inference.modelling.specs.latent import MLASpec
 
 _ACTIVATIONS: Mapping[str | None, int] = {"silu": 0, "gelu_tanh": 1, "relu": 2, "relu2": 3, "gelu": 4, None: 5}
@@ -383,6 +384,14 @@ def _mix_mamba3(
     return y
 
 
+# --- residual streams ---------------------------------------------------------------------------
+
+
+def _balance_streams(layer: SinkhornConnection, logits: torch.Tensor) -> torch.Tensor:
+    balanced: torch.Tensor = torch.ops.blazr.balance_streams.default(logits, layer.spec.iterations, layer.spec.eps)
+    return balanced
+
+
 # --- mixture of experts -------------------------------------------------------------------------
 
 
@@ -459,6 +468,7 @@ FORMS: Mapping[type[nn.Module], Mapping[str, Callable[..., Any]]] = {
     TimeMix: {"shift": _shift_tokens, "mix": _mix_wkv},
     ChannelMix: {"shift": _shift_tokens, "gate": _gate_by_sigmoid},
     Router: {"choose": _choose_experts},
+    SinkhornConnection: {"balance": _balance_streams},
     Experts: {"mix": _mix_experts, "activate": _activate},
 }
 """Layer type to the methods that are replaced, by name."""

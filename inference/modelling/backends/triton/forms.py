@@ -30,6 +30,7 @@ from inference.modelling.backends.triton.prefill import chunk_attention
 from inference.modelling.backends.triton.rg_lru import mix_rg_lru
 from inference.modelling.backends.triton.rotary import latent_rope_and_write, rope_and_write
 from inference.modelling.backends.triton.rwkv import mix_wkv, shift_tokens
+from inference.modelling.backends.triton.streams import balance_streams
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
 from inference.modelling.layers.attention import Attention
 from inference.modelling.layers.conv import CausalConv1d
@@ -46,6 +47,7 @@ from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.recurrent import GatedNorm
 from inference.modelling.layers.rg_lru import RGLRU
 from inference.modelling.layers.rwkv import ChannelMix, TimeMix
+from inference.modelling.layers.sinkhorn_streams import SinkhornConnection
 
 
 def _normalise(layer: Norm, hidden: torch.Tensor) -> torch.Tensor:
@@ -299,6 +301,10 @@ def _mix_experts(layer: Experts, hidden: torch.Tensor, weights: torch.Tensor, ch
     return run_experts(hidden, weights, chosen, first, second, gated=spec.gated, activation=spec.activation)
 
 
+def _balance_streams(layer: SinkhornConnection, logits: torch.Tensor) -> torch.Tensor:
+    return balance_streams(logits, layer.spec.iterations, layer.spec.eps)
+
+
 FORMS: Mapping[type[nn.Module], Mapping[str, Callable[..., Any]]] = {
     Norm: {"normalise": _normalise, "add_normalise": _add_normalise},
     MLP: {"activate": _activate},
@@ -315,5 +321,6 @@ FORMS: Mapping[type[nn.Module], Mapping[str, Callable[..., Any]]] = {
     TimeMix: {"shift": shift_tokens, "mix": mix_wkv},
     ChannelMix: {"shift": shift_tokens},
     Experts: {"mix": _mix_experts, "activate": _activate},
+    SinkhornConnection: {"balance": _balance_streams},
 }
 """Layer type to the methods that are replaced, by name."""

@@ -228,6 +228,12 @@ def test_rg_lru(dtype, compiled):
     check_rows_ahead(compiled)
 
 
+def test_stream_mixtures(compiled):
+    from inference.modelling.backends.triton.streams import balance_streams
+
+    balance_streams(torch.zeros(2, 4, 4), 20, 1e-6)
+
+
 def check_rows_ahead(compiled):
     """Rows of chunks are copied to the chip while others are computed; a decode has one."""
     copies = ["cp.async" in kernel.asm["ptx"] for kernel in compiled[-3:]]

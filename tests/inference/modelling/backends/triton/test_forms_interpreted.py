@@ -43,7 +43,7 @@ sys.exit(pytest.main(sys.argv[1:]))
         (
             *("test_attention", "test_prefill", "test_norm", "test_rotary", "test_activations", "test_mamba2"),
             *("test_conv", "test_delta", "test_delta_pieces", "test_moe", "test_quantised", "test_coded"),
-            *("test_rwkv", "test_rg_lru"),
+            *("test_rwkv", "test_rg_lru", "test_streams"),
         ),
         (
             *("test_networks", "test_cuda_graphs", "test_bench", "test_quantised_networks"),
