@@ -233,6 +233,8 @@ FAMILIES: dict[str, Family] = {
     "inkling_mm_model": Family("inkling", "InklingForConditionalGeneration"),
     "inkling2_text": Family("inkling2", "Inkling2ForCausalLM"),
     "inkling2": Family("inkling2", "Inkling2ForConditionalGeneration"),
+    "step3p5": Family("step3p7", "Step3p5ForCausalLM"),
+    "step3p7": Family("step3p7", "Step3p7ForConditionalGeneration"),
     "zaya": Family("zaya", "ZayaForCausalLM"),
     "zamba": Family("zamba", "ZambaForCausalLM"),
     "zamba2": Family("zamba2", "Zamba2ForCausalLM"),

@@ -45,6 +45,14 @@ def clamped_gate(gate: torch.Tensor, up: torch.Tensor, alpha: float, limit: floa
     return gate * torch.sigmoid(alpha * gate) * (up + 1)
 
 
+def limited_product(gate: torch.Tensor, up: torch.Tensor, activation: str, limit: float) -> torch.Tensor:
+    """``MoESpec.activated_limit``'s product: act(gate), cut from above at ``limit``, times up, cut on both sides.
+
+    Source: transformers' ``step3p7``.
+    """
+    return activate(gate, activation, gated=False).clamp(max=limit) * up.clamp(-limit, limit)
+
+
 def softcapped_gate(gate: torch.Tensor, up: torch.Tensor, gate_cap: float, up_cap: float) -> torch.Tensor:
     """``MoESpec.softcaps``' activation, in float32.
 
@@ -123,7 +131,8 @@ class MLP(Layer):
     @property
     def is_plain(self) -> bool:
         """Whether the backends' kernels compute the activation."""
-        return self.spec.gate_clamp is None and self.spec.activation_limit is None
+        cuts = (self.spec.gate_clamp, self.spec.activation_limit, self.spec.activated_limit)
+        return all(cut is None for cut in cuts)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """(T, h) to (T, h)."""
@@ -151,4 +160,7 @@ class MLP(Layer):
             return clamped_gate(gate, up, *self.spec.gate_clamp)
         if self.spec.activation_limit is not None:
             return limited_gate(values, self.spec.activation, self.spec.activation_limit)
+        if self.spec.activated_limit is not None:
+            gate, up = values.chunk(2, -1)
+            return limited_product(gate, up, self.spec.activation, self.spec.activated_limit)
         return activate(values, self.spec.activation, gated=self.spec.gated)

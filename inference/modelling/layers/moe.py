@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
-from inference.modelling.layers.mlp import MLP, activate, clamped_gate, limited_gate, softcapped_gate
+from inference.modelling.layers.mlp import MLP, activate, clamped_gate, limited_gate, limited_product, softcapped_gate
 from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.packed import Packed, PackedStack, empty_parameter
 from inference.modelling.specs.layers import MLPSpec, MoESpec
@@ -200,6 +200,9 @@ class Experts(Layer):
         spec = self.spec
         if spec.activation_limit is not None:
             return limited_gate(values, spec.activation, spec.activation_limit)
+        if spec.activated_limit is not None:
+            gate, up = values.chunk(2, -1)
+            return limited_product(gate, up, spec.activation, spec.activated_limit)
         if spec.softcaps is not None:
             gate, up = values.chunk(2, -1)
             return softcapped_gate(gate, up, *spec.softcaps)
@@ -214,8 +217,8 @@ class Experts(Layer):
     def is_plain(self) -> bool:
         """Whether an expert is down(act(gate x) · up x), gate before up, without biases."""
         spec = self.spec
-        is_cut = any(cut is not None for cut in (spec.gate_clamp, spec.activation_limit, spec.softcaps))
-        return not spec.expert_bias and not spec.is_interleaved and not is_cut
+        cuts = (spec.gate_clamp, spec.activation_limit, spec.activated_limit, spec.softcaps)
+        return not spec.expert_bias and not spec.is_interleaved and all(cut is None for cut in cuts)
 
     def product(self, leaf: str, expert: int, hidden: torch.Tensor) -> torch.Tensor:
         """One expert's matrix of the stack ``leaf`` times rows (n, K)."""
@@ -253,6 +256,7 @@ class MixtureOfExperts(Layer):
                 output_multiplier=spec.shared_multiplier,
                 gate_clamp=spec.gate_clamp,
                 activation_limit=spec.activation_limit if spec.limits_shared else None,
+                activated_limit=spec.shared_limit,
             )
             self.shared_expert = MLP(shared, hidden_size)
             if spec.shared_gate:

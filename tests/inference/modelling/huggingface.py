@@ -19,9 +19,14 @@ from transformers import (
     PretrainedConfig,
 )
 
+from tests.inference.modelling import text_models
+
+assert text_models  # it tells transformers of models
 # transformers has it among the models that see.
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
 
+CENTRED = ("gemma", "step3p")
+"""Starts of the types whose norms multiply by 1 + weight, which is stored around zero."""
 PLAIN_GEMMAS = ("gemma3n", "gemma4")
 """Gemmas whose norms multiply by the weight itself."""
 ROUGH = ("dbrx",)
@@ -78,8 +83,7 @@ def enlarge(model: torch.nn.Module, model_type: str, seed: int = 0) -> None:
             if "e_score_correction_bias" in name:
                 value.copy_(0.2 * noise)
             elif ("norm" in name and ".mlp." not in name) or re.search(r"\bln_\w+\.weight$", name):
-                # Gemma's norms multiply by 1 + weight and are stored around zero.
-                is_centred = model_type.startswith("gemma") and not model_type.startswith(PLAIN_GEMMAS)
+                is_centred = model_type.startswith(CENTRED) and not model_type.startswith(PLAIN_GEMMAS)
                 value.copy_(0.2 * noise + (0.0 if is_centred else 1.0))
             elif value.dim() == 1 and name.endswith(("layer_scalar", "scale")):
                 value.copy_(0.2 * noise + 1.0)

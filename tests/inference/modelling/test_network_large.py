@@ -68,6 +68,16 @@ LLAMA4: dict[str, Any] = {
     "head_dim": 8, "num_hidden_layers": 4, "num_local_experts": 4, "intermediate_size": 24, "intermediate_size_mlp": 40,
     "attention_chunk_size": 9, "floor_scale": 5, "attn_scale": 0.4,
 }  # fmt: skip
+STEP: dict[str, Any] = {
+    "head_dim": 8, "num_hidden_layers": 5, "num_sliding_attention_heads": 6, "n_routed_experts": 6, "pad_token_id": 1,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 20, "share_expert_dim": 28, "sliding_window": 6,
+    "layer_types": [SLIDING, FULL, SLIDING, FULL, SLIDING], "moe_router_scaling_factor": 1.7,
+    "swiglu_limits": [None, None, None, 0.4, 0.0], "swiglu_limits_shared": [0.3, None, 0.0, None, 0.2],
+    "rope_parameters": {
+        SLIDING: {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 1.0},
+        FULL: LLAMA3 | {"partial_rotary_factor": 0.5},
+    },
+}  # fmt: skip
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4_text": (
         "gemma4_text",
@@ -146,6 +156,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **MIMO, "v_head_dim": 12, "n_group": 2, "topk_group": 1, "attention_bias": True,
             "attention_value_scale": None, "layer_types": None,
+        },
+    ),
+    "step3p5": ("step3p5", STEP),
+    "step3p5-all-full-experts-scale-biases": (
+        "step3p5",
+        {
+            **STEP, "layer_types": None, "num_hidden_layers": 2, "mlp_layer_types": ["sparse", "dense"],
+            "swiglu_limits": None, "swiglu_limits_shared": [0.2, 0.3], "query_pre_attn_scalar": 3,
+            "attention_bias": True, "rope_parameters": None,
         },
     ),
     "llama4_text": ("llama4_text", {**LLAMA4, "moe_layers": [1, 3]}),
@@ -227,6 +246,19 @@ AROUND: dict[str, tuple[str, dict[str, Any]]] = {
             "video_token_index": 201,
         },
     ),
+    "step3p7": (
+        "step3p5",
+        {
+            "vision_config": {
+                "hidden_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "image_size": 56,
+                "patch_size": 14,
+            },
+            "image_token_id": 200,
+        },
+    ),
     "gemma4_unified": (
         "gemma4_unified_text",
         {
@@ -272,6 +304,36 @@ def test_the_text_model_of_one_that_sees_pictures(family, naming, tmp_path):
     oracle = make_wrapped_checkpoint(config, tmp_path, is_of_hub=naming == "of the hub")
     assert any("vision" in name for name in read_view(tmp_path).tensors)
     assert_matches_oracle(load_directory(tmp_path), oracle)
+
+
+def test_step_with_the_names_and_keys_of_its_authors(tmp_path):
+    """Lists have entries for layers that draft, whose tensors stand behind the model's own."""
+    text = tiny_config(*CASES["step3p5"]).to_dict()
+    config = AutoConfig.for_model("step3p7", text_config=text, **AROUND["step3p7"][1])
+    oracle = make_wrapped_checkpoint(config, tmp_path, is_of_hub=True, enlarged=True)
+    saved = load_file(tmp_path / "model.safetensors")
+    drafts = {"model.layers.5.eh_proj.weight": torch.ones(2, 2), "model.layers.5.mlp.up_proj.weight": torch.ones(2, 2)}
+    save_file(saved | drafts, tmp_path / "model.safetensors")
+    stated = read_config(tmp_path)
+    lists = {key: [*stated["text_config"][key], None] for key in ("swiglu_limits", "swiglu_limits_shared")}
+    early = {
+        "architectures": ["Step3p7ForConditionalGeneration"], "model_type": "step3p7", "vision_config": {},
+        "text_config": {
+            **{key: stated["text_config"][key] for key in (
+                "hidden_size", "vocab_size", "head_dim", "num_hidden_layers", "num_attention_heads", "sliding_window",
+                "moe_intermediate_size", "moe_router_scaling_factor", "max_position_embeddings",
+            )},
+            **lists, "num_attention_groups": 2, "moe_num_experts": 6, "moe_top_k": 2, "share_expert_dims": 28,
+            "layer_types": [*CASES["step3p5"][1]["layer_types"], SLIDING], "num_nextn_predict_layers": 1,
+            "moe_layers_enum": "3,4", "rope_theta": [300.0, LLAMA3["rope_theta"]] * 3,
+            "partial_rotary_factors": [1.0, 0.5] * 3, "yarn_only_types": [FULL], "use_moe_router_bias": True,
+            "rope_scaling": {key: value for key, value in LLAMA3.items() if key != "rope_theta"},
+            "attention_other_setting": {"attention_type": SLIDING, "num_attention_heads": 6, "head_dim": 8},
+        },
+    }  # fmt: skip
+    assert_matches_oracle(load_directory(tmp_path, early), oracle)
+    assert load_directory(tmp_path, early).spec.layers == load_directory(tmp_path, {
+        **early, "text_config": {**stated["text_config"], "num_nextn_predict_layers": 1}}).spec.layers  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["deepseek_v32", "longcat_flash", "mimo_v2_flash"])

@@ -32,6 +32,25 @@ PUBLISHED_LARGE: dict[str, tuple[str, dict[str, Any]]] = {
         "index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048, "n_group": 8, "norm_topk_prob": True,
         "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "scoring_func": "sigmoid", "topk_group": 4,
         "topk_method": "noaux_tc"}),
+    "stepfun-ai/Step-3.5-Flash": ("step3p5", {
+        "architectures": ["Step3p5ForCausalLM"], "att_impl_type": "GQA", "attention_other_setting": {
+            "attention_type": "sliding_attention", "head_dim": 128, "num_attention_groups": 8,
+            "num_attention_heads": 96, "true_head_dim": 128},
+        "auto_map": {"AutoConfig": "configuration_step3p5.Step3p5Config"}, "bos_token_id": 0, "eos_token_id": [1, 2],
+        "head_dim": 128, "hidden_size": 4096, "intermediate_size": 11264,
+        "layer_types": ["full_attention", "sliding_attention"], "max_position_embeddings": 262144,
+        "max_seq_len": 262144, "model_type": "step3p5", "moe_every_n_layer": 1, "moe_intermediate_size": 1280,
+        "moe_layer_offset": 0, "moe_layers_enum": "3,4", "moe_num_experts": 288, "moe_router_activation": "sigmoid",
+        "moe_router_scaling_factor": 3.0, "moe_top_k": 8, "need_fp32_gate": True, "norm_expert_weight": True,
+        "num_attention_groups": 8, "num_attention_heads": 64, "num_hidden_layers": 45, "num_nextn_predict_layers": 3,
+        "partial_rotary_factors": [0.5, 1.0], "rms_norm_eps": 1e-05, "rope_scaling": {
+            "factor": 2.0, "high_freq_factor": 32.0, "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 131072, "rope_type": "llama3"},
+        "rope_theta": [5000000.0, 10000.0], "share_expert_dim": 1280, "sink": False, "sliding_window": 512,
+        "swiglu_limits": [0.0, 7.0], "swiglu_limits_shared": [0.0, 16.0], "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16", "use_head_wise_attn_gate": True, "use_mfa": False, "use_moe": True,
+        "use_moe_router_bias": True, "use_qk_norm": True, "use_rope_layers": [], "vocab_size": 128896,
+        "yarn_only_types": ["full_attention"], "zero_centered": True}),
     "kajuma/DiffLlama-0.3B-handcut": ("diffllama", USUAL | {
         "attention_bias": False, "attention_dropout": 0.0, "lambda_std_dev": 0.1, "mlp_bias": False,
         "rope_scaling": None, "rope_theta": 10000.0}),

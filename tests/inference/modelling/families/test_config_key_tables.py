@@ -151,6 +151,14 @@ PREPARED: dict[str, dict[str, Any]] = {
     "compress_ratios": {"layer_types": None},
     "compress_rope_theta": {"rope_parameters": None},
     "model_max_length": {"max_position_embeddings": None},
+    "num_attention_groups": {"num_key_value_heads": None},
+    "moe_num_experts": {"num_experts": None, "n_routed_experts": None},
+    "n_routed_experts": {"num_experts": None},
+    "moe_top_k": {"num_experts_per_tok": None},
+    "share_expert_dims": {"share_expert_dim": None},
+    "moe_layers_enum": {"mlp_layer_types": None},
+    "partial_rotary_factors": {"rope_parameters": None},
+    "num_sliding_attention_heads": {"per_layer_config": None},
 }
 """What has to be absent, or present, for a key to matter: another spelling wins over it."""
 

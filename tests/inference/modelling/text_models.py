@@ -1,0 +1,45 @@
+"""Causal text models of transformers that it has only within models that see: its layers, and the head of the whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel, Step3p7TextConfig
+from transformers.modeling_outputs import CausalLMOutput
+from transformers.models.step3p7.modeling_step3p7 import Step3p7PreTrainedModel, Step3p7TextModel
+
+
+def register(name: str, config: type, base: type[PreTrainedModel], layers: type[PreTrainedModel]) -> None:
+    """Let ``AutoModelForCausalLM`` build a model of ``layers`` with a head, of a class of this name.
+
+    Args:
+        config: The text model's config.
+        base: What gives a new model its weights.
+    """
+
+    def __init__(self: Any, config: Any) -> None:
+        base.__init__(self, config)
+        self.model = layers(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    members = {
+        "__init__": __init__, "forward": _logits, "config_class": config,
+        "_tied_weights_keys": {"lm_head.weight": "model.embed_tokens.weight"},
+    }  # fmt: skip
+    AutoModelForCausalLM.register(config, type(name, (base,), members), exist_ok=True)
+
+
+def _logits(self: Any, tokens: torch.Tensor, **_: Any) -> CausalLMOutput:
+    """Logits of (b, n) tokens; what the models that see do behind their head is done here, too."""
+    config = self.config
+    logits = self.lm_head(self.model(tokens, use_cache=False).last_hidden_state)
+    if getattr(config, "final_logit_softcapping", None):
+        cap = config.final_logit_softcapping
+        logits = cap * torch.tanh(logits * config.output_multiplier / cap)
+    return CausalLMOutput(logits=logits)
+
+
+register("Step3p5ForCausalLM", Step3p7TextConfig, Step3p7PreTrainedModel, Step3p7TextModel)
