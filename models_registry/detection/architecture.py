@@ -78,6 +78,7 @@ _SIGNATURES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("phi3", (r"\.self_attn\.qkv_proj\.", r"\.mlp\.gate_up_proj\."), ()),
     ("longcat_flash", (r"\.self_attn\.1\.kv_a_proj_with_mqa\.",), ()),
     ("minimax_m3_vl_text", (r"\.self_attn\.index(er\.|_)q_proj\.", r"\.gate\.weight$"), ()),
+    ("molmo2_text", (r"\.self_attn\.att_proj\.", r"\.mlp\.ff_proj\."), ()),
     ("step3p5", (r"\.moe\.router_bias$", r"\.self_attn\.g_proj\."), ()),
     ("mimo_v2_flash", (r"\.self_attn\.(attention_sink_bias|sinks)$", r"\.mlp\.gate\.e_score_correction_bias$"), ()),
     ("gemma3n_text", (r"\.altup\.modality_router\.",), ()),

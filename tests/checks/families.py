@@ -69,7 +69,6 @@ SEEING_NOT_READ: Mapping[str, str] = {
     "diffusion_gemma": "another loop: it writes blocks of tokens at once, in several passes",
     "chameleon, emu3": "pictures are tokens of the vocabulary, whose logits are masked",
     "cosmos3_edge, cosmos3_omni": "names of their own for Nemotron's and Qwen3-VL's layers, beside a generator",
-    "molmo2": "names of its own for Qwen3's and OLMo 2's layers, and an embedding in two parts",
     "unlimited_ocr": "attention to the whole prompt and, of the output, to a sliding window",
     "mistral_large4": "chosen keys beside layers that share them, and scores with learned factors",
     "dots3_note, muse_glimmer, muse_spark":

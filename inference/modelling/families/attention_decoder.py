@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 from inference.modelling.families.attention_config import Fused, attention_sources, attention_spec
@@ -141,6 +142,7 @@ class AttentionDecoder:
         ignored: Sequence[IgnoredTensors] = (),
         reads_head: bool = False,
         adapt: Callable[[int, HeadLayer], HeadLayer] = lambda number, layer: layer,
+        outer_sources: Mapping[str, Source] = MappingProxyType({}),
         **decoder_options: Any,
     ) -> ModelSpec:
         """The whole model.
@@ -157,6 +159,7 @@ class AttentionDecoder:
             act, gated, is_parallel, residual_multiplier: Of the MLPs (``act`` None: config.json's) and ``LayerSpec``.
             reads_head: Whether a layer behind the model's own is a head for multi-token prediction of DeepSeek's kind.
             adapt: Gives a layer and its sources from its number and those that the other arguments give.
+            outer_sources: Of parameters around the layers, instead of those of the layout.
             decoder_options: As in ``decoder_spec``.
         """
         options = {**(attention_options or {}), **_qk_norm_options(qk_norm, qk_norm_spec or norm)}
@@ -171,16 +174,14 @@ class AttentionDecoder:
             window = None if windows is None else windows[at]
             sizes = self.heads if heads is None else heads[at]
             attention = self._attention(layer, sizes, rope, sliding_window=window, **options)
-            if experts is not None and (not router or layer + router in self.view.tensors):
-                channel = experts(layer)
-            else:
-                channel = self._mlp(layer, act, gated=gated)
+            is_sparse = not router or layer + router in self.view.tensors
+            channel = experts(layer) if experts is not None and is_sparse else self._mlp(layer, act, gated=gated)
             return adapt(number, self._layer(layer, norm, attention, channel, kinds))
 
         layers, sources = read_layers(count, read_layer)
         outer = {"ignored": (ROTARY_BUFFERS, *ignored), "final_norm_name": self.names.final_norm, **decoder_options}
         outer["prediction_head"] = self._head(norm, lambda: [read_layer(count)]) if reads_head else None
-        return decoder_spec(self.view, self.layout, model_type, layers, sources, norm, **outer)
+        return decoder_spec(self.view, self.layout, model_type, layers, {**sources, **outer_sources}, norm, **outer)
 
     def _layer(
         self, layer: str, norm: NormSpec, attention: AttentionSpec, channel: ChannelMixer, kinds: Mapping[str, Any]

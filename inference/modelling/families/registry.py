@@ -235,6 +235,8 @@ FAMILIES: dict[str, Family] = {
     "inkling2": Family("inkling2", "Inkling2ForConditionalGeneration"),
     "step3p5": Family("step3p7", "Step3p5ForCausalLM"),
     "step3p7": Family("step3p7", "Step3p7ForConditionalGeneration"),
+    "molmo2_text": Family("molmo2", "Molmo2ForCausalLM"),
+    "molmo2": Family("molmo2", "Molmo2ForConditionalGeneration"),
     "zaya": Family("zaya", "ZayaForCausalLM"),
     "zamba": Family("zamba", "ZambaForCausalLM"),
     "zamba2": Family("zamba2", "Zamba2ForCausalLM"),

@@ -167,6 +167,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_bias": True, "rope_parameters": None,
         },
     ),
+    "molmo2_text": (
+        "molmo2_text",
+        {
+            "head_dim": 8, "additional_vocab_size": 7, "num_hidden_layers": 3, "attention_bias": True,
+            "rope_scaling_layers": [0, 2], "rope_parameters": YARN,
+        },
+    ),
+    "molmo2_text-norms-behind-and-over-rows": (
+        "molmo2_text",
+        {"head_dim": 12, "additional_vocab_size": 1, "qk_norm_type": "olmo", "norm_after": True, "rms_norm_eps": 1e-3},
+    ),
     "llama4_text": ("llama4_text", {**LLAMA4, "moe_layers": [1, 3]}),
     "llama4_text-all-experts-two-chosen": (
         "llama4_text",
@@ -244,6 +255,31 @@ AROUND: dict[str, tuple[str, dict[str, Any]]] = {
             "projector_hidden_size": 16,
             "image_token_index": 200,
             "video_token_index": 201,
+        },
+    ),
+    "molmo2": (
+        "molmo2_text",
+        {
+            "vision_config": {
+                "hidden_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 2,
+                "head_dim": 8,
+                "intermediate_size": 16,
+                "image_size": [56, 56],
+                "patch_size": 14,
+            },
+            "adapter_config": {
+                "vision_feature_layer": [0, -1],
+                "hidden_size": 16,
+                "num_attention_heads": 2,
+                "head_dim": 8,
+                "num_key_value_heads": 2,
+                "intermediate_size": 16,
+                "text_hidden_size": 32,
+            },
+            "image_patch_id": 100,
         },
     ),
     "step3p7": (

@@ -51,6 +51,14 @@ PUBLISHED_LARGE: dict[str, tuple[str, dict[str, Any]]] = {
         "torch_dtype": "bfloat16", "use_head_wise_attn_gate": True, "use_mfa": False, "use_moe": True,
         "use_moe_router_bias": True, "use_qk_norm": True, "use_rope_layers": [], "vocab_size": 128896,
         "yarn_only_types": ["full_attention"], "zero_centered": True}),
+    "allenai/Molmo2-8B, its text_config": ("molmo2_text", {
+        "additional_vocab_size": 128, "attention_dropout": 0.0, "dtype": "bfloat16", "embedding_dropout": 0.0,
+        "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+        "intermediate_size": 12288, "layer_norm_eps": 1e-06, "max_position_embeddings": 36864,
+        "model_type": "molmo2_text", "norm_after": False, "num_attention_heads": 32, "num_hidden_layers": 36,
+        "num_key_value_heads": 8, "qk_norm_type": "qwen3", "qkv_bias": False, "residual_dropout": 0.0,
+        "rope_scaling": None, "rope_scaling_layers": None, "rope_theta": 1000000.0, "use_cache": True,
+        "use_qk_norm": True, "vocab_size": 151936}),
     "kajuma/DiffLlama-0.3B-handcut": ("diffllama", USUAL | {
         "attention_bias": False, "attention_dropout": 0.0, "lambda_std_dev": 0.1, "mlp_bias": False,
         "rope_scaling": None, "rope_theta": 10000.0}),

@@ -151,6 +151,7 @@ PREPARED: dict[str, dict[str, Any]] = {
     "compress_ratios": {"layer_types": None},
     "compress_rope_theta": {"rope_parameters": None},
     "model_max_length": {"max_position_embeddings": None},
+    "layer_norm_eps": {"rms_norm_eps": None},
     "num_attention_groups": {"num_key_value_heads": None},
     "moe_num_experts": {"num_experts": None, "n_routed_experts": None},
     "n_routed_experts": {"num_experts": None},
