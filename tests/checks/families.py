@@ -71,7 +71,7 @@ SEEING_NOT_READ: Mapping[str, str] = {
     "cosmos3_edge, cosmos3_omni": "names of their own for Nemotron's and Qwen3-VL's layers, beside a generator",
     "unlimited_ocr": "attention to the whole prompt and, of the output, to a sliding window",
     "mistral_large4": "chosen keys beside layers that share them, and scores with learned factors",
-    "dots3_note, muse_glimmer, muse_spark":
+    "dots3_note, muse_spark":
         "text models of layers that blazr doesn't have",
 }  # fmt: skip
 """Types of transformers' models of pictures and text, separated by commas, to why they aren't read for text."""
@@ -103,9 +103,9 @@ GGUF_NOT_READ: Mapping[str, str] = {
     "rwkv6, rwkv6qwen2, rwkv7, arwkv7": "RWKV's later layers",
     "dream, llada, llada-moe, rnd1": "another loop: they write all tokens at once, in several passes",
     "arctic, chameleon, cogvlm, deci, deepseek4, dots3note, glm5-next, graniteswitch, grok, grovemoe, hrm_text, "
-    "kimi-k3, maple, muse-glimmer, nanbeige, openelm, plamo, plamo2, plamo3, plm, smallthinker, spark2_5, "
+    "kimi-k3, maple, nanbeige, openelm, plamo, plamo2, plamo3, plm, smallthinker, spark2_5, "
     "talkie": "families that blazr doesn't have",
-    "step35": "its keys: read as `step3p5` from safetensors",
+    "step35, muse-glimmer": "their keys: read as `step3p5` and `muse_glimmer` from safetensors",
     "gptj": "nothing: llama.cpp knows the name alone",
 }
 """Architectures of llama.cpp that write text, separated by commas, to what is missing."""

@@ -42,7 +42,7 @@ DRAFTS = IgnoredTensors(
 )
 OTHER_PARTS = IgnoredTensors(
     re.compile(
-        r"^(model\.|thinker\.)?(visual|visual_embeddings_table|vision_(tower|backbone|model|embedder|embed_tokens|encoder|projection"
+        r"^(model\.|thinker\.)?(visual|visual_embeddings_table|vision_(tower|backbone|adapter|model|embedder|embed_tokens|encoder|projection"
         r"|projector)|image_(tower|newline)|video_tower|high_res_vision_\w+|vqmodel|generation_(embeddings|aligner|head)"
         r"|audio(_tower)?|encoder|embed_vision|embed_audio|multi_modal_projector|mm_projector|patch_merge_mlp|mlp1|mlp_AR|vit"
         r"|vit_large_projector"

@@ -237,6 +237,8 @@ FAMILIES: dict[str, Family] = {
     "step3p7": Family("step3p7", "Step3p7ForConditionalGeneration"),
     "molmo2_text": Family("molmo2", "Molmo2ForCausalLM"),
     "molmo2": Family("molmo2", "Molmo2ForConditionalGeneration"),
+    "muse_glimmer_text": Family("muse_glimmer", "MuseGlimmerForCausalLM"),
+    "muse_glimmer": Family("muse_glimmer", "MuseGlimmerForConditionalGeneration"),
     "zaya": Family("zaya", "ZayaForCausalLM"),
     "zamba": Family("zamba", "ZambaForCausalLM"),
     "zamba2": Family("zamba2", "Zamba2ForCausalLM"),

@@ -25,7 +25,7 @@ assert text_models  # it tells transformers of models
 # transformers has it among the models that see.
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
 
-CENTRED = ("gemma", "step3p")
+CENTRED = ("gemma", "step3p", "muse_")
 """Starts of the types whose norms multiply by 1 + weight, which is stored around zero."""
 PLAIN_GEMMAS = ("gemma3n", "gemma4")
 """Gemmas whose norms multiply by the weight itself."""

@@ -78,6 +78,10 @@ STEP: dict[str, Any] = {
         FULL: LLAMA3 | {"partial_rotary_factor": 0.5},
     },
 }  # fmt: skip
+MUSE: dict[str, Any] = {
+    "head_dim": 8, "num_hidden_layers": 5, "sliding_window": 6, "final_logit_softcapping": 1.5, "pad_token_id": 0,
+    "rms_norm_eps": 1e-3,
+}  # fmt: skip
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4_text": (
         "gemma4_text",
@@ -178,6 +182,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "molmo2_text",
         {"head_dim": 12, "additional_vocab_size": 1, "qk_norm_type": "olmo", "norm_after": True, "rms_norm_eps": 1e-3},
     ),
+    "muse_glimmer_text": ("muse_glimmer_text", MUSE),
+    "muse_glimmer_text-rotations-biases-tied": (
+        "muse_glimmer_text",
+        {
+            **MUSE, "num_hidden_layers": 3, "layer_types": [SLIDING, FULL, SLIDING], "post_norm_eps": 0.1,
+            "layer_rope_theta": [0, LLAMA3["rope_theta"], 0], "rope_parameters": LLAMA3, "attention_bias": True,
+            "qk_scale_factor": 1.7, "output_multiplier": 0.6, "tie_word_embeddings": True, "hidden_activation": "gelu",
+        },
+    ),
     "llama4_text": ("llama4_text", {**LLAMA4, "moe_layers": [1, 3]}),
     "llama4_text-all-experts-two-chosen": (
         "llama4_text",
@@ -211,6 +224,10 @@ SEEDS = {"gemma4_text-values-of-their-own": 6}
 VISION = {
     "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8,
     "num_key_value_heads": 2, "patch_size": 8, "position_embedding_size": 16,
+}  # fmt: skip
+MUSE_TOWER = {
+    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "patch_size": 4,
+    "pos_emb_height": 4, "pos_emb_width": 4, "max_position_embeddings": 16,
 }  # fmt: skip
 AUDIO = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "output_proj_dims": 16}
 TOKENS = {
@@ -281,6 +298,10 @@ AROUND: dict[str, tuple[str, dict[str, Any]]] = {
             },
             "image_patch_id": 100,
         },
+    ),
+    "muse_glimmer": (
+        "muse_glimmer_text",
+        {"vision_config": MUSE_TOWER, "out_hidden_size": 64, "projector_hidden_size": 16, "image_token_id": 90},
     ),
     "step3p7": (
         "step3p5",

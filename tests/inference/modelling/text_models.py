@@ -6,9 +6,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, Molmo2TextConfig, PreTrainedModel, Step3p7TextConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Molmo2TextConfig,
+    MuseGlimmerTextConfig,
+    PreTrainedModel,
+    Step3p7TextConfig,
+)
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.models.molmo2.modeling_molmo2 import Molmo2PreTrainedModel, Molmo2TextModel
+from transformers.models.muse_glimmer.modeling_muse_glimmer import MuseGlimmerPreTrainedModel, MuseGlimmerTextModel
 from transformers.models.step3p7.modeling_step3p7 import Step3p7PreTrainedModel, Step3p7TextModel
 
 
@@ -44,4 +51,5 @@ def _logits(self: Any, tokens: torch.Tensor, **_: Any) -> CausalLMOutput:
 
 
 register("Molmo2ForCausalLM", Molmo2TextConfig, Molmo2PreTrainedModel, Molmo2TextModel)
+register("MuseGlimmerForCausalLM", MuseGlimmerTextConfig, MuseGlimmerPreTrainedModel, MuseGlimmerTextModel)
 register("Step3p5ForCausalLM", Step3p7TextConfig, Step3p7PreTrainedModel, Step3p7TextModel)

@@ -15,8 +15,11 @@ from inference.errors import CheckpointError
 from inference.modelling.families.config import Confidence
 from inference.modelling.spec import ModelSpec
 from models_registry.detection.inspection import Inspection, inspect_checkpoint
+from tests.inference.modelling import text_models
 from tests.inference.modelling.test_network_linear import GLM
 from tests.inference.modelling.test_network_recurrent import glm_model
+
+assert text_models  # it tells transformers of models
 
 BASE: dict[str, Any] = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -99,6 +102,7 @@ SUPPORTED: dict[str, dict[str, Any]] = {
                       "swa_head_dim": 8, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "rel_extent": 8,
                       "d_rel": 4, "sliding_window_size": 6},
     "lfm3": {"layer_types": ["conv", "full_attention"]},
+    "muse_glimmer_text": {"sliding_window": 8},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"], "head_dim": None},
     "granitemoehybrid": MAMBA | {"layer_types": ["mamba", "attention"], "shared_intermediate_size": 16,
                                  "num_local_experts": 4, "num_experts_per_tok": 2},

@@ -59,6 +59,16 @@ PUBLISHED_LARGE: dict[str, tuple[str, dict[str, Any]]] = {
         "num_key_value_heads": 8, "qk_norm_type": "qwen3", "qkv_bias": False, "residual_dropout": 0.0,
         "rope_scaling": None, "rope_scaling_layers": None, "rope_theta": 1000000.0, "use_cache": True,
         "use_qk_norm": True, "vocab_size": 151936}),
+    "meta-models/Muse-Glimmer-30B, its text_config": ("muse_glimmer_text", {
+        "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 200000, "dtype": "bfloat16",
+        "eos_token_id": 200001, "final_logit_softcapping": 20.0, "head_dim": 128, "hidden_activation": "silu",
+        "hidden_size": 6656, "initializer_range": 0.02, "intermediate_size": 19968,
+        "layer_rope_theta": [500000.0, 0], "layer_types": ["sliding_attention", "full_attention"],
+        "max_position_embeddings": 131072, "model_type": "muse_glimmer_text", "num_attention_heads": 32,
+        "num_hidden_layers": 52, "num_key_value_heads": 2, "output_multiplier": 0.19611613513818404,
+        "pad_token_id": None, "post_norm_eps": 1e-08, "qk_scale_factor": 3.87, "rms_norm_eps": 1e-05,
+        "rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"}, "sliding_window": 2048,
+        "tie_word_embeddings": False, "use_cache": True, "vocab_size": 202048}),
     "kajuma/DiffLlama-0.3B-handcut": ("diffllama", USUAL | {
         "attention_bias": False, "attention_dropout": 0.0, "lambda_std_dev": 0.1, "mlp_bias": False,
         "rope_scaling": None, "rope_theta": 10000.0}),

@@ -10,6 +10,7 @@ from inference.errors import CheckpointError
 from inference.modelling.families.molmo2 import build_spec
 from inference.modelling.specs.layers import AttentionSpec
 from inference.modelling.specs.sources import Piece, Source
+from models_registry.detection.architecture import detect_model_type
 from tests.inference.modelling.families.headers import HIDDEN, VOCAB, WIDTH, attention, mlp, norms, outer, view_of
 
 CONFIG: dict[str, Any] = {
@@ -56,6 +57,11 @@ def test_both_spellings_are_the_same_model() -> None:
     assert first.rope is not None and second.rope is not None
     assert first.rope.scaling is None and second.rope.scaling is not None
     assert first.qk_norm is not None and first.qk_norm_per_head and (first.num_heads, first.num_kv_heads) == (4, 2)
+
+
+def test_published_names_say_the_type() -> None:
+    view = view_of(published())
+    assert detect_model_type(view.tensors, "huggingface", view.config, view.facts) == ("molmo2_text", True)
 
 
 def test_up_stands_before_gate() -> None:
