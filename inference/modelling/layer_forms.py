@@ -19,6 +19,7 @@ from inference.modelling.layers.layer_inputs import LayerInput
 from inference.modelling.layers.memory_moe import MemoryMixtureOfExperts
 from inference.modelling.layers.ngram import NGramLayer
 from inference.modelling.layers.norm import Norm
+from inference.modelling.layers.residual_gate import ResidualGate
 from inference.modelling.layers.scaled_residual import ScaledResidual
 from inference.modelling.layers.shared_block import SharedWeights
 from inference.modelling.layers.sinkhorn_streams import SinkhornConnections
@@ -41,6 +42,8 @@ def make_layer(spec: LayerSpec, hidden_size: int, number: int, blocks: dict[int,
         form = HyperLayer
     elif spec.scales_residual:
         form = ScaledLayer
+    elif spec.residual_temperature:
+        form = GatedLayer
     elif spec.blocks is not None:
         form = BlockLayer
     elif spec.mixer_convs is not None:
@@ -171,6 +174,25 @@ class ScaledLayer(TwoMixers):
         else:
             mixed = self.channel_mixer(entering)
         stream.replace(self.channel_residual(mixed, hidden))
+
+
+class GatedLayer(TwoMixers):
+    """Learned gates weigh the stream and what a mixer gives; see ``LayerSpec.residual_temperature``."""
+
+    token_post_norm: Norm
+    channel_post_norm: Norm
+
+    def __init__(self, spec: LayerSpec, hidden_size: int, number: int, blocks: dict[int, SharedWeights]) -> None:
+        super().__init__(spec, hidden_size, number, blocks)
+        self.token_residual = ResidualGate(hidden_size, spec.residual_temperature)
+        self.channel_residual = ResidualGate(hidden_size, spec.residual_temperature)
+
+    def forward(self, stream: ResidualStream, batch: ForwardBatch, state: LayerState) -> None:
+        """Pass the stream (T, h) through; ``state`` advances in place."""
+        mixed = self.token_post_norm(self.token_mixer(stream.enter(self.token_norm), batch, state))
+        stream.replace(self.token_residual(mixed, stream.enter(None)))
+        mixed = self.channel_post_norm(self.channel_mixer(stream.enter(self.channel_norm)))
+        stream.replace(self.channel_residual(mixed, stream.enter(None)))
 
 
 class ConvolvedLayer(TwoMixers):

@@ -110,6 +110,7 @@ class LayerSpec:
         token_gate_rank, channel_gate_rank: What a norm before a mixer gives is multiplied by sigmoid of a low-rank MLP
             of itself, of this rank (A.X-K2); 0: it isn't.
         mixer_convs: What each mixer gives passes a short convolution, which is added to it (Inkling).
+        residual_temperature: Learned gates, divided by it, weigh the stream and a mixer's result (Muse Spark); 0: none.
         blocks: There are streams of blocks of layers, which the mixers read through norms of their own (Inkling 2).
         prologue: Runs first; its result is added to what the token mixer's norm reads, not to the stream (Zamba 2).
     """
@@ -136,6 +137,7 @@ class LayerSpec:
     scales_residual: bool = False
     mixer_convs: MixerConvsSpec | None = None
     blocks: BlockResidualSpec | None = None
+    residual_temperature: float = 0.0
 
     @property
     def kind(self) -> str:
@@ -166,9 +168,9 @@ class LayerSpec:
             shapes |= prefixed("hyper", self.hyper.layer_shapes(hidden_size))
         if self.ngram is not None:
             shapes |= prefixed("ngram", self.ngram.parameter_shapes())
-        if self.scales_residual:
-            for name in ("token_residual", "channel_residual"):
-                shapes |= {f"{name}.{part}": (hidden_size,) for part in RESIDUAL_VECTORS}
+        vectors = RESIDUAL_VECTORS if self.scales_residual else ("gate",) if self.residual_temperature else ()
+        for name in ("token_residual", "channel_residual"):
+            shapes |= {f"{name}.{part}": (hidden_size,) for part in vectors}
         if self.has_stream_scale:
             shapes["stream_scale"] = (1,)
         if self.mixer_convs is not None:
@@ -184,10 +186,8 @@ class LayerSpec:
     def state(self) -> tuple[StateTensor, ...]:
         """Generation state of the layer; empty for a layer without a token mixer."""
         first = () if self.prologue is None else self.prologue.state()
-        if self.ngram is not None:
-            first = (*first, *self.ngram.state())
-        if self.mixer_convs is not None:
-            first = (*first, *self.mixer_convs.state())
+        for part in (self.ngram, self.mixer_convs):
+            first = first if part is None else (*first, *part.state())
         return first if self.token_mixer is None else (*first, *self.token_mixer.state())
 
     @classmethod

@@ -84,6 +84,7 @@ _SIGNATURES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("gemma3n_text", (r"\.altup\.modality_router\.",), ()),
     ("llama4_text", (r"\.feed_forward\.shared_expert\.",), ()),
     ("gemma4_text", (r"\.layer_scalar$", r"\.pre_feedforward_layernorm\."), ()),
+    ("muse_spark_text", (r"\.post_attention_residual_gate\.gate$",), ()),
     ("muse_glimmer_text", (r"\.pre_feedforward_layernorm\.", r"\.self_attn\.gate_proj\."), (r"\.q_norm\.",)),
     ("gemma3_text", (r"\.pre_feedforward_layernorm\.", r"\.post_feedforward_layernorm\.", r"\.q_norm\."), ()),
     ("gemma2", (r"\.pre_feedforward_layernorm\.", r"\.post_feedforward_layernorm\."), (r"\.q_norm\.",)),

@@ -71,7 +71,7 @@ SEEING_NOT_READ: Mapping[str, str] = {
     "cosmos3_edge, cosmos3_omni": "names of their own for Nemotron's and Qwen3-VL's layers, beside a generator",
     "unlimited_ocr": "attention to the whole prompt and, of the output, to a sliding window",
     "mistral_large4": "chosen keys beside layers that share them, and scores with learned factors",
-    "dots3_note, muse_spark":
+    "dots3_note":
         "text models of layers that blazr doesn't have",
 }  # fmt: skip
 """Types of transformers' models of pictures and text, separated by commas, to why they aren't read for text."""

@@ -60,7 +60,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     )
 
 
-def layer_norms(view: CheckpointView, norm: NormSpec) -> dict[str, NormSpec]:
+def layer_norms(view: CheckpointView, norm: NormSpec) -> dict[str, Any]:
     """The norms of a layer: weights are stored around zero, and those behind the mixers have an ε of their own."""
     eps = number_with_evidence(view, "norm.post_eps", ("post_norm_eps",), 1e-8, low=0.0, high=1.0)
     inner = replace(norm, offset=1.0)

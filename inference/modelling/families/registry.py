@@ -239,6 +239,8 @@ FAMILIES: dict[str, Family] = {
     "molmo2": Family("molmo2", "Molmo2ForConditionalGeneration"),
     "muse_glimmer_text": Family("muse_glimmer", "MuseGlimmerForCausalLM"),
     "muse_glimmer": Family("muse_glimmer", "MuseGlimmerForConditionalGeneration"),
+    "muse_spark_text": Family("muse_spark", "MuseSparkForCausalLM"),
+    "muse_spark": Family("muse_spark", "MuseSparkForConditionalGeneration"),
     "zaya": Family("zaya", "ZayaForCausalLM"),
     "zamba": Family("zamba", "ZambaForCausalLM"),
     "zamba2": Family("zamba2", "Zamba2ForCausalLM"),

@@ -50,6 +50,7 @@ class Attention(Layer):
         if spec.output_gate:
             self.gate_proj = Linear(hidden_size, spec.num_heads if spec.gate_per_head else width)
         self.sinks = nn.Parameter(torch.empty(spec.num_heads), requires_grad=False) if spec.has_sinks else None
+        self.heads_norm = None if spec.heads_norm is None else Norm(spec.heads_norm, spec.value_dim)
         self.output_norm = None if spec.output_norm is None else Norm(spec.output_norm, width)
         self.lambdas = self.difference_norm = None
         if spec.difference is not None:
@@ -97,6 +98,8 @@ class Attention(Layer):
             mixed = Attention.mix(self, joint, batch, state, index)
         if self.spec.output_multiplier != 1.0:
             mixed = mixed * self.spec.output_multiplier
+        if self.heads_norm is not None:
+            mixed = self.heads_norm(mixed.view(mixed.shape[0], -1, self.spec.value_dim)).flatten(1)
         if self.gate_proj is not None:
             mixed = self._gated(mixed, self.gate_proj(hidden))
         if self.spec.difference is not None:

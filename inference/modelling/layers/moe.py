@@ -117,7 +117,10 @@ class Router(Layer):
         """Logits, without the correction bias."""
         if self.norm is not None:
             hidden = self.norm(hidden) * self.spec.router_multiplier
-        return functional.linear(hidden.float(), self.weight.float(), self.bias)
+        values = hidden.float()
+        if self.norm is None and self.spec.router_multiplier != 1.0:
+            values = values * self.spec.router_multiplier
+        return functional.linear(values, self.weight.float(), self.bias)
 
     def choose(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights (T, k) and expert numbers (T, k) of each row; see ``choose_experts``."""
@@ -141,6 +144,7 @@ class Experts(Layer):
             first = "gate_up_proj_bias" if spec.gated else "up_proj_bias"
             setattr(self, first, nn.Parameter(torch.empty(count, rows), requires_grad=False))
             self.down_proj_bias = nn.Parameter(torch.empty(count, hidden_size), requires_grad=False)
+        self.output_norm = None if spec.expert_norm is None else Norm(spec.expert_norm, hidden_size)
         self.packed: dict[str, PackedStack] = {}
         self.stacks = ("gate_up_proj" if spec.gated else "up_proj", "down_proj")
 
@@ -175,6 +179,8 @@ class Experts(Layer):
     def mix(self, hidden: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         """The weighted sums, expert by expert; arguments and result as of ``forward``."""
         by_row = self.each(hidden, chosen, self.run)
+        if self.output_norm is not None:
+            by_row = self.output_norm(by_row)
         return torch.bmm(weights.unsqueeze(1), by_row.float()).squeeze(1).to(hidden.dtype)
 
     def each(
@@ -215,10 +221,11 @@ class Experts(Layer):
 
     @property
     def is_plain(self) -> bool:
-        """Whether an expert is down(act(gate x) · up x), gate before up, without biases."""
+        """Whether an expert is down(act(gate x) · up x), gate before up, without biases and norm."""
         spec = self.spec
         cuts = (spec.gate_clamp, spec.activation_limit, spec.activated_limit, spec.softcaps)
-        return not spec.expert_bias and not spec.is_interleaved and all(cut is None for cut in cuts)
+        has_more = spec.expert_bias or spec.is_interleaved or spec.expert_norm is not None
+        return not has_more and all(cut is None for cut in cuts)
 
     def product(self, leaf: str, expert: int, hidden: torch.Tensor) -> torch.Tensor:
         """One expert's matrix of the stack ``leaf`` times rows (n, K)."""
@@ -245,6 +252,7 @@ class MixtureOfExperts(Layer):
         if spec.latent_size:
             self.latent_down_proj = Linear(hidden_size, spec.latent_size)
             self.latent_up_proj = Linear(spec.latent_size, hidden_size)
+        self.latent_norm = None if spec.latent_norm is None else Norm(spec.latent_norm, spec.latent_size)
         self.bias = nn.Parameter(torch.empty(hidden_size), requires_grad=False) if spec.output_bias else None
         self.shared_expert = None
         self.shared_expert_gate = None
@@ -289,7 +297,10 @@ class MixtureOfExperts(Layer):
             shared: torch.Tensor = self.shared_post_norm(self._shared(self.shared_norm(hidden)))
             return mixed + shared
         if self.spec.latent_size:
-            mixed = self.latent_up_proj(self.experts(self.latent_down_proj(hidden), weights, chosen))
+            entering = self.latent_down_proj(hidden)
+            if self.latent_norm is not None:
+                entering = self.latent_norm(entering)
+            mixed = self.latent_up_proj(self.experts(entering, weights, chosen))
         else:
             mixed = self.experts(hidden, weights, chosen)
         if self.bias is not None:

@@ -32,6 +32,11 @@ class Norm(Layer):
         """Whether all rows have the same weights."""
         return self.weight is None or self.weight.dim() == 1
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the backends' kernels compute it."""
+        return self.is_shared and not self.spec.scales_input
+
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """(…, width) to the same shape and dtype."""
         return self.normalise(hidden)
@@ -52,17 +57,21 @@ class Norm(Layer):
     def normalise(self, hidden: torch.Tensor) -> torch.Tensor:
         """(…, width) to the same shape and dtype."""
         spec = self.spec
-        is_plain = spec.kind == "rms" and not spec.offset and self.is_shared
-        if is_plain and (self.weight is None or self.weight.dtype == hidden.dtype):
+        is_usual = spec.kind == "rms" and not spec.offset and self.is_plain
+        if is_usual and (self.weight is None or self.weight.dtype == hidden.dtype):
             # The same arithmetic with fewer calls; equal to the bit in bfloat16.
             return functional.rms_norm(hidden, (self.width,), self.weight, spec.eps)
+        weight = None if self.weight is None else self.weight.float()
+        if weight is not None and spec.offset:
+            weight = weight + spec.offset
         values = hidden.float()
+        if spec.scales_input and weight is not None:
+            values, weight = (values * weight).to(hidden.dtype).float(), None
         if spec.kind == "layer":
             values = values - values.mean(-1, keepdim=True)
         values = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + spec.eps)
-        if self.weight is not None:
-            weight = self.weight.float()
-            values = values * (weight + spec.offset if spec.offset else weight)
+        if weight is not None:
+            values = values * weight
         if self.bias is not None:
             values = values + self.bias.float()
         return values.to(hidden.dtype)

@@ -55,6 +55,7 @@ class AttentionSpec:
         output_multiplier: Multiplies the values that the heads give.
         block_indexer: Chooses the blocks of keys that each query sees, without a window; None: all.
         v_norm: Norm of each head's values; it has no weights (Gemma 4).
+        heads_norm: Norm of what each head gives, before the gate; it has no weights (Muse Spark).
         output_norm: Norm of all that the heads give, before ``o_proj`` (BitNet).
         difference: Half of the heads is subtracted from the others; None: it isn't.
         head_experts: Each row has the heads of the experts that it is routed to; None: all heads.
@@ -92,6 +93,7 @@ class AttentionSpec:
     v_head_dim: int | None = None
     output_multiplier: float = 1.0
     block_indexer: BlockIndexerSpec | PooledIndexerSpec | None = None
+    heads_norm: NormSpec | None = None
     output_norm: NormSpec | None = None
     difference: DifferenceSpec | None = None
     head_experts: HeadExpertsSpec | None = None
@@ -379,7 +381,7 @@ class MoESpec:
         shared_gate: The shared expert is multiplied by sigmoid of a learned projection (Qwen2-MoE).
         branch_norm: Norms before and behind the shared expert, and before and behind the routed ones; the router reads
             what comes in (Gemma 4); None: all read the same.
-        router_norm, router_multiplier: The router reads norm(x) · multiplier.
+        router_norm, router_multiplier: The router reads norm(x) · multiplier, or x · multiplier without the norm.
         num_identity_experts: The router chooses among so many more, which give back what they read (LongCat-Flash).
         scales_input: The weights multiply the experts' inputs, not their outputs (Llama 4).
         expert_scale: Each expert's weight is multiplied by a learned number of it.
@@ -393,6 +395,8 @@ class MoESpec:
         output_bias: A bias is added to the experts' sum (JetMoE).
         latent_size: Width of what the routed experts read and give, between two projections; 0: they read what the
             shared expert reads (Nemotron 3 Super).
+        latent_norm: Norm of what they read there (Muse Spark).
+        expert_norm: Norm of what each expert gives, before it is weighted (Muse Spark).
     """
 
     kind: ClassVar[str] = "moe"
@@ -432,6 +436,8 @@ class MoESpec:
     softcaps: tuple[float, float] | None = None
     latent_size: int = 0
     limits_shared: bool = False
+    latent_norm: NormSpec | None = None
+    expert_norm: NormSpec | None = None
 
     @property
     def num_choices(self) -> int:
@@ -464,6 +470,9 @@ class MoESpec:
         if self.latent_size:
             shapes["latent_down_proj.weight"] = (self.latent_size, hidden_size)
             shapes["latent_up_proj.weight"] = (hidden_size, self.latent_size)
+        for name, norm in (("latent_norm", self.latent_norm), ("experts.output_norm", self.expert_norm)):
+            if norm is not None:
+                shapes |= prefixed(name, norm.parameter_shapes(outer))
         if self.shared_intermediate_size:
             shared = MLPSpec(self.shared_intermediate_size, self.activation, self.gated)
             shapes |= prefixed("shared_expert", shared.parameter_shapes(hidden_size))

@@ -23,7 +23,7 @@ class NormSpec:
 
     ``rms``: x / sqrt(mean(x²) + eps) · (w + offset), statistics in float32.
     ``layer``: subtracts the mean first, biased variance; weight, and bias where ``has_bias``.
-    ``weightless`` drops both.
+    ``weightless`` drops both. ``scales_input`` multiplies x by the weights first, and nothing behind (Muse Spark).
     """
 
     kind: Literal["rms", "layer"] = "rms"
@@ -31,6 +31,7 @@ class NormSpec:
     offset: float = 0.0
     weightless: bool = False
     has_bias: bool = True
+    scales_input: bool = False
 
     def parameter_names(self) -> tuple[str, ...]:
         """Names of this norm's own parameters."""

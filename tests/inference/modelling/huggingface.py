@@ -85,6 +85,8 @@ def enlarge(model: torch.nn.Module, model_type: str, seed: int = 0) -> None:
             elif ("norm" in name and ".mlp." not in name) or re.search(r"\bln_\w+\.weight$", name):
                 is_centred = model_type.startswith(CENTRED) and not model_type.startswith(PLAIN_GEMMAS)
                 value.copy_(0.2 * noise + (0.0 if is_centred else 1.0))
+            elif name.endswith(("_expert_norm.weight", "_residual_gate.gate")):
+                value.copy_(0.4 * noise)
             elif value.dim() == 1 and name.endswith(("layer_scalar", "scale")):
                 value.copy_(0.2 * noise + 1.0)
             elif value.dim() == 1 and name.endswith("bias"):

@@ -14,6 +14,7 @@ from inference.modelling.layer_forms import (
     AltUpLayer,
     BlockLayer,
     ConvolvedLayer,
+    GatedLayer,
     MixedStreamsLayer,
     ParallelLayer,
     ScaledLayer,
@@ -58,6 +59,10 @@ ALTUP: dict[str, Any] = {
 }  # fmt: skip
 
 
+GATED: dict[str, Any] = {
+    "residual_temperature": 0.3, "channel_norm": NORM, "token_post_norm": NormSpec(weightless=True),
+    "channel_post_norm": NormSpec(scales_input=True),
+}  # fmt: skip
 BLOCKS: dict[str, Any] = {
     "mixer_convs": MixerConvsSpec(HIDDEN, 1, 0.5), "token_norm": None, "blocks": BlockResidualSpec(NORM)
 }  # fmt: skip
@@ -69,6 +74,7 @@ BLOCKS: dict[str, Any] = {
         ({"channel_norm": NORM}, HybridLayer),
         ({"is_parallel": True}, ParallelLayer),
         ({"scales_residual": True, "channel_norm": NORM}, ScaledLayer),
+        (GATED, GatedLayer),
         ({"mixer_convs": MixerConvsSpec(HIDDEN, 3), "channel_norm": NORM}, ConvolvedLayer),
         (BLOCKS, BlockLayer),
         ({"hyper": STREAMS, "channel_norm": NORM}, MixedStreamsLayer),
@@ -96,6 +102,13 @@ def test_a_scaled_stream_is_scaled_with_each_addition() -> None:
     first, second = layer.token_residual, layer.channel_residual
     x = first(2 * layer.token_norm(rows), rows)
     torch.testing.assert_close(passed(layer, rows), second(layer.channel_mixer(layer.channel_norm(x)), x))
+
+
+def test_gates_weigh_the_stream_and_what_mixers_give() -> None:
+    layer, rows = make(**GATED), torch.randn(5, HIDDEN)
+    x = layer.token_residual(layer.token_post_norm(2 * layer.token_norm(rows)), rows)
+    mixed = layer.channel_post_norm(layer.channel_mixer(layer.channel_norm(x)))
+    torch.testing.assert_close(passed(layer, rows), layer.channel_residual(mixed, x))
 
 
 def test_convolutions_behind_mixers_see_what_is_added() -> None:

@@ -82,6 +82,10 @@ MUSE: dict[str, Any] = {
     "head_dim": 8, "num_hidden_layers": 5, "sliding_window": 6, "final_logit_softcapping": 1.5, "pad_token_id": 0,
     "rms_norm_eps": 1e-3,
 }  # fmt: skip
+SPARK: dict[str, Any] = {
+    **MUSE, "moe_intermediate_size": 20, "num_local_experts": 6, "num_experts_per_tok": 2, "moe_hidden_size": 24,
+    "mlp_layer_types": ["sparse", "dense", "sparse", "sparse", "sparse"], "routed_scaling_factor": 1.7,
+}  # fmt: skip
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4_text": (
         "gemma4_text",
@@ -189,6 +193,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             **MUSE, "num_hidden_layers": 3, "layer_types": [SLIDING, FULL, SLIDING], "post_norm_eps": 0.1,
             "layer_rope_theta": [0, LLAMA3["rope_theta"], 0], "rope_parameters": LLAMA3, "attention_bias": True,
             "qk_scale_factor": 1.7, "output_multiplier": 0.6, "tie_word_embeddings": True, "hidden_activation": "gelu",
+        },
+    ),
+    "muse_spark_text": ("muse_spark_text", SPARK),
+    "muse_spark_text-all-experts-cold-gates-biases": (
+        "muse_spark_text",
+        {
+            **SPARK, "num_hidden_layers": 2, "mlp_layer_types": None, "residual_gate_temperature": 0.1,
+            "attention_bias": True, "qk_scale_factor": 1.7, "output_multiplier": 0.6, "post_norm_eps": 0.1,
+            "layer_types": [FULL, SLIDING], "rope_parameters": LLAMA3, "hidden_act": "gelu",
         },
     ),
     "llama4_text": ("llama4_text", {**LLAMA4, "moe_layers": [1, 3]}),
@@ -302,6 +315,22 @@ AROUND: dict[str, tuple[str, dict[str, Any]]] = {
     "muse_glimmer": (
         "muse_glimmer_text",
         {"vision_config": MUSE_TOWER, "out_hidden_size": 64, "projector_hidden_size": 16, "image_token_id": 90},
+    ),
+    "muse_spark": (
+        "muse_spark_text",
+        {
+            "vision_config": MUSE_TOWER,
+            "out_hidden_size": 64,
+            "projector_hidden_size": 16,
+            "image_token_id": 90,
+            "audio_config": {
+                "patch_sizes": [2, 2],
+                "hidden_sizes": [8, 8],
+                "depths": [1, 1],
+                "num_hidden_layers": 2,
+                "out_hidden_size": 32,
+            },
+        },
     ),
     "step3p7": (
         "step3p5",

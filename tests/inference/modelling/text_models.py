@@ -8,14 +8,17 @@ import torch
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
+    GenerationMixin,
     Molmo2TextConfig,
     MuseGlimmerTextConfig,
+    MuseSparkTextConfig,
     PreTrainedModel,
     Step3p7TextConfig,
 )
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.models.molmo2.modeling_molmo2 import Molmo2PreTrainedModel, Molmo2TextModel
 from transformers.models.muse_glimmer.modeling_muse_glimmer import MuseGlimmerPreTrainedModel, MuseGlimmerTextModel
+from transformers.models.muse_spark.modeling_muse_spark import MuseSparkPreTrainedModel, MuseSparkTextModel
 from transformers.models.step3p7.modeling_step3p7 import Step3p7PreTrainedModel, Step3p7TextModel
 
 
@@ -37,13 +40,13 @@ def register(name: str, config: type, base: type[PreTrainedModel], layers: type[
         "__init__": __init__, "forward": _logits, "config_class": config,
         "_tied_weights_keys": {"lm_head.weight": "model.embed_tokens.weight"},
     }  # fmt: skip
-    AutoModelForCausalLM.register(config, type(name, (base,), members), exist_ok=True)
+    AutoModelForCausalLM.register(config, type(name, (base, GenerationMixin), members), exist_ok=True)
 
 
-def _logits(self: Any, tokens: torch.Tensor, **_: Any) -> CausalLMOutput:
+def _logits(self: Any, input_ids: torch.Tensor, **_: Any) -> CausalLMOutput:
     """Logits of (b, n) tokens; what the models that see do behind their head is done here, too."""
     config = self.config
-    logits = self.lm_head(self.model(tokens, use_cache=False).last_hidden_state)
+    logits = self.lm_head(self.model(input_ids, use_cache=False).last_hidden_state)
     if getattr(config, "final_logit_softcapping", None):
         cap = config.final_logit_softcapping
         logits = cap * torch.tanh(logits * config.output_multiplier / cap)
@@ -52,4 +55,5 @@ def _logits(self: Any, tokens: torch.Tensor, **_: Any) -> CausalLMOutput:
 
 register("Molmo2ForCausalLM", Molmo2TextConfig, Molmo2PreTrainedModel, Molmo2TextModel)
 register("MuseGlimmerForCausalLM", MuseGlimmerTextConfig, MuseGlimmerPreTrainedModel, MuseGlimmerTextModel)
+register("MuseSparkForCausalLM", MuseSparkTextConfig, MuseSparkPreTrainedModel, MuseSparkTextModel)
 register("Step3p5ForCausalLM", Step3p7TextConfig, Step3p7PreTrainedModel, Step3p7TextModel)

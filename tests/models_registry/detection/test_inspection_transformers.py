@@ -103,6 +103,7 @@ SUPPORTED: dict[str, dict[str, Any]] = {
                       "d_rel": 4, "sliding_window_size": 6},
     "lfm3": {"layer_types": ["conv", "full_attention"]},
     "muse_glimmer_text": {"sliding_window": 8},
+    "muse_spark_text": MOE | {"sliding_window": 8, "moe_hidden_size": 24, "mlp_layer_types": ["dense", "sparse"]},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"], "head_dim": None},
     "granitemoehybrid": MAMBA | {"layer_types": ["mamba", "attention"], "shared_intermediate_size": 16,
                                  "num_local_experts": 4, "num_experts_per_tok": 2},

@@ -46,7 +46,7 @@ _NORM_PER_HEAD, _NORM_OVER_ALL = 1, 2
 
 def _normalise(layer: Norm, hidden: torch.Tensor) -> torch.Tensor:
     spec = layer.spec
-    if not layer.is_shared:
+    if not layer.is_plain:
         return Norm.normalise(layer, hidden)
     normed: torch.Tensor = torch.ops.blazr.norm.default(
         hidden, layer.weight, layer.bias, spec.eps, spec.offset, spec.kind == "layer"
@@ -56,6 +56,8 @@ def _normalise(layer: Norm, hidden: torch.Tensor) -> torch.Tensor:
 
 def _add_normalise(layer: Norm, hidden: torch.Tensor, mixed: torch.Tensor, multiplier: float) -> torch.Tensor:
     spec = layer.spec
+    if not layer.is_plain:
+        return Norm.add_normalise(layer, hidden, mixed, multiplier)
     normed: torch.Tensor = torch.ops.blazr.add_norm.default(
         hidden, mixed, multiplier, layer.weight, layer.bias, spec.eps, spec.offset, spec.kind == "layer"
     )

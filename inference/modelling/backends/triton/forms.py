@@ -51,12 +51,14 @@ from inference.modelling.layers.sinkhorn_streams import SinkhornConnection
 
 
 def _normalise(layer: Norm, hidden: torch.Tensor) -> torch.Tensor:
-    if not layer.is_shared:
+    if not layer.is_plain:
         return Norm.normalise(layer, hidden)
     return add_norm(hidden, None, 1.0, layer.spec, layer.weight, layer.bias)
 
 
 def _add_normalise(layer: Norm, hidden: torch.Tensor, mixed: torch.Tensor, multiplier: float) -> torch.Tensor:
+    if not layer.is_plain:
+        return Norm.add_normalise(layer, hidden, mixed, multiplier)
     return add_norm(hidden, mixed, multiplier, layer.spec, layer.weight, layer.bias)
 
 

@@ -116,6 +116,8 @@ FAMILIES = {
     "experts-with-biases-in-x-out": (dense("gpt_oss"), "all-linear"),
     "experts-stacked-in-one-axis": (dense("dbrx"), "all-linear"),
     "experts-that-do-nothing": (large("longcat_flash"), ["gate_proj", "up_proj", "down_proj", "q_a_proj"]),
+    "heads-by-layer": (large("step3p5"), "all-linear"),
+    "experts-in-a-narrower-space": (large("muse_spark_text"), "all-linear"),
     "latent-attention": (attention.CASES["deepseek_v3"], "all-linear"),
     "mamba1": (recurrent("mamba"), ["in_proj", "x_proj"]),
     "mamba2": (recurrent("bamba"), "all-linear"),

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from inference.modelling.layers.mlp import ACTIVATION_FUNCTIONS, MLP, activate
+from inference.modelling.layers.mlp import ACTIVATION_FUNCTIONS, MLP, activate, limited_product
 from inference.modelling.specs.layers import MLPSpec
 from inference.modelling.specs.parts import ACTIVATIONS
 
@@ -81,3 +81,15 @@ def test_xielu_is_its_formula_with_its_own_numbers():
     ]
     torch.testing.assert_close(layer.activate(values), torch.tensor(wanted), rtol=1e-5, atol=1e-6)
     assert layer.activate(values.bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+def test_a_limited_product_cuts_the_gate_behind_its_activation(activation):
+    gate, up = torch.linspace(-6, 6, 25), torch.linspace(-3, 3, 25)
+    pairs = zip(gate.tolist(), up.tolist(), strict=True)
+    expected = [min(FORMULAS[activation](left), 0.7) * max(-0.7, min(right, 0.7)) for left, right in pairs]
+    found = limited_product(gate, up, activation, 0.7)
+    torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-5, atol=1e-6)
+    layer = MLP(MLPSpec(25, activation, activated_limit=0.7), 4)
+    assert not layer.is_plain
+    torch.testing.assert_close(layer.activate(torch.cat((gate, up)).unsqueeze(0))[0], found)

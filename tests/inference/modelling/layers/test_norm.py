@@ -23,6 +23,9 @@ def rows(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 2) -> torc
 
 def formula(norm: Norm, hidden: torch.Tensor) -> torch.Tensor:
     values = hidden.double()
+    if norm.spec.scales_input:
+        values = (values * (norm.weight.double() + norm.spec.offset)).to(hidden.dtype).double()
+        return values / (values.square().mean(-1, keepdim=True) + norm.spec.eps).sqrt()
     if norm.spec.kind == "layer":
         values = values - values.mean(-1, keepdim=True)
     values = values / (values.square().mean(-1, keepdim=True) + norm.spec.eps).sqrt()
@@ -34,7 +37,13 @@ def formula(norm: Norm, hidden: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "spec",
-    [NormSpec("rms", 1e-5), NormSpec("rms", 1e-5, offset=1.0), NormSpec("rms", weightless=True), NormSpec("layer")],
+    [
+        NormSpec("rms", 1e-5),
+        NormSpec("rms", 1e-5, offset=1.0),
+        NormSpec("rms", weightless=True),
+        NormSpec("layer"),
+        NormSpec("rms", 1e-5, offset=1.0, scales_input=True),
+    ],
     ids=str,
 )
 def test_it_is_the_formula(spec, dtype):
