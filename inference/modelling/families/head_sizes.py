@@ -11,7 +11,7 @@ from inference.modelling.families.config_values import check_size, override_chec
 from inference.modelling.families.headers import matrix_shape
 
 _HEADS_KEYS = ("num_attention_heads", "num_heads", "n_head", "n_heads", "attention_heads")
-_KV_HEADS_KEYS = ("num_key_value_heads", "num_kv_heads")
+_KV_HEADS_KEYS = ("num_key_value_heads", "num_kv_heads", "num_attention_groups")
 _MAX_HEADS = 1 << 16
 """Bound of head counts and widths alike."""
 

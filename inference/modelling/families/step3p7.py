@@ -14,7 +14,6 @@ from inference.modelling.families.attention_decoder import AttentionDecoder, Cha
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import (
     DECODER,
-    EXPERTS,
     MLP_BIAS,
     QKVO_BIAS,
     ROPE_MEMBERS,
@@ -39,28 +38,26 @@ from inference.modelling.specs.parts import RopeSpec, prefixed
 from inference.modelling.specs.sources import Piece, Source, tensor
 
 NAMES = LayerNames(gate="g_proj")
-EARLY_KEYS = {
-    "num_key_value_heads": ("num_attention_groups",),
-    "num_experts": ("n_routed_experts", "moe_num_experts", "num_local_experts"),
-    "num_experts_per_tok": ("moe_top_k",),
-    "share_expert_dim": ("share_expert_dims",),
-    "num_nextn_predict_layers": ("num_mtp_layers",),
-}
-"""Keys that are read to what published files, and transformers, call them."""
+COUNT = ("num_experts", "n_routed_experts", "moe_num_experts", "num_local_experts")
+TOP_K = ("num_experts_per_tok", "moe_top_k")
+SHARED = ("share_expert_dim", "share_expert_dims")
+DRAFTS = ("num_nextn_predict_layers", "num_mtp_layers")
+"""Keys of transformers, and what published files call them."""
 HEADS, OTHER, BY_LAYER = "num_attention_heads", "attention_other_setting", "per_layer_config"
 LIMITS = ("swiglu_limits", "swiglu_limits_shared")
+KINDS = ("mlp_layer_types", "moe_layers_enum")
+"""Keys that say which layers have experts, in order of preference."""
 LISTS = ("layer_types", "mlp_layer_types", *LIMITS, "rope_theta", "partial_rotary_factors")
 """Keys with an entry for each layer, and further ones for layers that draft."""
 STEP: Table = {
     **DECODER,
-    **EXPERTS,
     **dict.fromkeys(("rope_parameters", "rope_scaling"), Members(ROPE_MEMBERS)),
     "attention_bias": QKVO_BIAS,
     "mlp_bias": MLP_BIAS,
-    **used(*EARLY_KEYS, *(key for keys in EARLY_KEYS.values() for key in keys), *LISTS),
+    **used(*COUNT, *TOP_K, *SHARED, *DRAFTS, *LISTS, *KINDS),
     **used(
-        "moe_intermediate_size", "moe_router_scaling_factor", "moe_layers_enum", "query_pre_attn_scalar",
-        "sliding_window", "num_sliding_attention_heads",
+        "moe_intermediate_size", "moe_router_scaling_factor", "query_pre_attn_scalar", "sliding_window",
+        "num_attention_groups", "num_sliding_attention_heads",
     ),
     OTHER: Members({
         **used(HEADS),
@@ -95,8 +92,8 @@ FIRST_SPARSE = 3
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
-    view = _with_read_keys(text_part(view))
-    drafts = view.config.integer("num_nextn_predict_layers", default=0, low=0, high=64)
+    view = text_part(view)
+    drafts = view.config.integer(*DRAFTS, default=0, low=0, high=64)
     decoder = AttentionDecoder.read(
         _with_heads(view, 0),
         NAMES,
@@ -111,7 +108,8 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     is_published = any(f"{layout.layer(number)}moe.gate.weight" in view.tensors for number in range(count))
     router = "moe.gate" if is_published else "mlp.gate"
     sparse = _sparse_layers(view, count)
-    check_dense_layers(view, layout, "mlp_layer_types", lambda number: number in sparse, router=router)
+    key = next((key for key in KINDS if key in view.config), KINDS[0])
+    check_dense_layers(view, layout, key, lambda number: number in sparse, router=router)
     scalar = number_with_evidence(
         view,
         "attention.query_pre_attn_scalar",
@@ -147,12 +145,6 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     )
 
 
-def _with_read_keys(view: CheckpointView) -> CheckpointView:
-    """The view with the values of ``EARLY_KEYS`` under the keys that are read."""
-    found = {key: view.config.get(key, *early) for key, early in EARLY_KEYS.items()}
-    return view.changed(**{key: value for key, value in found.items() if value is not None})
-
-
 def _without_drafts(view: CheckpointView, count: int, drafts: int) -> CheckpointView:
     """The view with as many entries in lists as there are layers.
 
@@ -184,18 +176,18 @@ def _with_heads(view: CheckpointView, number: int) -> CheckpointView:
 
 def _sparse_layers(view: CheckpointView, count: int) -> set[int]:
     """The numbers of the layers with experts, by config.json."""
-    kinds, early = view.config.strings("mlp_layer_types"), view.config.get("moe_layers_enum")
+    kinds, early = view.config.strings(KINDS[0]), view.config.get(KINDS[1])
     if kinds:
         return {number for number, kind in enumerate(kinds) if kind == "sparse"}
     if early is None:
         return set(range(FIRST_SPARSE, count))
     if not isinstance(early, str):
-        return set(view.config.integers("moe_layers_enum"))
+        return set(view.config.integers(KINDS[1]))
     entries = [entry.strip() for entry in early.split(",") if entry.strip()]
     if not all(entry.isdecimal() for entry in entries):
         raise CorruptCheckpoint(
-            f"config.json: moe_layers_enum is {early[:60]!r}; it must be numbers of layers, separated by commas.",
-            param="moe_layers_enum",
+            f"config.json: {KINDS[1]} is {early[:60]!r}; it must be numbers of layers, separated by commas.",
+            param=KINDS[1],
         )
     return {int(entry) for entry in entries}
 
@@ -261,13 +253,13 @@ def _experts(view: CheckpointView, layer: str, *, is_published: bool) -> Channel
     shared = f"{layer}share_expert." if is_published else f"{base}shared_experts."
     stack = f"{base}down_proj.weight" if is_published else f"{base}experts.down_proj"
     count, _, width = stack_shape(view.tensors, stack)
-    check_experts(view, base, count, width, ("num_experts",), "moe_intermediate_size")
-    check_size(view, shared_width(view, shared), f"width of {shared[:-1]}", "share_expert_dim")
+    check_experts(view, base, count, width, COUNT, "moe_intermediate_size")
+    check_size(view, shared_width(view, shared), f"width of {shared[:-1]}", *SHARED)
     bias = f"{base}router_bias" if is_published else f"{base}gate.e_score_correction_bias"
     spec = check_routing(
         MoESpec(
             num_experts=count,
-            top_k=integer_with_evidence(view, "moe.top_k", ("num_experts_per_tok",), 8),
+            top_k=integer_with_evidence(view, "moe.top_k", TOP_K, 8),
             intermediate_size=width,
             scoring="sigmoid",
             routed_scaling_factor=number_with_evidence(
