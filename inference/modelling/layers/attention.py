@@ -292,8 +292,7 @@ class Attention(Layer):
     ) -> torch.Tensor | None:
         """What is added to a chunk's scores over positions ``first`` …, broadcast to (H, n, N - first).
 
-        Returns:
-            Numbers, -inf where a row doesn't see a column; None: row i sees columns up to i.
+        It is -inf where a row doesn't see a column; None: row i sees columns up to i.
         """
         spec = self.spec
         mask = chunk_bias(batch, chunk, first, spec.sliding_window, dtype, spec.chunk_size)

@@ -387,11 +387,11 @@ class MoESpec:
         expert_scale: Each expert's weight is multiplied by a learned number of it.
         activation_limit: The gate is cut from above and up on both sides at this, before the activation (HY 4); None:
             they aren't.
+        limits_shared: ``activation_limit`` holds for the shared expert, too (DeepSeek V4).
         activated_limit: The same cuts, but of the gate behind the activation (Step 3.7); None: they aren't.
         shared_limit: ``activated_limit`` of the shared expert.
         softcaps: (a, b): the result is cap(gate, a) · sigmoid(gate) · cap(up, b), with cap(x, a) = a · tanh(x / a),
             instead of the activation's (Inkling 2); None: off.
-        limits_shared: The same holds for the shared expert (DeepSeek V4).
         output_bias: A bias is added to the experts' sum (JetMoE).
         latent_size: Width of what the routed experts read and give, between two projections; 0: they read what the
             shared expert reads (Nemotron 3 Super).
