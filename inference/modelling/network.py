@@ -109,8 +109,11 @@ class HybridForCausalLM(nn.Module):
         return merged if self.final_norm is None else self.final_norm.normalise(merged)
 
     def states_by_layer(self, states: Sequence[LayerState]) -> list[LayerState]:
-        """The state that each layer reads and writes: its own, or that of the layer whose keys and values it reads."""
-        return [states[number] for number in self._state_numbers]
+        """The state that each layer reads and writes: its own, and that of the layer whose keys and values it reads."""
+        return [
+            states[source] if source == number or not states[number] else states[source] | states[number]
+            for number, source in enumerate(self._state_numbers)
+        ]
 
     def embed(self, batch: ForwardBatch) -> ResidualStream:
         """The stream that enters the first layer."""

@@ -291,7 +291,7 @@ class ModelSpec:
     def state_numbers(self) -> tuple[int, ...]:
         """For each layer the number of the one whose state it reads and writes: its own, or ``kv_source``."""
         sources = [
-            layer.token_mixer.kv_source if isinstance(layer.token_mixer, AttentionSpec) else None
+            layer.token_mixer.kv_source if isinstance(layer.token_mixer, AttentionSpec | MLASpec) else None
             for layer in self.layers
         ]
         return tuple(number if source is None else source for number, source in enumerate(sources))

@@ -70,7 +70,6 @@ SEEING_NOT_READ: Mapping[str, str] = {
     "chameleon, emu3": "pictures are tokens of the vocabulary, whose logits are masked",
     "cosmos3_edge, cosmos3_omni": "names of their own for Nemotron's and Qwen3-VL's layers, beside a generator",
     "unlimited_ocr": "attention to the whole prompt and, of the output, to a sliding window",
-    "mistral_large4": "chosen keys beside layers that share them, and scores with learned factors",
     "dots3_note":
         "text models of layers that blazr doesn't have",
 }  # fmt: skip

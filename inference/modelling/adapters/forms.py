@@ -190,12 +190,12 @@ class AdaptedLatentAttention(MultiHeadLatentAttention):
         self,
         q_nope: torch.Tensor,
         q_rope: torch.Tensor,
-        rows: torch.Tensor,
+        rows: torch.Tensor | None,
         batch: ForwardBatch,
         state: LayerState,
         choice: Choice | None = None,
     ) -> torch.Tensor:
-        assert choice is None  # ``loading`` refuses expansions of layers that choose keys
+        assert choice is None and rows is not None  # ``loading`` refuses expansions of layers that aren't plain
         active = self.active.rows
         present = [] if active is None else [slot for slot in active.present if slot in self.copies]
         if active is None or not present:

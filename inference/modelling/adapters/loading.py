@@ -185,7 +185,7 @@ class _Builder:
 
     def _check_expansion(self, owner: str, name: str) -> None:
         layer = self._network.get_submodule(owner.rpartition(".")[0])
-        if isinstance(layer, MultiHeadLatentAttention) and (layer.indexer or layer.spec.choice_source is not None):
+        if isinstance(layer, MultiHeadLatentAttention) and not layer.is_plain:
             raise _unsupported(name, layer)
 
     def _term(self, matrix: MatrixPlan, left: torch.Tensor, right: torch.Tensor) -> Term:

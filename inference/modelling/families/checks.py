@@ -47,7 +47,8 @@ OTHER_PARTS = IgnoredTensors(
         r"|audio(_tower)?|encoder|embed_vision|embed_audio|multi_modal_projector|mm_projector|patch_merge_mlp|mlp1|mlp_AR|vit"
         r"|vit_large_projector"
         r"|layerwise_projectors|spatial_projectors|resampler_model|sam_model|qwen2_model|view_sep[ae]rator|connector"
-        r"|aligner|merger|projector|talker|token2wav|code2wav)(\.|$)"
+        r"|aligner|merger|patch_merger|projector|pre_mm_projector_norm|vision_language_adapter|talker|token2wav|code2wav"
+        r")(\.|$)"
     ),
     "the encoders of pictures and sound, which aren't read",
 )

@@ -110,6 +110,7 @@ ROUTING: Mapping[str, Mapping[str, Any]] = {
     "glm_moe_dsa": {"factor": 2.5},
     "hy_v4": {"factor": 2.827},
     "mistral4": {"top_k": 4, "scoring": "softmax"},
+    "mistral_large4": {"top_k": 4, "scoring": "softmax"},
 }
 GROUPS: Mapping[str, Any] = {"groups": 8, "top_k_groups": 4, "factor": 2.5}
 """What config.json may leave out of the experts' routing, by type; of types that aren't in ``ROUTING``: ``GROUPS``."""
@@ -160,11 +161,11 @@ def latent_decoder(
     multipliers = _multipliers(view, model_type, layout)
     act = activation(view)
     mla = _attention(view, model_type, layout)
-    _check_dense_layers(view, layout)
+    check_expert_layers(view, layout)
 
     def read_layer(number: int) -> HeadLayer:
         layer = layout.layer(number)
-        mixer, channel = _channel_mixer(view, model_type, layer, act)
+        mixer, channel = channel_mixer(view, model_type, layer, act)
         own = variant.attention(number, mla)
         spec = replace(llama_layer(own, mixer, norm), residual_multiplier=multipliers["residual"])
         token = mla_sources(own, f"{layer}self_attn.", query=query_name(view, layer))
@@ -226,7 +227,7 @@ def _multipliers(view: CheckpointView, model_type: str, layout: DecoderLayout) -
     }
 
 
-def _channel_mixer(
+def channel_mixer(
     view: CheckpointView, model_type: str, layer: str, act: str
 ) -> tuple[ChannelMixerSpec, dict[str, Source]]:
     """A layer's experts or MLP, and the sources of its parameters."""
@@ -281,7 +282,8 @@ def _expect(view: CheckpointView, key: str, default: str, known: tuple[str, ...]
     return value
 
 
-def _check_dense_layers(view: CheckpointView, layout: DecoderLayout) -> None:
+def check_expert_layers(view: CheckpointView, layout: DecoderLayout) -> None:
+    """Compare the layers with experts that config.json states with those of the tensors."""
     config = view.config
     kinds = config.strings("mlp_layer_types")
     if len(kinds) == layout.num_layers:

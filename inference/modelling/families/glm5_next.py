@@ -29,12 +29,11 @@ from inference.modelling.families.decoder import (
 )
 from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
 from inference.modelling.families.delta_config import channel_delta_mixer
-from inference.modelling.families.glm_moe_dsa import default_types
 from inference.modelling.families.grouped_moe import grouped_moe
 from inference.modelling.families.latent_attention import compressed_indexer_spec, mla_sources, mla_spec
 from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
 from inference.modelling.families.moe_config import check_layer_kinds, has_router, moe_sources
-from inference.modelling.families.shared_choice import choice_sources, unused_indexers
+from inference.modelling.families.shared_choice import choice_sources, scheduled_types, unused_indexers
 from inference.modelling.families.state_space import check_layer_kinds as check_mixers
 from inference.modelling.families.text_part import around, text_part
 from inference.modelling.spec import LayerSpec, ModelSpec
@@ -145,7 +144,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         norm_eps=norm.eps,
         iterations=integer_with_evidence(view, "streams.iterations", ("hc_sinkhorn_iters",), 20, high=1000),
     )
-    sources = choice_sources(view, layout, default_types(view, layout.num_layers))
+    sources = choice_sources(view, layout, scheduled_types(view, layout.num_layers))
     limit = number_with_evidence(view, "moe.activation_limit", ("swiglu_limit",), SWIGLU_LIMIT, low=1e-6, high=1e6)
     reader = Reader(view, layout, norm, streams, sources, limit)
     layers, found = read_layers(layout.num_layers, reader.read)

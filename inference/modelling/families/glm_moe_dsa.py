@@ -13,7 +13,7 @@ from inference.modelling.families.config_key_tables import Table, harmless, used
 from inference.modelling.families.config_keys import Only
 from inference.modelling.families.decoder_layout import DecoderLayout
 from inference.modelling.families.deepseek import SPARSE, Variant, latent_decoder
-from inference.modelling.families.shared_choice import FULL, SHARED, choice_sources, unused_indexers
+from inference.modelling.families.shared_choice import TYPE_KEYS, choice_sources, scheduled_types, unused_indexers
 from inference.modelling.spec import ModelSpec
 from inference.modelling.specs.indexer import IndexerSpec
 from inference.modelling.specs.latent import MLASpec
@@ -23,7 +23,7 @@ PAIRS = Only((True,), "adjacent pairs are rotated")
 CONFIG_KEYS: Mapping[str, Table] = {
     "glm_moe_dsa": {
         **SPARSE,
-        **used("indexer_types", "index_topk_pattern", "index_topk_freq", "index_skip_topk_offset"),
+        **used(*TYPE_KEYS),
         **harmless("of a layer that drafts", "index_share_for_mtp_iteration"),
         **harmless("up to rounding", "moe_router_dtype"),
         "rope_interleave": PAIRS,
@@ -34,7 +34,7 @@ CONFIG_KEYS: Mapping[str, Table] = {
 
 def build_spec(view: CheckpointView) -> ModelSpec:
     def variant(layout: DecoderLayout, norm: NormSpec) -> Variant:
-        sources = choice_sources(view, layout, default_types(view, layout.num_layers))
+        sources = choice_sources(view, layout, scheduled_types(view, layout.num_layers))
 
         def attention(number: int, spec: MLASpec) -> MLASpec:
             assert isinstance(spec.indexer, IndexerSpec)
@@ -46,15 +46,3 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         return Variant(attention=attention, ignored=unused_indexers(layout, sources))
 
     return latent_decoder(view, "glm_moe_dsa", variant)
-
-
-def default_types(view: CheckpointView, count: int) -> list[str]:
-    """``full`` or ``shared`` for each layer: by a pattern, or one of so many layers behind the first ones."""
-    pattern = view.config.get("index_topk_pattern")
-    if isinstance(pattern, str):
-        return [{"F": FULL, "S": SHARED}.get(letter, letter) for letter in pattern]
-    if pattern is not None:
-        return list(view.config.strings("index_topk_pattern"))
-    step = view.config.integer("index_topk_freq", default=1, low=0)
-    first = view.config.integer("index_skip_topk_offset", default=2, low=0)
-    return [SHARED if max(number - first + 1, 0) % max(step, 1) else FULL for number in range(count)]

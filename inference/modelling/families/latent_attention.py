@@ -13,7 +13,7 @@ from inference.modelling.families.rope_config import read_rope, yarn_softmax_mul
 from inference.modelling.specs.compressed import CompressedIndexerSpec, CompressorSpec
 from inference.modelling.specs.indexer import IndexerSpec
 from inference.modelling.specs.latent import MLASpec
-from inference.modelling.specs.parts import NormSpec, prefixed
+from inference.modelling.specs.parts import NormSpec, RopeSpec, prefixed
 from inference.modelling.specs.sources import Piece, Source, concatenated, tensor
 
 LATENT_NORM = NormSpec("rms", 1e-6)
@@ -113,16 +113,30 @@ def query_name(view: CheckpointView, layer: str) -> str:
 
 
 def indexer_spec(view: CheckpointView, base: str, spec: MLASpec) -> IndexerSpec:
-    """What chooses the keys of the attention ``spec``; unless changed, it rotates halves.
+    """What chooses the keys of the attention ``spec`` by its query latent; unless changed, it rotates halves.
 
     Raises:
         UnsupportedArchitecture: The queries have no latent.
     """
     if spec.q_lora_rank is None or spec.rope is None:
         raise _without_latent(base)
+    return read_indexer(view, base, replace(spec.rope, interleaved=False))
+
+
+def read_indexer(view: CheckpointView, base: str, rope: RopeSpec | None) -> IndexerSpec:
+    """What chooses the keys of the attention under ``base``, whose queries and keys are rotated by ``rope``.
+
+    Raises:
+        TensorShapeMismatch: More values are rotated than a key has.
+    """
     width, heads = _indexer_sizes(view, base)
     top_k = integer_with_evidence(view, "attention.index_topk", ("index_topk",), 2048)
-    return IndexerSpec(heads, width, top_k, replace(spec.rope, interleaved=False), NormSpec("layer", 1e-6))
+    if rope is not None and rope.rotary_dim > width:
+        raise TensorShapeMismatch(
+            f"{base}indexer.wk.weight has {width} rows, but {rope.rotary_dim} values of a key are rotated.",
+            param=f"{base}indexer.wk.weight",
+        )
+    return IndexerSpec(heads, width, top_k, rope, NormSpec("layer", 1e-6))
 
 
 def compressed_indexer_spec(view: CheckpointView, base: str, spec: MLASpec) -> CompressedIndexerSpec:
@@ -174,19 +188,28 @@ def _indexer_sources(spec: IndexerSpec | CompressedIndexerSpec, base: str) -> di
     names = {"q_proj": "wq_b", "k_proj": "wk", "head_weights": "weights_proj"}
     sources = {f"{ours}.weight": tensor(f"{base}indexer.{theirs}.weight") for ours, theirs in names.items()}
     sources |= {f"k_norm.{leaf}": tensor(f"{base}indexer.k_norm.{leaf}") for leaf in ("weight", "bias")}
+    if spec.hidden_norm is not None:
+        sources |= {f"hidden_norm.{leaf}": tensor(f"{base}indexer.q_input_norm.{leaf}") for leaf in ("weight", "bias")}
+    if spec.has_softmax_scale:
+        sources |= _softmax_scale_sources(f"{base}indexer.")
     return prefixed("indexer", sources)
+
+
+def _softmax_scale_sources(base: str) -> dict[str, Source]:
+    return {f"softmax_scale.{leaf}": tensor(f"{base}softmax_scaling.{leaf}") for leaf in ("scale", "bias")}
 
 
 def mla_sources(spec: MLASpec, base: str, *, output: str = "o_proj", query: str = "q_b_proj") -> dict[str, Source]:
     """``kv_b_proj`` holds k and v head by head; they become two parameters."""
     nope, both = spec.qk_nope_head_dim, spec.qk_nope_head_dim + spec.v_head_dim
     sources = {
-        "kv_a_proj.weight": tensor(f"{base}kv_a_proj_with_mqa.weight"),
-        "kv_a_norm.weight": tensor(f"{base}kv_a_layernorm.weight"),
         "k_b_proj.weight": Source((Piece(f"{base}kv_b_proj.weight", per_group=(both, 0, nope)),)),
         "v_b_proj.weight": Source((Piece(f"{base}kv_b_proj.weight", per_group=(both, nope, both)),)),
         "o_proj.weight": tensor(f"{base}{output}.weight"),
     }
+    if spec.kv_source is None:
+        sources["kv_a_proj.weight"] = tensor(f"{base}kv_a_proj_with_mqa.weight")
+        sources["kv_a_norm.weight"] = tensor(f"{base}kv_a_layernorm.weight")
     if spec.q_lora_rank is None:
         sources["q_proj.weight"] = tensor(f"{base}q_proj.weight")
     else:
@@ -195,8 +218,11 @@ def mla_sources(spec: MLASpec, base: str, *, output: str = "o_proj", query: str 
         sources |= _query_sources(spec, f"{base}{query}.weight")
     if spec.indexer is not None:
         sources |= _indexer_sources(spec.indexer, base)
+    if spec.has_softmax_scale:
+        sources |= _softmax_scale_sources(base)
     if spec.bias:
-        sources["kv_a_proj.bias"] = tensor(f"{base}kv_a_proj_with_mqa.bias")
+        if spec.kv_source is None:
+            sources["kv_a_proj.bias"] = tensor(f"{base}kv_a_proj_with_mqa.bias")
         sources["o_proj.bias"] = tensor(f"{base}{output}.bias")
         if spec.q_lora_rank is not None:
             sources["q_a_proj.bias"] = tensor(f"{base}q_a_proj.bias")

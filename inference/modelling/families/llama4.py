@@ -72,7 +72,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         interleaved=True,
     )
     act = activation(view)
-    rotates = _rotates(view, layout.num_layers)
+    rotates = rotating_layers(view, layout.num_layers)
     types = layer_types(view, layout.num_layers, TYPES) or tuple(TYPES[not flag] for flag in rotates)
     chunk = _chunk_size(view)
     _check_experts(view, layout)
@@ -99,7 +99,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     return decoder_spec(view, layout, "llama4_text", layers, sources, norm, ignored=ignored)
 
 
-def _rotates(view: CheckpointView, count: int) -> Sequence[bool]:
+def rotating_layers(view: CheckpointView, count: int) -> Sequence[bool]:
     """Whether each layer has positions: by ``no_rope_layers``, whose 1 says that it has, or all but every so many.
 
     Raises:

@@ -91,6 +91,8 @@ FAMILIES: dict[str, Family] = {
     "ernie4_5_vl_moe": Family("ernie4_5_vl_moe", "Ernie4_5_VLMoeForConditionalGeneration"),
     "mistral3": Family("wrapped", "Mistral3ForConditionalGeneration"),
     "mistral4": Family("mistral4", "Mistral4ForCausalLM"),
+    "mistral_large4_text": Family("mistral_large4"),
+    "mistral_large4": Family("mistral_large4", "MistralLarge4ForConditionalGeneration"),
     "minicpm3": Family("deepseek", "MiniCPM3ForCausalLM"),
     "youtu": Family("deepseek", "YoutuForCausalLM"),
     "dots1": Family("glm4_moe", "Dots1ForCausalLM"),

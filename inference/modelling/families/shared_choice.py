@@ -1,4 +1,4 @@
-"""Find the layers that see the keys which an earlier layer's indexer chose, as GLM-5 and HY 4 have them."""
+"""Find the layers that see the keys which an earlier layer's indexer chose, as GLM-5 has them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from inference.modelling.families.decoder_layout import DecoderLayout
 
 FULL, SHARED = "full", "shared"
 KEY = "indexer_types"
+TYPE_KEYS = (KEY, "index_topk_pattern", "index_topk_freq", "index_skip_topk_offset")
+"""config.json's keys of ``choice_sources`` and ``scheduled_types``."""
 
 
 def choice_sources(view: CheckpointView, layout: DecoderLayout, default: Sequence[str]) -> tuple[int | None, ...]:
@@ -36,6 +38,18 @@ def choice_sources(view: CheckpointView, layout: DecoderLayout, default: Sequenc
         newest = number if types[number] == FULL else newest
         sources.append(None if types[number] == FULL else newest)
     return tuple(sources)
+
+
+def scheduled_types(view: CheckpointView, count: int) -> list[str]:
+    """``full`` or ``shared`` for each layer: by a pattern, or one of so many layers behind the first ones."""
+    pattern = view.config.get("index_topk_pattern")
+    if isinstance(pattern, str):
+        return [{"F": FULL, "S": SHARED}.get(letter, letter) for letter in pattern]
+    if pattern is not None:
+        return list(view.config.strings("index_topk_pattern"))
+    step = view.config.integer("index_topk_freq", default=1, low=0)
+    first = view.config.integer("index_skip_topk_offset", default=2, low=0)
+    return [SHARED if max(number - first + 1, 0) % max(step, 1) else FULL for number in range(count)]
 
 
 def unused_indexers(layout: DecoderLayout, sources: Sequence[int | None]) -> tuple[IgnoredTensors, ...]:

@@ -15,7 +15,8 @@ from inference.modelling.layers.attention import causal_bias, chunk_slots, decod
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.norm import Norm
-from inference.modelling.layers.rotary import rotary_embedding, rotate_first
+from inference.modelling.layers.rotary import CosSin, rotate_first
+from inference.modelling.layers.softmax_scale import SoftmaxScale
 from inference.modelling.specs.indexer import IndexerSpec
 
 Queries = tuple[torch.Tensor, torch.Tensor]
@@ -28,19 +29,27 @@ class Indexer(Layer):
     Args:
         spec: Sizes.
         hidden_size: h.
-        q_lora_rank: Width of the latent that the queries are made from.
+        query_input: Width of what the queries are made from.
     """
 
-    def __init__(self, spec: IndexerSpec, hidden_size: int, q_lora_rank: int) -> None:
+    def __init__(self, spec: IndexerSpec, hidden_size: int, query_input: int) -> None:
         super().__init__()
         self.spec = spec
-        self.q_proj = Linear(q_lora_rank, spec.num_heads * spec.head_dim)
+        self.q_proj = Linear(query_input, spec.num_heads * spec.head_dim)
         self.k_proj = Linear(hidden_size, spec.head_dim)
         self.k_norm = Norm(spec.k_norm, spec.head_dim)
         self.head_weights = Linear(hidden_size, spec.num_heads)
-        self.rope = rotary_embedding(spec.rope)
+        self.hidden_norm = None if spec.hidden_norm is None else Norm(spec.hidden_norm, hidden_size)
+        self.softmax_scale = SoftmaxScale(spec.num_heads) if spec.has_softmax_scale else None
 
-    def prepare(self, hidden: torch.Tensor, q_latent: torch.Tensor, batch: ForwardBatch, state: LayerState) -> Queries:
+    def prepare(
+        self,
+        hidden: torch.Tensor,
+        q_latent: torch.Tensor,
+        batch: ForwardBatch,
+        state: LayerState,
+        cos_sin: CosSin | None,
+    ) -> Queries:
         """The rows' queries and weights; their keys are written to ``state``.
 
         Args:
@@ -48,11 +57,15 @@ class Indexer(Layer):
             q_latent: (T, r), what the attention makes its own queries from.
             batch: The step.
             state: Of the layer, advanced.
+            cos_sin: Of the rotation of its spec; None: nothing is rotated.
         """
         spec = self.spec
-        query = self.q_proj(q_latent).view(-1, spec.num_heads, spec.head_dim)
+        source = q_latent if self.hidden_norm is None else self.hidden_norm(hidden)
+        query = self.q_proj(source).view(-1, spec.num_heads, spec.head_dim)
+        if self.softmax_scale is not None:
+            query = self.softmax_scale(query, batch)
         key = self.k_norm(self.k_proj(hidden)).unsqueeze(1)
-        rotated = self._rotate(torch.cat((query, key), 1), batch)
+        rotated = self._rotate(torch.cat((query, key), 1), cos_sin)
         state["index_k"].index_copy_(0, batch.slot_mapping, rotated[:, -1])
         return rotated[:, :-1], self.head_weights(hidden).float()
 
@@ -81,11 +94,14 @@ class Indexer(Layer):
             found.append(self.bias((index[0][span], index[1][span]), keys, causal_bias(chunk, index[0])))
         return found
 
-    def _rotate(self, heads: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def _rotate(self, heads: torch.Tensor, cos_sin: CosSin | None) -> torch.Tensor:
         """(T, n, D), rotated; where the last values are, they move to the front, which scores don't see."""
+        rope = self.spec.rope
+        if rope is None or cos_sin is None:
+            return heads
         if self.spec.rotates_last:
-            heads = heads.roll(self.rope.spec.rotary_dim, -1)
-        return rotate_first(heads, self.rope.step(batch), self.rope.spec)
+            heads = heads.roll(rope.rotary_dim, -1)
+        return rotate_first(heads, cos_sin, rope)
 
     def bias(self, queries: Queries, keys: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
         """0 for the keys that each query sees and -inf for the others; of equal scores the earliest key is better.

@@ -34,9 +34,11 @@ from inference.modelling.layers.indexer import Indexer
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.norm import Norm
-from inference.modelling.layers.rotary import rotary_embedding, rotate
+from inference.modelling.layers.rotary import CosSin, rotary_embedding, rotate
+from inference.modelling.layers.softmax_scale import SoftmaxScale
 from inference.modelling.specs.compressed import CompressedIndexerSpec
 from inference.modelling.specs.latent import MLASpec
+from inference.modelling.specs.parts import RopeSpec
 
 Choice = Sequence[torch.Tensor]
 """0 or -inf for each query and key: (B, 1, 1, L) of the decoding rows if there are any, then (n, N) of each chunk."""
@@ -46,11 +48,12 @@ CHOICE = "latent_choice"
 
 def _indexer(spec: MLASpec, hidden_size: int) -> Indexer | CompressedIndexer | None:
     """What chooses the tokens that the queries see."""
-    if spec.indexer is None or spec.q_lora_rank is None:
+    if spec.indexer is None:
         return None
+    inputs = spec.q_lora_rank or hidden_size
     if isinstance(spec.indexer, CompressedIndexerSpec):
-        return CompressedIndexer(spec.indexer, hidden_size, spec.q_lora_rank)
-    return Indexer(spec.indexer, hidden_size, spec.q_lora_rank)
+        return CompressedIndexer(spec.indexer, hidden_size, inputs)
+    return Indexer(spec.indexer, hidden_size, inputs)
 
 
 class HeadExpansion(Layer):
@@ -89,15 +92,17 @@ class MultiHeadLatentAttention(Layer):
         hidden_size: h.
     """
 
-    float32_parameters: ClassVar[frozenset[str]] = frozenset({"sinks"})
+    float32_parameters: ClassVar[frozenset[str]] = frozenset({"sinks", "frequency_exponents"})
 
     def __init__(self, spec: MLASpec, hidden_size: int) -> None:
         super().__init__()
         self.spec = spec
         heads, nope, rope = spec.num_heads, spec.qk_nope_head_dim, spec.qk_rope_head_dim
         q_width = heads * (nope if spec.q_rope_from_hidden else nope + rope)
-        self.kv_a_proj = Linear(hidden_size, spec.kv_lora_rank + rope, spec.bias)
-        self.kv_a_norm = None if spec.kv_a_norm is None else Norm(spec.kv_a_norm, spec.kv_lora_rank)
+        self.kv_a_proj = self.kv_a_norm = None
+        if spec.kv_source is None:
+            self.kv_a_proj = Linear(hidden_size, spec.kv_lora_rank + rope, spec.bias)
+            self.kv_a_norm = None if spec.kv_a_norm is None else Norm(spec.kv_a_norm, spec.kv_lora_rank)
         self.k_b_proj = HeadExpansion(heads, nope, spec.kv_lora_rank)
         self.v_b_proj = HeadExpansion(heads, spec.v_head_dim, spec.kv_lora_rank)
         self.q_a_norm = None
@@ -118,12 +123,23 @@ class MultiHeadLatentAttention(Layer):
             self.gate_proj = Linear(inputs, heads * spec.v_head_dim)
         self.sinks = nn.Parameter(torch.empty(heads), requires_grad=False) if spec.has_sinks else None
         self.rope = None if spec.rope is None else rotary_embedding(spec.rope)
+        self.softmax_scale = SoftmaxScale(heads) if spec.has_softmax_scale else None
+        self.frequency_exponents = None
+        if spec.learned_frequencies:
+            self.frequency_exponents = nn.Parameter(torch.empty(rope // 2), requires_grad=False)
         self.indexer = _indexer(spec, hidden_size)
 
     @property
     def is_plain(self) -> bool:
         """Whether the backends' kernels compute it."""
-        return self.indexer is None and self.spec.choice_source is None and self.sinks is None
+        return self.indexer is None and self.spec.choice_source is None and self._has_kernel
+
+    @property
+    def _has_kernel(self) -> bool:
+        """Whether kernels compute it while each query sees all tokens before it."""
+        spec = self.spec
+        rotates_usual = spec.qk_rope_head_dim > 0 and not spec.learned_frequencies
+        return self.sinks is None and spec.kv_source is None and rotates_usual
 
     def forward(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """(T, h) to (T, h); the latents of the rows are written to ``state``."""
@@ -132,14 +148,16 @@ class MultiHeadLatentAttention(Layer):
         if spec.query_growth is not None:  # before the rotation, which keeps lengths
             growth = query_growth(batch, *spec.query_growth, 0).to(q_nope.dtype).unsqueeze(2)
             q_nope, q_rope = q_nope * growth, q_rope * growth
-        rows = self.kv_a_proj(hidden)
+        if self.softmax_scale is not None:
+            q_nope, q_rope = self.softmax_scale(q_nope, batch), self.softmax_scale(q_rope, batch)
+        rows = None if self.kv_a_proj is None else self.kv_a_proj(hidden)
         # Keys and values are linear in the latents: their factor goes to what meets the keys, and to what comes out.
         if spec.latent_multiplier != 1.0:
             q_nope = q_nope * spec.latent_multiplier
         choice = self._choice(hidden, q_latent, batch, state)
-        if choice is None and self.sinks is None:
+        if choice is None and self._has_kernel:
             mixed = self.mix(q_nope, q_rope, rows, batch, state)
-        else:  # kernels have neither
+        else:
             mixed = MultiHeadLatentAttention.mix(self, q_nope, q_rope, rows, batch, state, choice)
         if spec.latent_multiplier != 1.0:
             mixed = mixed * spec.latent_multiplier
@@ -160,18 +178,37 @@ class MultiHeadLatentAttention(Layer):
         if self.spec.choice_source is not None:
             found: Choice | None = batch.shared[CHOICE]
             return found
-        if self.indexer is None or self.spec.q_lora_rank is None:
+        if self.indexer is None:
             return None
-        index = self.indexer.prepare(hidden, q_latent[:, : self.spec.q_lora_rank], batch, state)
+        latent = q_latent[:, : self.spec.q_lora_rank]
+        if isinstance(self.indexer, CompressedIndexer):
+            index = self.indexer.prepare(hidden, latent, batch, state)
+        else:
+            cos_sin = self._index_rotation(self.indexer.spec.rope, batch)
+            index = self.indexer.prepare(hidden, latent, batch, state, cos_sin)
         is_sparse = batch.attention.longest > self.indexer.spec.seen_tokens
         choice = batch.shared[CHOICE] = self.indexer.choose(index, batch, state) if is_sparse else None
         return choice
+
+    def _rotation(self, batch: ForwardBatch) -> CosSin | None:
+        """Of queries and keys; None: nothing is rotated."""
+        if self.rope is None:
+            return None
+        if self.frequency_exponents is None:
+            return self.rope.step(batch)
+        return self.rope.cos_sin(batch.positions, batch.rope_lengths, self.frequency_exponents.exp())
+
+    def _index_rotation(self, rope: RopeSpec | None, batch: ForwardBatch) -> CosSin | None:
+        """Of the queries and keys of an indexer with this rotation; None: nothing is rotated."""
+        if rope is None or rope == self.spec.rope:
+            return self._rotation(batch)
+        return rotary_embedding(rope).step(batch)
 
     def mix(
         self,
         q_nope: torch.Tensor,
         q_rope: torch.Tensor,
-        rows: torch.Tensor,
+        rows: torch.Tensor | None,
         batch: ForwardBatch,
         state: LayerState,
         choice: Choice | None = None,
@@ -181,7 +218,7 @@ class MultiHeadLatentAttention(Layer):
         Args:
             q_nope: (T, H, N).
             q_rope: (T, H, R), not rotated yet.
-            rows: (T, r + R), latents before their norm and keys before their rotation.
+            rows: (T, r + R), latents before their norm and keys before their rotation; None: the cache has them.
             batch: The step.
             state: The latents' cache, advanced.
             choice: What each query sees; None: all tokens before it.
@@ -190,34 +227,37 @@ class MultiHeadLatentAttention(Layer):
             (T, H · W).
         """
         q_rope, latent = self._prepare(q_rope, rows, batch)
-        state["latent"].index_copy_(0, batch.slot_mapping, latent)
+        if latent is not None:
+            state["latent"].index_copy_(0, batch.slot_mapping, latent)
         decodes = batch.num_decodes
         biases: Sequence[torch.Tensor | None] = choice or (None,) * (bool(decodes) + len(batch.prefills))
         if not batch.prefills:
             mixed = self._decode(q_nope, q_rope, batch, state, biases[0])
         else:
-            mixed = rows.new_empty(rows.shape[0], self.spec.num_heads, self.spec.v_head_dim)
+            mixed = q_nope.new_empty(q_nope.shape[0], self.spec.num_heads, self.spec.v_head_dim)
             if decodes:
                 mixed[:decodes] = self._decode(q_nope[:decodes], q_rope[:decodes], batch, state, biases[0])
             for chunk, bias in zip(batch.prefills, biases[bool(decodes) :], strict=True):
                 span = slice(chunk.start, chunk.stop)
-                mixed[span] = self.attend_chunk(chunk, q_nope[span], q_rope[span], latent[span], batch, state, bias)
+                own = None if latent is None else latent[span]
+                mixed[span] = self.attend_chunk(chunk, q_nope[span], q_rope[span], own, batch, state, bias)
         return mixed.flatten(1)
 
     def _prepare(
-        self, q_rope: torch.Tensor, rows: torch.Tensor, batch: ForwardBatch
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rotated q_rope (T, H, R), and the cache's rows (T, r + R), normed and rotated."""
-        spec = self.spec
+        self, q_rope: torch.Tensor, rows: torch.Tensor | None, batch: ForwardBatch
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Rotated q_rope (T, H, R), and the cache's rows (T, r + R), normed and rotated, if there are ``rows``."""
+        spec, cos_sin = self.spec, self._rotation(batch)
+        interleaved = spec.rope is not None and spec.rope.interleaved
+        if rows is None:
+            return q_rope if cos_sin is None else rotate(q_rope, cos_sin, interleaved=interleaved), None
         latent, k_rope = rows[:, : spec.kv_lora_rank], rows[:, spec.kv_lora_rank :]
         if self.kv_a_norm is not None:
             latent = self.kv_a_norm(latent)
-        if self.rope is None:
+        if cos_sin is None:
             return q_rope, torch.cat((latent, k_rope), -1)
         # The shared key is one more head to rotate.
-        rotated = rotate(
-            torch.cat((q_rope, k_rope.unsqueeze(1)), 1), self.rope.step(batch), interleaved=self.rope.spec.interleaved
-        )
+        rotated = rotate(torch.cat((q_rope, k_rope.unsqueeze(1)), 1), cos_sin, interleaved=interleaved)
         return rotated[:, :-1], torch.cat((latent, rotated[:, -1]), -1)
 
     def query_latent(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -265,7 +305,7 @@ class MultiHeadLatentAttention(Layer):
         chunk: PrefillChunk,
         q_nope: torch.Tensor,
         q_rope: torch.Tensor,
-        latent: torch.Tensor,
+        latent: torch.Tensor | None,
         batch: ForwardBatch,
         state: LayerState,
         bias: torch.Tensor | None = None,
@@ -273,10 +313,11 @@ class MultiHeadLatentAttention(Layer):
         """A chunk's queries over the expanded keys and values of the tokens up to each, to (n, H, W).
 
         Args:
+            latent: (n, r + R), the chunk's own rows; None: they are in the cache only.
             bias: (n, N), instead of the chunk's own.
         """
         spec = self.spec
-        if chunk.context_len:
+        if chunk.context_len or latent is None:
             latent = state["latent"].index_select(0, chunk_slots(batch, chunk))
         key, value = self.expand(latent)
         query = torch.cat((q_nope, q_rope), -1)

@@ -117,12 +117,15 @@ class RotaryEmbedding:
             batch.shared[self] = found
         return found
 
-    def cos_sin(self, positions: torch.Tensor, lengths: torch.Tensor | None = None) -> CosSin:
+    def cos_sin(
+        self, positions: torch.Tensor, lengths: torch.Tensor | None = None, factors: torch.Tensor | None = None
+    ) -> CosSin:
         """Cosines and signed sines.
 
         Args:
             positions: (T,) int64.
             lengths: ``ForwardBatch.rope_lengths``; None: each sequence ends with its row.
+            factors: (D/2,) float32, of the frequencies; None: 1.
 
         Returns:
             Two (T, 1, D) float32, laid out as the rotated values are. The sine of the first of a pair is
@@ -132,6 +135,8 @@ class RotaryEmbedding:
             frequencies = self._frequencies_at(positions + 1 if lengths is None else lengths)
         else:
             frequencies = self._on(positions.device)
+        if factors is not None:
+            frequencies = frequencies * factors
         angles = positions.unsqueeze(-1).float() * frequencies
         cos, sin = angles.cos() * self.factor, angles.sin() * self.factor
         if self.spec.is_reversed:

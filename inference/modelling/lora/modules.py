@@ -33,8 +33,12 @@ _SAME = {
     "block_sparse_moe": "mlp", "shared_mlp": "shared_expert", "shared_experts": "shared_expert", "attn": "self_attn",
     "wq_du": "q_proj", "wk_dv": "k_proj", "wv_dv": "v_proj", "wr_du": "r_proj", "wo_ud": "o_proj",
     "gate_attn": "gate_proj", "attn_sink_proj": "sink_proj",
+    "attention": "self_attn", "wq": "q_proj", "wo": "o_proj", "wkv_a_with_mqa": "kv_a_proj_with_mqa",
 }  # fmt: skip
-"""Parts of names that transformers 5 calls otherwise than the files do: Mixtral's and Granite's, then Inkling's."""
+"""Parts of names that transformers 5 calls otherwise than the files do.
+
+Mixtral's and Granite's, then Inkling's, then those of Mistral Large 4's attention.
+"""
 _INSERTED = frozenset({"forget_gate"})
 """Parts of names that transformers 5 has and the files don't: GLM-5.3's."""
 _BARE = frozenset({"weight_proj"})

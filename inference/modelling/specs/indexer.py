@@ -69,15 +69,21 @@ class IndexerSpec:
     Attributes:
         head_dim: Of its queries, and of the key of each token, whose first values are rotated.
         top_k: Number of keys that a query sees.
+        rope: As the attention's, but for the order of the pairs; None: nothing is rotated.
         rotates_last: Their last values are rotated instead (HY 4).
+        hidden_norm: Its queries are made from this norm of the hidden state (Mistral Large 4); None: from what the
+            attention makes its own queries from.
+        has_softmax_scale: As in ``MLASpec``.
     """
 
     num_heads: int
     head_dim: int
     top_k: int
-    rope: RopeSpec
+    rope: RopeSpec | None
     k_norm: NormSpec
     rotates_last: bool = False
+    hidden_norm: NormSpec | None = None
+    has_softmax_scale: bool = False
 
     @property
     def seen_tokens(self) -> int:
@@ -92,11 +98,21 @@ class IndexerSpec:
         """The key of each token."""
         return (StateTensor("index_k", "token", (self.head_dim,)),)
 
-    def parameter_shapes(self, hidden_size: int, q_lora_rank: int) -> dict[str, Shape]:
-        """Shapes of the parameters, by name within ``indexer``."""
-        return {
-            "q_proj.weight": (self.num_heads * self.head_dim, q_lora_rank),
+    def parameter_shapes(self, hidden_size: int, query_input: int) -> dict[str, Shape]:
+        """Shapes of the parameters, by name within ``indexer``; ``query_input``: width of what queries come from."""
+        shapes = {
+            "q_proj.weight": (self.num_heads * self.head_dim, query_input),
             "k_proj.weight": (self.head_dim, hidden_size),
             **prefixed("k_norm", self.k_norm.parameter_shapes(self.head_dim)),
             "head_weights.weight": (self.num_heads, hidden_size),
         }
+        if self.hidden_norm is not None:
+            shapes |= prefixed("hidden_norm", self.hidden_norm.parameter_shapes(hidden_size))
+        if self.has_softmax_scale:
+            shapes |= prefixed("softmax_scale", softmax_scale_shapes(self.num_heads))
+        return shapes
+
+
+def softmax_scale_shapes(num_heads: int) -> dict[str, Shape]:
+    """Shapes of the parameters of ``MLASpec.has_softmax_scale``."""
+    return {"scale": (num_heads,), "bias": (num_heads,)}

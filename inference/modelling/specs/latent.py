@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from inference.modelling.specs.compressed import CompressedIndexerSpec
-from inference.modelling.specs.indexer import IndexerSpec
+from inference.modelling.specs.indexer import IndexerSpec, softmax_scale_shapes
 from inference.modelling.specs.parts import NormSpec, RopeSpec, Shape, StateTensor, prefixed
 
 
@@ -26,12 +26,17 @@ class MLASpec:
         head_gate: Each head's output is multiplied by sigmoid of a projection of the input, before ``o_proj`` (Ling 3).
         scale: Factor of (q_nope·k_nope + q_rope·k_rope).
         latent_multiplier: Multiplies the latents that keys and values are made from (LongCat-Flash).
-        indexer: Chooses the keys that each query sees; the queries have a latent then. None: all.
+        indexer: Chooses the keys that each query sees; None: all.
         choice_source: Number of the earlier layer whose indexer's choice the queries see (GLM-5); None: its own.
         joins_latents: Queries and output gate are made from the query latent behind its norm and before it, side by
             side (A.X-K2).
         output_gate: The heads' values are multiplied by sigmoid of a projection of the input, or of the joined latents.
         has_sinks, query_growth: As in ``AttentionSpec``; the growth multiplies the rotated part of a query, too.
+        has_softmax_scale: Each head's query at position p is multiplied by a · ln(p + 1) + b, both learned (Mistral
+            Large 4).
+        learned_frequencies: The frequencies of the rotation are multiplied by exp of a learned number each.
+        kv_source: Number of the earlier layer whose cached latents and rotated keys the queries read; the layer
+            computes none of its own; None: it does.
     """
 
     kind: ClassVar[str] = "mla"
@@ -55,16 +60,15 @@ class MLASpec:
     output_gate: bool = False
     has_sinks: bool = False
     query_growth: tuple[float, int] | None = None
+    has_softmax_scale: bool = False
+    learned_frequencies: bool = False
+    kv_source: int | None = None
 
     def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
         """``kv_a_proj`` is latent then rotary key; ``k_b_proj``, ``v_b_proj`` expand the latent per head."""
         heads, nope, rope = self.num_heads, self.qk_nope_head_dim, self.qk_rope_head_dim
         q_width = heads * (nope if self.q_rope_from_hidden else nope + rope)
-        shapes: dict[str, Shape] = {"kv_a_proj.weight": (self.kv_lora_rank + rope, hidden_size)}
-        if self.bias:
-            shapes["kv_a_proj.bias"] = (self.kv_lora_rank + rope,)
-        if self.kv_a_norm is not None:
-            shapes |= prefixed("kv_a_norm", self.kv_a_norm.parameter_shapes(self.kv_lora_rank))
+        shapes = {} if self.kv_source is not None else self._latent_shapes(hidden_size)
         shapes["k_b_proj.weight"] = (heads * nope, self.kv_lora_rank)
         shapes["v_b_proj.weight"] = (heads * self.v_head_dim, self.kv_lora_rank)
         if self.q_lora_rank is None:
@@ -85,11 +89,25 @@ class MLASpec:
             shapes["gate_proj.weight"] = (heads * self.v_head_dim, inputs)
         if self.has_sinks:
             shapes["sinks"] = (heads,)
+        if self.has_softmax_scale:
+            shapes |= prefixed("softmax_scale", softmax_scale_shapes(heads))
+        if self.learned_frequencies:
+            shapes["frequency_exponents"] = (rope // 2,)
         shapes["o_proj.weight"] = (hidden_size, heads * self.v_head_dim)
         if self.bias:
             shapes["o_proj.bias"] = (hidden_size,)
-        if self.indexer is not None and self.q_lora_rank is not None:
-            shapes |= prefixed("indexer", self.indexer.parameter_shapes(hidden_size, self.q_lora_rank))
+        if self.indexer is not None:
+            shapes |= prefixed("indexer", self.indexer.parameter_shapes(hidden_size, self.q_lora_rank or hidden_size))
+        return shapes
+
+    def _latent_shapes(self, hidden_size: int) -> dict[str, Shape]:
+        """Of what makes the cached rows."""
+        width = self.kv_lora_rank + self.qk_rope_head_dim
+        shapes: dict[str, Shape] = {"kv_a_proj.weight": (width, hidden_size)}
+        if self.bias:
+            shapes["kv_a_proj.bias"] = (width,)
+        if self.kv_a_norm is not None:
+            shapes |= prefixed("kv_a_norm", self.kv_a_norm.parameter_shapes(self.kv_lora_rank))
         return shapes
 
     def query_input(self, rank: int) -> int:
@@ -99,4 +117,5 @@ class MLASpec:
     def state(self) -> tuple[StateTensor, ...]:
         """One row per token: latent (normed where there is a norm), then the rotated key; the indexer's own."""
         latent = StateTensor("latent", "token", (self.kv_lora_rank + self.qk_rope_head_dim,))
-        return (latent,) if self.indexer is None else (latent, *self.indexer.state())
+        latents = (latent,) if self.kv_source is None else ()
+        return latents if self.indexer is None else (*latents, *self.indexer.state())

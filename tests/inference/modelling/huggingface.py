@@ -87,6 +87,8 @@ def enlarge(model: torch.nn.Module, model_type: str, seed: int = 0) -> None:
                 value.copy_(0.2 * noise + (0.0 if is_centred else 1.0))
             elif name.endswith(("_expert_norm.weight", "_residual_gate.gate")):
                 value.copy_(0.4 * noise)
+            elif "softmax_scaling" in name or name.endswith("rotary_emb.alpha"):
+                value.copy_(0.3 * noise + name.endswith("bias"))
             elif value.dim() == 1 and name.endswith(("layer_scalar", "scale")):
                 value.copy_(0.2 * noise + 1.0)
             elif value.dim() == 1 and name.endswith("bias"):

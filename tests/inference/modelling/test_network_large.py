@@ -28,6 +28,13 @@ STRETCHED = {
 INDEXED = {"q_lora_rank": 20, "index_topk": 12, "index_head_dim": 12, "index_n_heads": 24}
 """So many heads that hardly any two keys have a score of 0, the order of which is nobody's promise."""
 SHARING = ["full", "shared", "full", "shared"]
+MISTRAL_LARGE4: dict[str, Any] = {
+    **{key: value for key, value in MLA.items() if key != "q_lora_rank"},
+    **{key: value for key, value in INDEXED.items() if key != "q_lora_rank"},
+    "num_hidden_layers": 8, "no_rope_layers": [1, 0, 1, 1, 0, 1, 1, 0], "kv_source_layers": [0, 1, 0, 3, 1, 3, 6, 1],
+    "indexer_types": [*SHARING[:3], "full", "full", "shared", "full", "shared"],
+}  # fmt: skip
+"""Layers share latents, choices, both or neither, with positions and without."""
 HY4 = {**MLA, **INDEXED, "swiglu_limit": 0.7}
 MSCALED = YARN | {"mscale": 1.0, "mscale_all_dim": 0.5}
 GEMMA3N: dict[str, Any] = {
@@ -113,6 +120,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**MLA, **INDEXED, "gated_norm_rank": 5, "n_group": 4, "topk_group": 2, "attention_bias": True},
     ),
     "glm_moe_dsa": ("glm_moe_dsa", {**MLA, **INDEXED, "num_hidden_layers": 4, "indexer_types": SHARING}),
+    "mistral_large4_text": (
+        "mistral_large4_text",
+        {**MISTRAL_LARGE4, "n_group": 2, "topk_group": 1, "routed_scaling_factor": 1.7, "rope_parameters": MSCALED},
+    ),
+    "mistral_large4_text-each-its-own-biases-stronger-cap": (
+        "mistral_large4_text",
+        {
+            **MISTRAL_LARGE4, "num_hidden_layers": 4, "no_rope_layers": None, "kv_source_layers": None,
+            "indexer_types": None, "attention_bias": True, "final_logit_softcapping": 2.0, "rms_norm_eps": 1e-3,
+        },
+    ),
     "hy_v4": ("hy_v4", {**HY4, "indexer_types": SHARING, "num_hidden_layers": 4}),
     "hy_v4-two-streams-biases": (
         "hy_v4",

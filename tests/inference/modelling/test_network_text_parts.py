@@ -14,6 +14,7 @@ from inference.modelling.families.registry import config_keys, family_builder
 from tests.inference.modelling.harness import assert_matches_oracle, load_directory, read_view
 from tests.inference.modelling.huggingface import make_wrapped_checkpoint, read_config
 from tests.inference.modelling.test_network_attention import BASE
+from tests.inference.modelling.test_network_large import MISTRAL_LARGE4
 from tests.inference.modelling.test_network_linear import LFM2, LFM3
 
 QWEN_TOWER = {"depth": 1, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
@@ -75,12 +76,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         OCR2_TOWER,
         {},
     ),
+    "mistral_large4": ({**BASE, **MISTRAL_LARGE4}, {"model_type": "pixtral", "head_dim": 8, **SIGLIP}, {}),
     "lfm2_vl": ({"model_type": "lfm2", **LFM2}, SIGLIP2, {}),
     "lfm3_vl": ({"model_type": "lfm3", **LFM3}, SIGLIP2, {}),
 }  # fmt: skip
 """A type's text model, its tower, and what else its config has."""
-ENLARGED = ("deepseek_ocr2", "ernie4_5_vl_moe")
-"""Types that choose experts by scores and a bias, which are nearly equal in a new model."""
+ENLARGED = ("deepseek_ocr2", "ernie4_5_vl_moe", "mistral_large4")
+"""Types that choose experts or keys by scores, which are nearly equal in a new model."""
 
 
 @pytest.mark.parametrize("is_of_hub", [False, True], ids=["of transformers 5", "of the hub"])

@@ -9,6 +9,7 @@ from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     GenerationMixin,
+    MistralLarge4TextConfig,
     Molmo2TextConfig,
     MuseGlimmerTextConfig,
     MuseSparkTextConfig,
@@ -16,6 +17,10 @@ from transformers import (
     Step3p7TextConfig,
 )
 from transformers.modeling_outputs import CausalLMOutput
+from transformers.models.mistral_large4.modeling_mistral_large4 import (
+    MistralLarge4PreTrainedModel,
+    MistralLarge4TextModel,
+)
 from transformers.models.molmo2.modeling_molmo2 import Molmo2PreTrainedModel, Molmo2TextModel
 from transformers.models.muse_glimmer.modeling_muse_glimmer import MuseGlimmerPreTrainedModel, MuseGlimmerTextModel
 from transformers.models.muse_spark.modeling_muse_spark import MuseSparkPreTrainedModel, MuseSparkTextModel
@@ -49,10 +54,11 @@ def _logits(self: Any, input_ids: torch.Tensor, **_: Any) -> CausalLMOutput:
     logits = self.lm_head(self.model(input_ids, use_cache=False).last_hidden_state)
     if getattr(config, "final_logit_softcapping", None):
         cap = config.final_logit_softcapping
-        logits = cap * torch.tanh(logits * config.output_multiplier / cap)
+        logits = cap * torch.tanh(logits * getattr(config, "output_multiplier", 1.0) / cap)
     return CausalLMOutput(logits=logits)
 
 
+register("MistralLarge4ForCausalLM", MistralLarge4TextConfig, MistralLarge4PreTrainedModel, MistralLarge4TextModel)
 register("Molmo2ForCausalLM", Molmo2TextConfig, Molmo2PreTrainedModel, Molmo2TextModel)
 register("MuseGlimmerForCausalLM", MuseGlimmerTextConfig, MuseGlimmerPreTrainedModel, MuseGlimmerTextModel)
 register("MuseSparkForCausalLM", MuseSparkTextConfig, MuseSparkPreTrainedModel, MuseSparkTextModel)

@@ -119,6 +119,7 @@ FAMILIES = {
     "heads-by-layer": (large("step3p5"), "all-linear"),
     "experts-in-a-narrower-space": (large("muse_spark_text"), "all-linear"),
     "latent-attention": (attention.CASES["deepseek_v3"], "all-linear"),
+    "shared-latents": (large("mistral_large4_text"), ["q_proj", "o_proj", "kv_a_proj_with_mqa", "lm_head"]),
     "mamba1": (recurrent("mamba"), ["in_proj", "x_proj"]),
     "mamba2": (recurrent("bamba"), "all-linear"),
     "mamba-and-attention-side-by-side": (linear("falcon_h1"), ["in_proj", "q_proj", "o_proj", "down_proj"]),

@@ -141,6 +141,13 @@ PUBLISHED_LARGE: dict[str, tuple[str, dict[str, Any]]] = {
         "index_topk": 2048, "indexer_types": ["full", "shared"], "learnable_sink_init": 0.0,
         "mlp_layer_types": ["dense", "sparse"], "norm_topk_prob": True, "q_lora_rank": 1536, "qk_head_dim": 256,
         "swiglu_limit": 10.0}),
+    "mistralai/Mistral-Large-4-1T-A52B, its text_config": ("mistral_large4_text", {
+        key: value for key, value in DEEPSEEK.items()
+        if key not in ("moe_layer_freq", "scoring_func", "topk_method", "q_lora_rank", "norm_topk_prob")} | {
+        "final_logit_softcapping": 30.0, "head_dim": 64, "index_head_dim": 128, "index_n_heads": 32,
+        "index_topk": 2048, "indexer_types": ["full", "shared"], "kv_source_layers": [0, 1],
+        "layer_types": ["indexed_attention"], "mlp_layer_types": ["dense", "sparse"], "n_group": 1,
+        "no_rope_layers": [1, 1, 1, 0], "output_router_logits": False, "qk_head_dim": 128, "topk_group": 1}),
     "zai-org/GLM-5": ("glm_moe_dsa", DEEPSEEK | {
         "head_dim": 64, "index_head_dim": 128, "index_n_heads": 32, "index_topk": 2048, "indexer_rope_interleave": True,
         "norm_topk_prob": True, "num_nextn_predict_layers": 1, "q_lora_rank": 2048, "qk_head_dim": 256,

@@ -77,7 +77,7 @@ AROUND = {
     "qwen4_exp": "qwen4_exp_text", "kimi_k25": "deepseek_v3", "qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2",
     "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe", "smolvlm": "llama", "idefics3": "llama",
     "lfm2_vl": "lfm2", "lfm3_vl": "lfm3", "inkling_mm_model": "inkling_text", "inkling2": "inkling2_text",
-    "glm5_next": "glm5_next_text",
+    "glm5_next": "glm5_next_text", "mistral_large4": "mistral_large4_text",
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "gemma3": "gemma3_text",
     **{outer: text for outer, (text, _) in LARGE_AROUND.items()}, "gemma3n": "gemma3n_text",
     **{outer: ALIKE.get(text, text) for outer, text in TEXT_TYPES.items() if outer not in REMOTE | ELSEWHERE},

@@ -7,6 +7,7 @@ import torch
 from inference.modelling.layers.indexer import Indexer
 from inference.modelling.specs.indexer import IndexerSpec
 from inference.modelling.specs.parts import NormSpec, RopeSpec
+from tests.inference.modelling.layers.test_attention import prefill
 
 
 def indexer(top_k: int) -> Indexer:
@@ -34,3 +35,21 @@ def test_a_query_with_few_keys_sees_them_and_no_other() -> None:
     visible = torch.tensor([[0.0, 0.0, -torch.inf, -torch.inf, -torch.inf]])
     bias = indexer(4).bias((torch.randn(1, 2, 4), torch.rand(1, 2)), torch.randn(5, 4), visible)
     assert torch.equal(bias, visible)
+
+
+def test_queries_may_be_made_from_the_hidden_state_and_grow_with_their_position() -> None:
+    norm = NormSpec("layer", 1e-6)
+    layer = Indexer(IndexerSpec(2, 4, 3, None, norm, hidden_norm=norm, has_softmax_scale=True), 8, 8)
+    generator = torch.Generator().manual_seed(1)
+    for value in layer.parameters():
+        value.data = torch.randn(value.shape, generator=generator)
+    hidden, batch = torch.randn(5, 8, generator=generator), prefill(torch.arange(1, 9), 2, 5)
+    state = {"index_k": torch.zeros(9, 4)}
+    queries, weights = layer.prepare(hidden, torch.zeros(5, 8), batch, state, None)
+    centred = hidden - hidden.mean(1, keepdim=True)
+    normed = centred / (centred.square().mean(1, keepdim=True) + 1e-6).sqrt()
+    plain = layer.q_proj(normed * layer.hidden_norm.weight + layer.hidden_norm.bias).view(5, 2, 4)
+    factors = layer.softmax_scale.scale * torch.arange(3, 8).log()[:, None] + layer.softmax_scale.bias
+    torch.testing.assert_close(queries, plain * factors[..., None], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(state["index_k"][3:8], layer.k_norm(layer.k_proj(hidden)))
+    assert weights.shape == (5, 2) and (state["index_k"][:3] == 0).all()

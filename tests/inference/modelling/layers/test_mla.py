@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -37,6 +39,13 @@ SPECS = {
     "ling": MLASpec(
         3, 10, None, 8, 4, 6, 12**-0.5, RopeSpec(100.0, 4, interleaved=True), kv_a_norm=NORM, head_gate=True
     ),
+    "mistral-large": MLASpec(
+        3, 10, None, 8, 4, 6, 12**-0.5, RopeSpec(100.0, 4, interleaved=True), kv_a_norm=NORM, has_softmax_scale=True,
+        learned_frequencies=True,
+    ),
+    "mistral-large-without-positions": MLASpec(
+        3, 10, None, 12, 0, 6, 12**-0.5, None, kv_a_norm=NORM, has_softmax_scale=True
+    ),
 }  # fmt: skip
 
 
@@ -70,8 +79,13 @@ def defined(layer: MultiHeadLatentAttention, hidden: torch.Tensor) -> torch.Tens
     if spec.query_growth is not None:
         slope, length = spec.query_growth
         query = query * (1 + slope * (1 + torch.arange(len(hidden)) // length).log())[:, None, None]
+    if spec.has_softmax_scale:
+        logarithms = (1 + torch.arange(len(hidden))).log()[:, None]
+        query = query * (layer.softmax_scale.scale * logarithms + layer.softmax_scale.bias)[..., None]
     if spec.rope is not None:
-        cos_sin = rotary_embedding(spec.rope).cos_sin(torch.arange(len(hidden)))
+        exponents = layer.frequency_exponents
+        factors = None if exponents is None else exponents.exp()
+        cos_sin = rotary_embedding(spec.rope).cos_sin(torch.arange(len(hidden)), None, factors)
         turn = {"interleaved": spec.rope.interleaved}
         query = torch.cat((query[..., :nope], rotate(query[..., nope:], cos_sin, **turn)), -1)
         k_rope = rotate(k_rope.unsqueeze(1), cos_sin, **turn)[:, 0]
@@ -126,6 +140,27 @@ def test_absorbed_decoding_is_the_definition(name):
         found = layer(torch.stack([values[-1] for values in hidden]), decode(used), state)
         wanted = torch.stack([defined(layer, values)[-1] for values in hidden])
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["deepseek-lite", "mistral-large", "mistral-large-without-positions"])
+def test_a_layer_reads_the_latents_of_another_one(name):
+    """With the same weights it gives what the other gives, and writes nothing."""
+    spec = SPECS[name]
+    owner, reader = make_layer(spec), MultiHeadLatentAttention(replace(spec, kv_source=0), H)
+    assert {key: tuple(value.shape) for key, value in reader.named_parameters()} == reader.spec.parameter_shapes(H)
+    assert not {"kv_a_proj.weight", "kv_a_norm.weight"} & reader.spec.parameter_shapes(H).keys()
+    reader.load_state_dict(owner.state_dict(), strict=False)
+    assert reader.spec.state() == () and not reader.is_plain
+    hidden = torch.randn(9, H, generator=torch.Generator().manual_seed(1))
+    slots, state = torch.tensor([3, 9, 4, 1, 7, 8, 2, 6, 5]), make_state(spec, 12)
+    with torch.inference_mode():
+        for rows, batch in ((hidden[:6], prefill(slots, 0, 6)), (hidden[6:8], prefill(slots, 6, 2))):
+            expected, written = owner(rows, batch, state), state["latent"].clone()
+            torch.testing.assert_close(reader(rows, batch, state), expected, rtol=0, atol=1e-5)
+            assert torch.equal(state["latent"], written)
+        batch = decode([slots])
+        expected = owner(hidden[8:], batch, state)
+        torch.testing.assert_close(reader(hidden[8:], batch, state), expected, rtol=0, atol=1e-5)
 
 
 def test_the_cache_holds_the_latent_and_one_rotated_key():

@@ -23,6 +23,23 @@ def test_options_add_parameters() -> None:
     assert (joined["gate_proj.weight"], joined["q_b_proj.weight"]) == ((10, 12), (24, 12))
 
 
+def test_learned_scales_and_frequencies_are_parameters_of_heads_and_pairs() -> None:
+    chooser = replace(INDEXER, hidden_norm=NormSpec("layer"), has_softmax_scale=True)
+    spec = replace(SPEC, q_lora_rank=None, has_softmax_scale=True, learned_frequencies=True, indexer=chooser)
+    shapes = spec.parameter_shapes(16)
+    assert shapes["softmax_scale.scale"] == shapes["softmax_scale.bias"] == shapes["frequency_exponents"] == (2,)
+    assert shapes["indexer.q_proj.weight"] == (21, 16) and shapes["indexer.hidden_norm.bias"] == (16,)
+    assert shapes["indexer.softmax_scale.bias"] == (3,)
+
+
+def test_a_layer_that_reads_another_ones_latents_makes_and_caches_none() -> None:
+    reader = replace(SPEC, kv_source=0, bias=True, kv_a_norm=NormSpec())
+    assert not [name for name in reader.parameter_shapes(16) if name.startswith("kv_a")]
+    assert reader.parameter_shapes(16)["o_proj.bias"] == (16,)
+    assert reader.state() == ()
+    assert [part.name for part in replace(reader, indexer=INDEXER).state()] == ["index_k"]
+
+
 def test_only_a_layer_with_an_indexer_caches_its_keys() -> None:
     assert [(part.name, part.shape) for part in SPEC.state()] == [("latent", (14,))]
     assert [part.name for part in replace(SPEC, choice_source=0).state()] == ["latent"]
