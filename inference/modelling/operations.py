@@ -150,7 +150,8 @@ def _attention(mixer: MixerSpec, context: int, spec: ModelSpec) -> int:
         indexing = 0 if own is None else own.macs(context)
         chooser = mixer if mixer.choice_source is None else spec.layers[mixer.choice_source].token_mixer
         choice = chooser.indexer if isinstance(chooser, MLASpec) else None
-        seen = context if choice is None else min(context, choice.seen_tokens)
+        limits = [context if choice is None else choice.seen_tokens, mixer.sliding_window or context]
+        seen = min([context, *limits])
         return indexing + mixer.num_heads * seen * (2 * mixer.kv_lora_rank + mixer.qk_rope_head_dim)
     return _compressed(mixer, context) if isinstance(mixer, CompressedAttentionSpec) else 0
 

@@ -109,6 +109,8 @@ def _token_mixer_sizes(mixer: MixerSpec) -> dict[str, Any]:
         if mixer.q_lora_rank is not None:
             sizes["q latent"] = mixer.q_lora_rank
         sizes |= {"head dim": mixer.qk_nope_head_dim, "rope dim": mixer.qk_rope_head_dim}
+        if mixer.sliding_window is not None:
+            sizes["window"] = mixer.sliding_window
     elif isinstance(mixer, CompressedAttentionSpec):
         sizes = {"heads": mixer.num_heads, "head dim": mixer.head_dim, "q latent": mixer.q_lora_rank}
         sizes["window"] = mixer.sliding_window

@@ -70,15 +70,11 @@ SEEING_NOT_READ: Mapping[str, str] = {
     "chameleon, emu3": "pictures are tokens of the vocabulary, whose logits are masked",
     "cosmos3_edge, cosmos3_omni": "names of their own for Nemotron's and Qwen3-VL's layers, beside a generator",
     "unlimited_ocr": "attention to the whole prompt and, of the output, to a sliding window",
-    "dots3_note":
-        "text models of layers that blazr doesn't have",
 }  # fmt: skip
 """Types of transformers' models of pictures and text, separated by commas, to why they aren't read for text."""
 NOT_READ: Mapping[str, str] = {
     "blt, ctrl, cpmant, doge, emu3, hrm_text, reformer, xlnet": "a layer of its own each; rarely served",
     "gpt_neox_japanese": "an early layout whose tokeniser is code of its own; rarely served",
-    "dots3_note, dots3_note_text":
-        "new layers: hyper-connections with more matrices, compressed attention",
     "gemma4_assistant, gemma4_unified_assistant": "models that only draft for another one",
     "gpt-sw3": "nothing: its published files say `gpt2`, which is read",
 }  # fmt: skip

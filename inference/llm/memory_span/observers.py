@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from inference.modelling.forward_batch import ForwardBatch, LayerState, PrefillChunk
-from inference.modelling.layers.attention import Attention, chunk_slots
+from inference.modelling.layers.attention import Attention, chunk_bias, chunk_slots
 from inference.modelling.layers.compressed_attention import CompressedAttention
 from inference.modelling.layers.gated_delta import GatedDelta
 from inference.modelling.layers.indexer import Queries
@@ -221,12 +221,16 @@ class Observers:
         chunk: PrefillChunk,
         q_nope: torch.Tensor,
         q_rope: torch.Tensor,
-        latent: torch.Tensor,
+        latent: torch.Tensor | None,
         batch: ForwardBatch,
         state: LayerState,
         bias: torch.Tensor | None = None,
     ) -> None:
+        if latent is None:  # it reads another layer's
+            latent = state["latent"].index_select(0, chunk_slots(batch, chunk))
         query, (key, _) = torch.cat((q_nope, q_rope), -1), layer.expand(latent)
+        if bias is None:
+            bias = chunk_bias(batch, chunk, 0, layer.spec.sliding_window, query.dtype)
         self._record(layer, query, key, scale=layer.spec.scale, softcap=None, sinks=layer.sinks, mask=bias)
 
     def _record(

@@ -44,8 +44,8 @@ OTHER_PARTS = IgnoredTensors(
     re.compile(
         r"^(model\.|thinker\.)?(visual|visual_embeddings_table|vision_(tower|backbone|adapter|model|embedder|embed_tokens|encoder|projection"
         r"|projector)|image_(tower|newline)|video_tower|high_res_vision_\w+|vqmodel|generation_(embeddings|aligner|head)"
-        r"|audio(_tower)?|encoder|embed_vision|embed_audio|multi_modal_projector|mm_projector|patch_merge_mlp|mlp1|mlp_AR|vit"
-        r"|vit_large_projector"
+        r"|audio(_tower|_encoder)?|encoder|embed_vision|embed_audio|multi_modal_projector|mm_projector|patch_merge_mlp"
+        r"|mlp1|mlp_AR|vit|vit_large_projector"
         r"|layerwise_projectors|spatial_projectors|resampler_model|sam_model|qwen2_model|view_sep[ae]rator|connector"
         r"|aligner|merger|patch_merger|projector|pre_mm_projector_norm|vision_language_adapter|talker|token2wav|code2wav"
         r")(\.|$)"

@@ -37,7 +37,7 @@ def grouped_moe(
     factor: float = 1.0,
     normalises: bool = True,
     scoring: Literal["sigmoid", "softmax"] = "sigmoid",
-    shared_key: str = "n_shared_experts",
+    shared_key: str | None = "n_shared_experts",
     mlp: str = "mlp.",
     down: str = "down_proj",
     biases: Sequence[str] = BIASES,
@@ -45,7 +45,7 @@ def grouped_moe(
     """The spec of a layer's experts, under ``{layer}{mlp}``; the numbers are the family's defaults.
 
     Args:
-        shared_key: config.json's number of shared experts.
+        shared_key: config.json's number of shared experts, as wide as the others; None: their width isn't checked.
         down: The file's name of an expert's last matrix.
         biases: Candidates for the file's name of the bias, within ``mlp``.
     """
@@ -72,7 +72,12 @@ def grouped_moe(
 
 
 def expert_sizes(
-    view: CheckpointView, base: str, shared_key: str, *, keys: Sequence[str] = COUNT_KEYS, down: str = "down_proj"
+    view: CheckpointView,
+    base: str,
+    shared_key: str | None,
+    *,
+    keys: Sequence[str] = COUNT_KEYS,
+    down: str = "down_proj",
 ) -> tuple[int, int, int]:
     """Number of experts, width of each, and width of the shared ones together, which config.json may not contradict.
 
@@ -84,14 +89,14 @@ def expert_sizes(
     return count, width, shared_experts_width(view, base, width, shared_key)
 
 
-def shared_experts_width(view: CheckpointView, base: str, width: int, shared_key: str) -> int:
+def shared_experts_width(view: CheckpointView, base: str, width: int, shared_key: str | None) -> int:
     """Width of the shared experts under ``base`` together, each of which is ``width`` wide.
 
     Raises:
         TensorShapeMismatch: config.json states another number of them.
     """
     found = shared_width(view, f"{base}shared_experts.")
-    num_shared = view.config.optional_integer(shared_key, low=0)
+    num_shared = None if shared_key is None else view.config.optional_integer(shared_key, low=0)
     if num_shared is not None and num_shared * width != found:
         raise TensorShapeMismatch(
             f"config.json says {shared_key} {num_shared}, each {width} wide, but {base}shared_experts are "

@@ -210,6 +210,10 @@ def mla_sources(spec: MLASpec, base: str, *, output: str = "o_proj", query: str 
     if spec.kv_source is None:
         sources["kv_a_proj.weight"] = tensor(f"{base}kv_a_proj_with_mqa.weight")
         sources["kv_a_norm.weight"] = tensor(f"{base}kv_a_layernorm.weight")
+    if spec.k_rope_norm is not None:
+        sources["k_rope_norm.weight"] = tensor(f"{base}k_rope_only_layernorm.weight")
+    if spec.head_gate:
+        sources["head_gate.weight"] = tensor(f"{base}g_proj.weight")
     if spec.q_lora_rank is None:
         sources["q_proj.weight"] = tensor(f"{base}q_proj.weight")
     else:

@@ -210,6 +210,8 @@ FAMILIES: dict[str, Family] = {
     "xglm": Family("xglm", "XGLMForCausalLM"),
     "bitnet": Family("bitnet", "BitNetForCausalLM"),
     "hy_v4": Family("hy_v4", "HYV4ForCausalLM"),
+    "dots3_note_text": Family("dots3", "Dots3NoteForCausalLM"),
+    "dots3_note": Family("dots3", "Dots3NoteForConditionalGeneration"),
     "axk1": Family("axk", "AXK1ForCausalLM"),
     "axk2": Family("axk", "AXK2ForCausalLM"),
     "glm5_next_text": Family("glm5_next", "Glm5NextForConditionalGeneration"),

@@ -27,6 +27,7 @@ from inference.modelling.layers.attention import (
     chunk_slots,
     decode_bias,
     decode_rows,
+    first_visible,
     query_growth,
 )
 from inference.modelling.layers.compressed_indexer import CompressedIndexer
@@ -99,10 +100,11 @@ class MultiHeadLatentAttention(Layer):
         self.spec = spec
         heads, nope, rope = spec.num_heads, spec.qk_nope_head_dim, spec.qk_rope_head_dim
         q_width = heads * (nope if spec.q_rope_from_hidden else nope + rope)
-        self.kv_a_proj = self.kv_a_norm = None
+        self.kv_a_proj = self.kv_a_norm = self.k_rope_norm = None
         if spec.kv_source is None:
             self.kv_a_proj = Linear(hidden_size, spec.kv_lora_rank + rope, spec.bias)
             self.kv_a_norm = None if spec.kv_a_norm is None else Norm(spec.kv_a_norm, spec.kv_lora_rank)
+            self.k_rope_norm = None if spec.k_rope_norm is None else Norm(spec.k_rope_norm, rope)
         self.k_b_proj = HeadExpansion(heads, nope, spec.kv_lora_rank)
         self.v_b_proj = HeadExpansion(heads, spec.v_head_dim, spec.kv_lora_rank)
         self.q_a_norm = None
@@ -136,10 +138,11 @@ class MultiHeadLatentAttention(Layer):
 
     @property
     def _has_kernel(self) -> bool:
-        """Whether kernels compute it while each query sees all tokens before it."""
+        """Whether kernels compute it where no indexer chooses the keys."""
         spec = self.spec
-        rotates_usual = spec.qk_rope_head_dim > 0 and not spec.learned_frequencies
-        return self.sinks is None and spec.kv_source is None and rotates_usual
+        sees_usual = self.sinks is None and spec.kv_source is None and spec.sliding_window is None
+        rotates_usual = spec.qk_rope_head_dim > 0 and spec.k_rope_norm is None and not spec.learned_frequencies
+        return sees_usual and rotates_usual
 
     def forward(self, hidden: torch.Tensor, batch: ForwardBatch, state: LayerState) -> torch.Tensor:
         """(T, h) to (T, h); the latents of the rows are written to ``state``."""
@@ -254,6 +257,8 @@ class MultiHeadLatentAttention(Layer):
         latent, k_rope = rows[:, : spec.kv_lora_rank], rows[:, spec.kv_lora_rank :]
         if self.kv_a_norm is not None:
             latent = self.kv_a_norm(latent)
+        if self.k_rope_norm is not None:
+            k_rope = self.k_rope_norm(k_rope)
         if cos_sin is None:
             return q_rope, torch.cat((latent, k_rope), -1)
         # The shared key is one more head to rotate.
@@ -291,7 +296,7 @@ class MultiHeadLatentAttention(Layer):
     ) -> torch.Tensor:
         """(B, H, N) and (B, H, R) over the cached rows, absorbed, to (B, H, W); ``bias``: instead of the step's."""
         spec = self.spec
-        mask = decode_bias(batch, None, q_nope.dtype) if bias is None else bias
+        mask = decode_bias(batch, spec.sliding_window, q_nope.dtype) if bias is None else bias
         rows = decode_rows(batch, state["latent"]).unsqueeze(1)
         query = torch.cat((self.k_b_proj.absorb(q_nope), q_rope), -1).unsqueeze(1)
         # The rows serve as values too, rotated part included: attention kernels want keys and values of one
@@ -316,15 +321,17 @@ class MultiHeadLatentAttention(Layer):
             latent: (n, r + R), the chunk's own rows; None: they are in the cache only.
             bias: (n, N), instead of the chunk's own.
         """
-        spec = self.spec
+        spec, first = self.spec, 0
         if chunk.context_len or latent is None:
-            latent = state["latent"].index_select(0, chunk_slots(batch, chunk))
+            # Positions that the chunk's first token doesn't see are seen by none of its tokens.
+            first = max(0, first_visible(chunk.context_len, spec.sliding_window, None))
+            latent = state["latent"].index_select(0, chunk_slots(batch, chunk)[first:])
         key, value = self.expand(latent)
         query = torch.cat((q_nope, q_rope), -1)
         # Fused attention kernels want equal widths; columns of zeros change neither scores nor values.
         width = max(query.shape[-1], spec.v_head_dim)
         query, key, value = (functional.pad(part, (0, width - part.shape[-1])) for part in (query, key, value))
-        mask = chunk_bias(batch, chunk, 0, None, query.dtype) if bias is None else bias
+        mask = chunk_bias(batch, chunk, first, spec.sliding_window, query.dtype) if bias is None else bias
         mixed = attend(
             query.transpose(0, 1).unsqueeze(0),
             key.transpose(0, 1).unsqueeze(0),

@@ -37,6 +37,8 @@ class MLASpec:
         learned_frequencies: The frequencies of the rotation are multiplied by exp of a learned number each.
         kv_source: Number of the earlier layer whose cached latents and rotated keys the queries read; the layer
             computes none of its own; None: it does.
+        k_rope_norm: Norm of the keys' rotated part, before the rotation (Dots 3 Note); None: there is none.
+        sliding_window: As in ``AttentionSpec``.
     """
 
     kind: ClassVar[str] = "mla"
@@ -63,6 +65,8 @@ class MLASpec:
     has_softmax_scale: bool = False
     learned_frequencies: bool = False
     kv_source: int | None = None
+    k_rope_norm: NormSpec | None = None
+    sliding_window: int | None = None
 
     def parameter_shapes(self, hidden_size: int) -> dict[str, Shape]:
         """``kv_a_proj`` is latent then rotary key; ``k_b_proj``, ``v_b_proj`` expand the latent per head."""
@@ -108,6 +112,8 @@ class MLASpec:
             shapes["kv_a_proj.bias"] = (width,)
         if self.kv_a_norm is not None:
             shapes |= prefixed("kv_a_norm", self.kv_a_norm.parameter_shapes(self.kv_lora_rank))
+        if self.k_rope_norm is not None:
+            shapes |= prefixed("k_rope_norm", self.k_rope_norm.parameter_shapes(self.qk_rope_head_dim))
         return shapes
 
     def query_input(self, rank: int) -> int:

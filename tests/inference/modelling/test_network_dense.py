@@ -325,6 +325,7 @@ VISION = {
 def tiny_config(model_type: str, values: dict[str, Any]) -> PretrainedConfig:
     """The usual sizes, where the type has such keys, and its own."""
     blank = AutoConfig.for_model(model_type)
+    blank.allow_global_per_layer_attribute_access = True
     usual = {key: value for key, value in BASE.items() if hasattr(blank, key)}
     return AutoConfig.for_model(model_type, **(usual | values))
 

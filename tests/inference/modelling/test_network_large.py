@@ -14,7 +14,7 @@ from tests.inference.modelling.huggingface import make_checkpoint, make_wrapped_
 from tests.inference.modelling.test_network_attention import LLAMA3, MLA, YARN
 from tests.inference.modelling.test_network_dense import tiny_config
 
-SLIDING, FULL = "sliding_attention", "full_attention"
+SLIDING, FULL, INDEXED_TYPE = "sliding_attention", "full_attention", "indexed_attention"
 GEMMA4: dict[str, Any] = {
     "head_dim": 8, "global_head_dim": 16, "sliding_window": 6, "tie_word_embeddings": True, "num_hidden_layers": 6,
     "layer_types": [SLIDING, SLIDING, FULL] * 2, "hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": 99,
@@ -35,6 +35,16 @@ MISTRAL_LARGE4: dict[str, Any] = {
     "indexer_types": [*SHARING[:3], "full", "full", "shared", "full", "shared"],
 }  # fmt: skip
 """Layers share latents, choices, both or neither, with positions and without."""
+DOTS3: dict[str, Any] = {
+    **MLA, **INDEXED, "num_hidden_layers": 6, "layer_types": [INDEXED_TYPE] * 2 + [SLIDING] * 3 + [INDEXED_TYPE],
+    "head_dim": 20, "shared_experts_intermediate_size": 28, "sliding_window": 6, "swa_num_attention_heads": 2,
+    "swa_num_key_value_heads": 2, "swa_q_lora_rank": 12, "swa_kv_lora_rank": 14, "swa_head_dim": 16,
+    "swa_qk_nope_head_dim": 10, "swa_v_head_dim": 8,
+}  # fmt: skip
+DOTS3_ROPES = {
+    INDEXED_TYPE: YARN | {"mscale": 1.0, "mscale_all_dim": 0.5},
+    SLIDING: {"rope_type": "default", "rope_theta": 300.0},
+}
 HY4 = {**MLA, **INDEXED, "swiglu_limit": 0.7}
 MSCALED = YARN | {"mscale": 1.0, "mscale_all_dim": 0.5}
 GEMMA3N: dict[str, Any] = {
@@ -129,6 +139,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **MISTRAL_LARGE4, "num_hidden_layers": 4, "no_rope_layers": None, "kv_source_layers": None,
             "indexer_types": None, "attention_bias": True, "final_logit_softcapping": 2.0, "rms_norm_eps": 1e-3,
+        },
+    ),
+    "dots3_note_text": (
+        "dots3_note_text",
+        {**DOTS3, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7, "rope_parameters": DOTS3_ROPES},
+    ),
+    "dots3_note_text-all-seen-or-windows-biases": (
+        "dots3_note_text",
+        {
+            **DOTS3, "layer_types": [SLIDING, FULL, SLIDING, SLIDING, FULL, FULL], "use_dsa": False,
+            "attention_bias": True, "norm_topk_prob": False, "rms_norm_eps": 1e-3, "rope_theta": 700.0,
+            "swa_rope_theta": 90.0,
         },
     ),
     "hy_v4": ("hy_v4", {**HY4, "indexer_types": SHARING, "num_hidden_layers": 4}),

@@ -14,7 +14,7 @@ from inference.modelling.families.registry import config_keys, family_builder
 from tests.inference.modelling.harness import assert_matches_oracle, load_directory, read_view
 from tests.inference.modelling.huggingface import make_wrapped_checkpoint, read_config
 from tests.inference.modelling.test_network_attention import BASE
-from tests.inference.modelling.test_network_large import MISTRAL_LARGE4
+from tests.inference.modelling.test_network_large import DOTS3, MISTRAL_LARGE4
 from tests.inference.modelling.test_network_linear import LFM2, LFM3
 
 QWEN_TOWER = {"depth": 1, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
@@ -77,11 +77,22 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     "mistral_large4": ({**BASE, **MISTRAL_LARGE4}, {"model_type": "pixtral", "head_dim": 8, **SIGLIP}, {}),
+    "dots3_note": (
+        {**BASE, **DOTS3},
+        {
+            **SIGLIP, "num_hidden_layers": 2, "adapter_in_dim": 16, "adapter_out_dim": 32, "moe_intermediate_size": 8,
+            "mlp_layer_types": ["dense", "sparse"], "num_local_experts": 4, "num_experts_per_tok": 2,
+        },
+        {"audio_config": {
+            "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "adapter_input_size": 16, "adapter_out_dim": 32, "downsample_hidden_size": 8, "feature_size": 16,
+        }},
+    ),
     "lfm2_vl": ({"model_type": "lfm2", **LFM2}, SIGLIP2, {}),
     "lfm3_vl": ({"model_type": "lfm3", **LFM3}, SIGLIP2, {}),
 }  # fmt: skip
 """A type's text model, its tower, and what else its config has."""
-ENLARGED = ("deepseek_ocr2", "ernie4_5_vl_moe", "mistral_large4")
+ENLARGED = ("deepseek_ocr2", "ernie4_5_vl_moe", "mistral_large4", "dots3_note")
 """Types that choose experts or keys by scores, which are nearly equal in a new model."""
 
 

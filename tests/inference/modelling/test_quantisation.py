@@ -80,7 +80,8 @@ CONFIGS = {
 RECURRENT = ("zamba", "rwkv", "lfm3", "qwen4_exp", "zaya", "inkling", "inkling2", "glm5_next")
 LARGE = (
     "axk1", "axk2", "glm_moe_dsa", "hy_v4", "deepseek_v4", "jetmoe", "diffllama", "xglm", "bitnet", "step3p5",
-    "mistral_large4_text", "molmo2_text", "muse_glimmer_text", "muse_spark_text-all-experts-cold-gates-biases",
+    "dots3_note_text", "mistral_large4_text", "molmo2_text", "muse_glimmer_text",
+    "muse_spark_text-all-experts-cold-gates-biases",
 )  # fmt: skip
 LEAST_SIMILARITY = {"int8": 0.97, "int4": 0.8}
 """int8: every product errs by about 1 % of its norm (weights 0.7 %, activations 0.6 %), int4: by 8 %, which two layers

@@ -61,6 +61,10 @@ SUPPORTED: dict[str, dict[str, Any]] = {
         "layer_types": ["compressed_sparse_attention", "heavily_compressed_attention"],
         "mlp_layer_types": ["hash_moe", "moe"],
     },
+    "dots3_note_text": MLA | INDEXER | {
+        "num_hidden_layers": 3, "sliding_window": 6, "swa_num_attention_heads": 2, "swa_num_key_value_heads": 2,
+        "swa_q_lora_rank": 8, "swa_kv_lora_rank": 8, "swa_head_dim": 12, "swa_qk_nope_head_dim": 8,
+    },
     "aria_text": {"moe_num_experts": 4, "moe_topk": 2},
     "bitnet": {},
     "diffllama": {},

@@ -54,7 +54,7 @@ LINEAR = {
 LARGE = (
     "gemma3n_text", "gemma4_text", "llama4_text", "deepseek_v32", "minimax_m3_vl_text", "longcat_flash", "axk2",
     "glm_moe_dsa", "hy_v4", "deepseek_v4", "step3p5", "molmo2_text",
-    "muse_glimmer_text", "muse_spark_text", "mistral_large4_text",
+    "muse_glimmer_text", "muse_spark_text", "mistral_large4_text", "dots3_note_text",
 )  # fmt: skip
 OXIDIZR = {
     "oxidizr-mamba2": oxidizr.OxidizrConfig(("mamba2", "mla", "gqa")),

@@ -81,6 +81,22 @@ def test_layers_are_watched(mixer) -> None:
     assert bool((recording.distances > 0).all() and (recording.distances < 29).all())
 
 
+@pytest.mark.parametrize("window", [None, 3])
+def test_latents_are_read_where_the_layer_has_them(window) -> None:
+    """Those that another layer wrote lie in the cache alone."""
+    runner = runner_of(MLASpec(4, 16, None, 8, 4, 8, 0.25, RopeSpec(10000.0, 4), kv_a_norm=NORM, sliding_window=window))
+    layer, generator = runner.network.layers[0].token_mixer, torch.Generator().manual_seed(4)
+    q_nope, q_rope = (torch.randn(20, 4, width, generator=generator) for width in (8, 4))
+    latent, batch = torch.randn(20, 20, generator=generator), runner.batch(token_ids(20))
+    runner.states[0]["latent"].index_copy_(0, batch.slot_mapping, latent)
+    with torch.inference_mode(), Observers(runner.network) as watched:
+        for rows in (latent, None):
+            layer.attend_chunk(batch.prefills[0], q_nope, q_rope, rows, batch, runner.states[0])
+    own, cached = watched.recordings[0]
+    torch.testing.assert_close(own.distances, cached.distances)
+    assert window is None or bool((own.distances < window).all())
+
+
 RELATIVE: dict[str, Any] = {"conv_kernel": 2, "relative_width": 3, "extent": 6, "score_growth": (0.9, 3)}
 CLIPPED: dict[str, Any] = {**RELATIVE, "v_norm": NormSpec(weightless=True), "output_gate": True}
 

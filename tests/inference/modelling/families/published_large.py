@@ -141,6 +141,15 @@ PUBLISHED_LARGE: dict[str, tuple[str, dict[str, Any]]] = {
         "index_topk": 2048, "indexer_types": ["full", "shared"], "learnable_sink_init": 0.0,
         "mlp_layer_types": ["dense", "sparse"], "norm_topk_prob": True, "q_lora_rank": 1536, "qk_head_dim": 256,
         "swiglu_limit": 10.0}),
+    "dots-studio/dots3-note-prev, its text": ("dots3_note_text", {
+        key: value for key, value in DEEPSEEK.items() if key not in ("scoring_func", "topk_method")} | {
+        "head_dim": 256, "index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048, **TYPES, "mlp_bias": False,
+        "moe_layer_freq": [0, 1], "moe_shared_expert_intermediate_size": 1536, "norm_topk_prob": True,
+        "num_nextn_predict_layers": 1, "output_router_logits": False, "q_lora_rank": 1024, "rope_scaling": None,
+        "rope_theta": 80000000.0, "sliding_window_size": 512, "swa_head_dim": 256, "swa_kv_lora_rank": 1024,
+        "swa_num_attention_heads": 64, "swa_num_key_value_heads": 64, "swa_q_lora_rank": 1024,
+        "swa_qk_nope_head_dim": 192, "swa_rope_theta": 50000.0, "swa_v_head_dim": 128, "use_dsa": True,
+        "use_sliding_window": True}),
     "mistralai/Mistral-Large-4-1T-A52B, its text_config": ("mistral_large4_text", {
         key: value for key, value in DEEPSEEK.items()
         if key not in ("moe_layer_freq", "scoring_func", "topk_method", "q_lora_rank", "norm_topk_prob")} | {

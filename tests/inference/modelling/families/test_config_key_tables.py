@@ -25,6 +25,7 @@ from inference.modelling.families.config_keys import (
     _has_biases,
     check_config_keys,
 )
+from inference.modelling.families.dots3 import SIZES
 from inference.modelling.families.registry import FAMILIES, config_keys, family_builder
 from inference.modelling.families.wrapped import ALIKE, OMNI, TEXT_TYPES
 from inference.modelling.spec import ModelSpec
@@ -77,7 +78,7 @@ AROUND = {
     "qwen4_exp": "qwen4_exp_text", "kimi_k25": "deepseek_v3", "qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2",
     "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe", "smolvlm": "llama", "idefics3": "llama",
     "lfm2_vl": "lfm2", "lfm3_vl": "lfm3", "inkling_mm_model": "inkling_text", "inkling2": "inkling2_text",
-    "glm5_next": "glm5_next_text", "mistral_large4": "mistral_large4_text",
+    "glm5_next": "glm5_next_text", "mistral_large4": "mistral_large4_text", "dots3_note": "dots3_note_text",
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "gemma3": "gemma3_text",
     **{outer: text for outer, (text, _) in LARGE_AROUND.items()}, "gemma3n": "gemma3n_text",
     **{outer: ALIKE.get(text, text) for outer, text in TEXT_TYPES.items() if outer not in REMOTE | ELSEWHERE},
@@ -93,6 +94,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "use_sliding_window": True, "sliding_window": 6, "layer_types": None,
     },
     "cohere2_moe": {"expert_selection_fn": "sigmoid"},
+    "dots3_note_text": {"swa_num_attention_heads": 2, "layer_types": None},
     "granitemoehybrid": {"position_embedding_type": "rope"},
     "qwen2_moe": {
         "use_sliding_window": True, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"],
@@ -146,6 +148,10 @@ PREPARED: dict[str, dict[str, Any]] = {
     "sliding_window": {"sliding_window_size": None},
     "sconv_kernel_size": {"conv_kernel_size": None},
     "local_layer_ids": {"layer_types": None},
+    "sliding_window_size": {"sliding_window": None},
+    "moe_shared_expert_intermediate_size": {"shared_experts_intermediate_size": None},
+    "swa_rope_theta": NO_ROPE_PARAMETERS,
+    **{f"swa_{key}": {"per_layer_config": None} for key in SIZES},
     "dense_mlp_idx": {"mlp_layer_types": None},
     "num_hash_layers": {"mlp_layer_types": None},
     "compress_ratios": {"layer_types": None},

@@ -46,6 +46,10 @@ SPECS = {
     "mistral-large-without-positions": MLASpec(
         3, 10, None, 12, 0, 6, 12**-0.5, None, kv_a_norm=NORM, has_softmax_scale=True
     ),
+    "dots-windowed": MLASpec(
+        3, 10, 7, 8, 4, 6, 0.3, RopeSpec(100.0, 4, interleaved=True), q_a_norm=NORM, kv_a_norm=NORM, head_gate=True,
+        k_rope_norm=NormSpec("rms", 1e-2), sliding_window=4, latent_multiplier=1.3,
+    ),
 }  # fmt: skip
 
 
@@ -64,7 +68,9 @@ def defined(layer: MultiHeadLatentAttention, hidden: torch.Tensor) -> torch.Tens
     spec = layer.spec
     latent, k_rope = layer.kv_a_proj(hidden).split([spec.kv_lora_rank, spec.qk_rope_head_dim], -1)
     if layer.kv_a_norm is not None:
-        latent = layer.kv_a_norm(latent)
+        latent = layer.kv_a_norm(latent) * spec.latent_multiplier
+    if layer.k_rope_norm is not None:
+        k_rope = k_rope / (k_rope.square().mean(-1, keepdim=True) + 1e-2).sqrt() * layer.k_rope_norm.weight
     if spec.q_lora_rank is None:
         query = layer.q_proj(hidden)
     else:
@@ -90,7 +96,8 @@ def defined(layer: MultiHeadLatentAttention, hidden: torch.Tensor) -> torch.Tens
         query = torch.cat((query[..., :nope], rotate(query[..., nope:], cos_sin, **turn)), -1)
         k_rope = rotate(k_rope.unsqueeze(1), cos_sin, **turn)[:, 0]
     rows = torch.cat((latent, k_rope), -1)
-    heads = torch.stack([expanded_attention(layer, query[t], rows[: t + 1]) for t in range(len(hidden))])
+    firsts = [max(0, t + 1 - (spec.sliding_window or len(hidden))) for t in range(len(hidden))]
+    heads = torch.stack([expanded_attention(layer, query[t], rows[first : t + 1]) for t, first in enumerate(firsts)])
     if spec.head_gate:
         heads = heads * layer.head_gate(hidden).sigmoid()[..., None]
     return layer.o_proj(heads.flatten(1))
@@ -161,6 +168,13 @@ def test_a_layer_reads_the_latents_of_another_one(name):
         batch = decode([slots])
         expected = owner(hidden[8:], batch, state)
         torch.testing.assert_close(reader(hidden[8:], batch, state), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("change", [{"sliding_window": 4}, {"k_rope_norm": NORM}, {"learned_frequencies": True}])
+def test_no_kernel_takes_what_it_does_not_have(change):
+    plain = SPECS["deepseek-lite"]
+    assert MultiHeadLatentAttention(plain, H).is_plain
+    assert not MultiHeadLatentAttention(replace(plain, **change), H).is_plain
 
 
 def test_the_cache_holds_the_latent_and_one_rotated_key():

@@ -32,6 +32,12 @@ def test_learned_scales_and_frequencies_are_parameters_of_heads_and_pairs() -> N
     assert shapes["indexer.softmax_scale.bias"] == (3,)
 
 
+def test_a_norm_of_the_rotated_keys_has_weights_where_these_are_made() -> None:
+    spec = replace(SPEC, k_rope_norm=NormSpec())
+    assert spec.parameter_shapes(16)["k_rope_norm.weight"] == (4,)
+    assert "k_rope_norm.weight" not in replace(spec, kv_source=0).parameter_shapes(16)
+
+
 def test_a_layer_that_reads_another_ones_latents_makes_and_caches_none() -> None:
     reader = replace(SPEC, kv_source=0, bias=True, kv_a_norm=NormSpec())
     assert not [name for name in reader.parameter_shapes(16) if name.startswith("kv_a")]

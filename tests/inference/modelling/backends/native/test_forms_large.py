@@ -19,7 +19,8 @@ NAMES = (
     "gemma4_text", "gemma3n_text", "llama4_text", "deepseek_v32", "mimo_v2_flash", "longcat_flash",
     "minimax_m3_vl_text", "axk1", "axk2-groups-biases", "glm_moe_dsa", "hy_v4", "deepseek_v4",
     "bitnet", "diffllama", "jetmoe", "xglm", "mistral4", "step3p5",
-    "molmo2_text", "muse_glimmer_text", "muse_spark_text", "mistral_large4_text",
+    "molmo2_text", "muse_glimmer_text", "muse_spark_text", "mistral_large4_text", "dots3_note_text",
+    "dots3_note_text-all-seen-or-windows-biases",
 )  # fmt: skip
 MIXED = (
     "lfm3", "zaya", "zaya-biases-kernels-untied", "qwen4_exp", "qwen4_exp-two-tokens-sigmoid-tied", "inkling",
