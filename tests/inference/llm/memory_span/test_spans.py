@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from inference.llm.options import LLMOptions
 from inference.modelling.layers.relative_attention import MAX_SCORES
 from inference.modelling.spec import LayerSpec, ModelSpec
 from inference.modelling.specs.inkling import RelativeAttentionSpec
+from inference.modelling.specs.latent import MLASpec
 from inference.modelling.specs.layers import AttentionSpec, Mamba1Spec, Mamba2Spec, Mamba3Spec
 from inference.modelling.specs.linear import (
     GatedDeltaSpec,
@@ -194,6 +196,20 @@ def test_layers_come_in_order_and_convolutions_say_their_taps() -> None:
         (0, "short_conv", 3), (1, "attention", 9), (2, "mamba2", None),
     ]  # fmt: skip
     assert all(0 < head.distance < 9 for head in spans[1].heads)
+
+
+@pytest.mark.parametrize(
+    "mixer",
+    [
+        AttentionSpec(4, 2, 8, 0.35, RopeSpec(10000.0, 8), sliding_window=5),
+        MLASpec(4, 16, None, 8, 4, 8, 0.25, RopeSpec(10000.0, 4), kv_a_norm=NORM, sliding_window=5),
+    ],
+    ids=["attention", "mla"],
+)
+def test_layers_that_read_an_earlier_one_s_cache_reach_as_far_as_they_see(mixer) -> None:
+    spans = observe_spans(runner_of(mixer, replace(mixer, kv_source=0)), token_ids(40))
+    assert [(span.layer, span.window) for span in spans] == [(0, 5), (1, 5)]
+    assert all(0 < head.distance < 5 for span in spans for head in span.heads)
 
 
 def test_channel_mixing_of_rwkv_reads_two_tokens() -> None:
