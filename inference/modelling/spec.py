@@ -103,7 +103,8 @@ class LayerSpec:
         layer_input: What the layer adds of its own input, at its end.
         altup: There are several streams, and what is around the mixers is this (Gemma 3n); None: one stream.
         has_stream_scale: A learned number multiplies the stream, at the layer's end (Gemma 4).
-        hyper: There are several streams, of which each mixer, or its norm, reads a mix (Qwen4-Exp, HY 4, DeepSeek V4).
+        hyper: There are several streams, of which each mixer, or its norm, reads a mix (Qwen4-Exp, HY 4, DeepSeek
+            V4, GLM-5.3).
         scales_residual: The stream is float32, and becomes (y + b) · s + (x + b') · s' of a mixer's result y and
             itself, with learned vectors (ZAYA).
         ngram: What the layer first adds to those streams from the last tokens.
@@ -289,7 +290,7 @@ class ModelSpec:
         )
 
     def state_numbers(self) -> tuple[int, ...]:
-        """For each layer the number of the one whose state it reads and writes: its own, or ``kv_source``."""
+        """For each layer the number of the one whose keys and values it reads: its own, or ``kv_source``."""
         sources = [
             layer.token_mixer.kv_source if isinstance(layer.token_mixer, AttentionSpec | MLASpec) else None
             for layer in self.layers

@@ -22,6 +22,7 @@ PLACE_WAIT_S = 30.0
 RETRY_S = 5.0
 """Seconds before the second try to load the adapters that belong to a model; each later pause is twice as long."""
 MAX_RETRY_S = 60.0
+"""The longest of these pauses."""
 
 
 class AdapterOrders:
@@ -107,10 +108,10 @@ class AdapterOrders:
     def _load_pinned(self, checkpoint_id: str) -> None:
         try:
             left: Iterable[str] = self._find_pinned(checkpoint_id)
-            loop, pause_s = self._loop(checkpoint_id), RETRY_S
-            while left := [item for item in left if not self._is_finished(loop, checkpoint_id, item)]:
+            loop, pause_s, level = self._loop(checkpoint_id), RETRY_S, logging.WARNING
+            while left := [item for item in left if not self._try_load(loop, checkpoint_id, item, level)]:
                 time.sleep(pause_s)
-                pause_s = min(2 * pause_s, MAX_RETRY_S)
+                pause_s, level = min(2 * pause_s, MAX_RETRY_S), logging.DEBUG
         except BlazrError as error:
             logger.error("the adapters of checkpoint %s could not be loaded with it: %s", checkpoint_id, error.message)
         except Exception:
@@ -121,17 +122,23 @@ class AdapterOrders:
         engine = self._engine(checkpoint_id)
         return None if engine is None else weakref.ref(engine.loop)
 
-    def _is_finished(self, loop: weakref.ref[Any] | None, checkpoint_id: str, adapter_id: str) -> bool:
-        """Load an adapter with its model; False: another try may help, as running requests have all places now."""
+    def _try_load(self, loop: weakref.ref[Any] | None, checkpoint_id: str, adapter_id: str, level: int) -> bool:
+        """Load an adapter with its model; False: another try may help, as running requests have all places now.
+
+        Args:
+            level: Of the log's line that it has no place yet.
+        """
         if loop is None or self._loop(checkpoint_id) != loop:
             return True  # the model's next load comes with its own adapters
         try:
             self.load(checkpoint_id, adapter_id)
         except Unavailable as error:
-            logger.warning("the adapter %s is not loaded with its model yet: %s", adapter_id, error.message)
+            logger.log(level, "the adapter %s is not loaded with its model yet: %s", adapter_id, error.message)
             return False
         except BlazrError as error:
             logger.error("the adapter %s could not be loaded with its model: %s", adapter_id, error.message)
+        except Exception:
+            logger.exception("the adapter %s could not be loaded with its model", adapter_id)
         return True
 
     def _engine(self, checkpoint_id: str) -> Engine | None:

@@ -59,7 +59,7 @@ _SIGNATURES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("diffllama", (r"\.self_attn\.lambda_q1$",), ()),
     ("aria_text", (r"\.mlp\.experts\.fc1\.weight$", r"\.mlp\.shared_experts\."), ()),
     ("bitnet", (r"\.self_attn\.attn_sub_norm\.", r"\.mlp\.ffn_sub_norm\."), ()),
-    ("mistral_large4_text", (r"\.self_attn\.softmax_scaling\.scale$",), ()),
+    ("mistral_large4_text", (r"\.(self_attn\.softmax_scaling\.scale|attention\.ssmax_scaling\.s)$",), ()),
     ("dots3_note_text", (r"\.self_attn\.k_rope_only_layernorm\.weight$",), ()),
     ("hy_v4", (r"\.self_attn\.(learnable_sink_param|sinks)$", r"\.self_attn\.indexer\.wq_b\."), ()),
     (

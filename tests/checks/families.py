@@ -97,10 +97,10 @@ GGUF_NOT_READ: Mapping[str, str] = {
     "refact, jais": "ALiBi beside an MLP with a gate; so do Baichuan's 13B models, which are refused by their layers",
     "rwkv6, rwkv6qwen2, rwkv7, arwkv7": "RWKV's later layers",
     "dream, llada, llada-moe, rnd1": "another loop: they write all tokens at once, in several passes",
-    "arctic, chameleon, cogvlm, deci, deepseek4, dots3note, glm5-next, graniteswitch, grok, grovemoe, hrm_text, "
+    "arctic, chameleon, cogvlm, deci, graniteswitch, grok, grovemoe, hrm_text, "
     "kimi-k3, maple, nanbeige, openelm, plamo, plamo2, plamo3, plm, smallthinker, spark2_5, "
     "talkie": "families that blazr doesn't have",
-    "step35, muse-glimmer": "their keys: read as `step3p5` and `muse_glimmer` from safetensors",
+    "deepseek4, dots3note, glm5-next, muse-glimmer, step35": "names of keys and tensors; read from safetensors",
     "gptj": "nothing: llama.cpp knows the name alone",
 }
 """Architectures of llama.cpp that write text, separated by commas, to what is missing."""

@@ -119,11 +119,10 @@ class AdaptedRouter(Adapted, Router):
     """A router whose logits adapters change."""
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        if self.norm is not None:
-            hidden = self.norm(hidden) * self.spec.router_multiplier
-        out = functional.linear(hidden.float(), self.weight.float(), self.bias)
+        entering = self.entering(hidden)
+        out = functional.linear(entering, self.weight.float(), self.bias)
         rows = self.active.rows
-        return out if rows is None else self.deltas.add(out, hidden, rows, self.bias)
+        return out if rows is None else self.deltas.add(out, entering.to(hidden.dtype), rows, self.bias)
 
 
 class AdaptedStepProjection(Adapted, StepProjection):
@@ -169,7 +168,7 @@ class AdaptedExperts(Adapted, Experts):
             entering = self.activate(inner)
             left = add_terms(self.product(second, expert, entering), entering, delta.experts.get((second, expert), []))
             parts[row, place] = left
-        return torch.bmm(weights.unsqueeze(1), parts.float()).squeeze(1).to(hidden.dtype)
+        return self.weighted(parts, weights)
 
 
 class AdaptedHeadExpansion(Adapted, HeadExpansion):

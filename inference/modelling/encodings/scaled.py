@@ -84,11 +84,13 @@ def _take_rows_of_127(parts: Parts, name: str, stem: str) -> None:
 
 
 def _take(parts: Parts, name: str, info: TensorInfo, config: QuantisationConfig | None) -> None:
-    names_of_scales = (*(name + suffix for suffix in _SCALES), name.removesuffix("weight") + "scale")
+    names_of_scales = [name + suffix for suffix in _SCALES]
+    if name.endswith("weight"):
+        names_of_scales.append(name.removesuffix("weight") + "scale")
     scale_name = next((found for found in names_of_scales if found in parts.tensors), None)
     if scale_name is None:
         raise MissingTensor(
-            f"{name} is stored as {info.dtype}, but {name}_scale or {name}_scale_inv, which scales it, is missing.",
+            f"{name} is stored as {info.dtype}, but what scales it is missing: {' or '.join(names_of_scales)}.",
             param=name + "_scale",
         )
     expect_scheme(config, name, 8, "int" if info.dtype == "I8" else "float")

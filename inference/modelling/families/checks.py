@@ -40,6 +40,15 @@ MASK_BUFFERS = IgnoredTensors(
 DRAFTS = IgnoredTensors(
     re.compile(r"(^|\.)mtp(_\w+)?\."), "layers for drafting several tokens, beside the model itself"
 )
+
+
+def record_drafts(view: CheckpointView) -> None:
+    """Note the tensors of ``DRAFTS`` that are there, which ``finish`` leaves out."""
+    count = sum(bool(DRAFTS.names.search(name)) for name in view.tensors)
+    if count:
+        view.facts.add("prediction_layers", "left out", f"{count} tensors of layers for drafting several tokens")
+
+
 OTHER_PARTS = IgnoredTensors(
     re.compile(
         r"^(model\.|thinker\.)?(visual|visual_embeddings_table|vision_(tower|backbone|adapter|model|embedder|embed_tokens|encoder|projection"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from inference.errors import CorruptCheckpoint, TensorShapeMismatch, UnsupportedArchitecture
-from inference.modelling.families.checks import DRAFTS
+from inference.modelling.families.checks import record_drafts
 from inference.modelling.families.config import CheckpointView, Facts
 from inference.modelling.families.config_key_tables import COMMON, ROPE_MEMBERS, Table, harmless, used
 from inference.modelling.families.config_keys import Members, Only
@@ -193,9 +193,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         return spec, sources
 
     specs, sources = read_layers(layout.num_layers, read_layer)
-    drafts = sum(bool(DRAFTS.names.search(name)) for name in view.tensors)
-    if drafts:
-        view.facts.add("prediction_layers", "left out", f"{drafts} tensors of layers for drafting several tokens")
+    record_drafts(view)
     return decoder_spec(
         view,
         layout,
@@ -245,33 +243,34 @@ def _check_kinds(view: CheckpointView, layers: Sequence[LayerNames]) -> None:
     if stated is None and ratios:
         if len(ratios) < count or not set(ratios) <= TYPE_OF_RATIO.keys():
             raise UnsupportedArchitecture(
-                f"config.json: compress_ratios has {len(ratios)} entries of {sorted(set(ratios))}; for {count} layers "
-                f"as many of {', '.join(map(str, TYPE_OF_RATIO))} are needed.",
+                f"config.json: compress_ratios is {str(list(ratios))[:80]}; it needs one of "
+                f"{', '.join(map(str, TYPE_OF_RATIO))} for each of {count} layers.",
                 param="compress_ratios",
             )
         stated = tuple(TYPE_OF_RATIO[ratio] for ratio in ratios[:count])
-    _compare(stated, [_kind(names) for names in layers], "layer_types, compress_ratios")
+    key = "layer_types" if "layer_types" in config else "compress_ratios"
+    _compare(stated, [_kind(names) for names in layers], key)
     mlps: tuple[str, ...] | None = config.strings("mlp_layer_types") or None
     if mlps is not None and (len(mlps) != count or not set(mlps) <= set(MLP_TYPES)):
         raise CorruptCheckpoint(
-            f"config.json: mlp_layer_types has {len(mlps)} entries of {', '.join(sorted(set(mlps)))[:80]}; for {count} "
-            f"layers as many of {', '.join(MLP_TYPES)} are needed.",
+            f"config.json: mlp_layer_types is {str(list(mlps))[:80]}; it needs one of {', '.join(MLP_TYPES)} for each "
+            f"of {count} layers.",
             param="mlp_layer_types",
         )
     if mlps is None and "num_hash_layers" in config:
         first = config.integer("num_hash_layers", low=0)
         mlps = tuple(TABLE if number < first else SCORED for number in range(count))
     found = [TABLE if "token_experts" in names else SCORED for names in layers]
-    _compare(mlps, found, "mlp_layer_types, num_hash_layers")
+    _compare(mlps, found, "mlp_layer_types" if "mlp_layer_types" in config else "num_hash_layers")
 
 
-def _compare(stated: Sequence[str] | None, found: Sequence[str], keys: str) -> None:
+def _compare(stated: Sequence[str] | None, found: Sequence[str], key: str) -> None:
     for number, (kind, own) in enumerate(zip(stated or (), found, strict=False)):
         if kind != own:
             raise TensorShapeMismatch(
-                f"config.json makes layer {number} {kind} ({keys}), but it has the tensors of {own}; correct "
+                f"config.json makes layer {number} {kind} ({key}), but it has the tensors of {own}; correct "
                 "config.json.",
-                param=keys.split(",")[0],
+                param=key,
             )
 
 
@@ -354,8 +353,8 @@ def _attention(
     groups = heads * width // group_width
     if groups * group_width != heads * width or output_rows % groups:
         raise TensorShapeMismatch(
-            f"{names['o_a']} has shape {[output_rows, group_width]}, which {heads} heads of {width} values can't be "
-            "split for into groups.",
+            f"{names['o_a']} has shape {[output_rows, group_width]}, but {heads} heads of {width} values can't be "
+            f"split into groups of {group_width} values with equal shares of the rows.",
             param=names["o_a"],
         )
     check_size(view, groups, f"groups of {names['o_a']}", "o_groups")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from inference.errors import CorruptCheckpoint, TensorShapeMismatch
 from inference.modelling.families.config import CheckpointView
@@ -86,7 +87,7 @@ class Reader:
 
     Attributes:
         sources: For each layer the number of the one whose indexer's choice it goes by; None: its own.
-        limit: At which gates are cut.
+        limit: The experts' and MLPs' gates are clamped at this.
     """
 
     view: CheckpointView
@@ -165,12 +166,14 @@ def build_spec(view: CheckpointView) -> ModelSpec:
 
 def _least_log_decay(view: CheckpointView) -> float | None:
     """The bound of the decays; None: there is none."""
-    config = view.config
-    key = "linear_lower_bound"
-    bound = config.get("linear_attn_config.gate_lower_bound", key)
-    if bound is None and config.boolean("linear_attn_config.safe_gate", default=key not in config.values):
-        return LOWER_BOUND
-    return None if bound is None else config.number("linear_attn_config.gate_lower_bound", key, low=-1e3, high=-1e-3)
+    config, key, inner = view.config, "linear_lower_bound", "linear_attn_config.gate_lower_bound"
+    stated: Any = config.get("linear_attn_config", default={})
+    bound = config.values.get(key, LOWER_BOUND)
+    if isinstance(stated, Mapping):
+        bound = stated.get("gate_lower_bound", bound)
+        if stated and bound is None and config.boolean("linear_attn_config.safe_gate", default=True):
+            return LOWER_BOUND
+    return None if bound is None else config.number(inner, key, default=LOWER_BOUND, low=-1e3, high=-1e-3)
 
 
 def _check_kinds(view: CheckpointView, layers: list[LayerSpec]) -> None:

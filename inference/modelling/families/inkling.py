@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from inference.errors import MissingTensor
-from inference.modelling.families.checks import DRAFTS
+from inference.modelling.families.checks import record_drafts
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import COMMON, HEADS, Table, harmless, used
 from inference.modelling.families.config_keys import Only
@@ -166,9 +166,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
 
     layers, sources = read_layers(layout.num_layers, read_layer)
     sources |= cut_head(layout)
-    drafts = sum(bool(DRAFTS.names.search(name)) for name in view.tensors)
-    if drafts:
-        view.facts.add("prediction_layers", "left out", f"{drafts} tensors of layers for drafting several tokens")
+    record_drafts(view)
     divisor = number_with_evidence(
         view, "logits_scaling", ("logits_mup_width_multiplier",), WIDTH_MULTIPLIER, low=1e-6, high=1e6
     )

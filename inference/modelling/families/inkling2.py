@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from inference.errors import TensorShapeMismatch
-from inference.modelling.families.checks import DRAFTS
+from inference.modelling.families.checks import record_drafts
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import COMMON, HEADS, Table, harmless, used
 from inference.modelling.families.config_keys import Only
@@ -89,7 +89,7 @@ class Names:
         qkv, relative, gate, sink, output: The attention's projections.
         conv, taps, taps_proj: What stands behind the name of a convolution, the latter two where taps depend on tokens.
         layer_convs: The convolutions behind attention and experts.
-        gate_up, down, correction_bias: Of the experts and the router, within their part.
+        down, correction_bias: Of the experts and the router, within their part.
         attention_query, mlp_query, final_query: Of a layer, by its number, and behind the layers.
         first_query: The layer whose attention's query has the number 0.
     """
@@ -202,9 +202,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     layers, sources = read_layers(layout.num_layers, read_layer)
     sources |= cut_head(layout)
     sources["streams.query"] = _as_rows(layout, layout.prefix + names.final_query)
-    drafts = sum(bool(DRAFTS.names.search(name)) for name in view.tensors)
-    if drafts:
-        view.facts.add("prediction_layers", "left out", f"{drafts} tensors of layers for drafting several tokens")
+    record_drafts(view)
     return decoder_spec(
         view,
         layout,
@@ -225,14 +223,15 @@ def _check_kinds(view: CheckpointView, layout: DecoderLayout, names: Names, kind
     Raises:
         TensorShapeMismatch: They contradict each other.
     """
+    key = "local_layer_ids" if "layer_types" not in view.config and "local_layer_ids" in view.config else "layer_types"
     for number, kind in enumerate(kinds):
         taps = f"{layout.layer(number)}{names.attention}k_sconv{names.taps}"
         is_there = taps in view.tensors
         if is_there != (kind == FULL):
             raise TensorShapeMismatch(
-                f"layer {number} is {kind} by layer_types, but {taps} is {'there' if is_there else 'missing'}, which "
-                "only full layers (hybrid) have; correct config.json, or complete the files.",
-                param="layer_types",
+                f"layer {number} is {kind} by {key}, but {taps} is {'there' if is_there else 'missing'}, which only "
+                "full layers (hybrid) have; correct config.json, or complete the files.",
+                param=key,
             )
 
 

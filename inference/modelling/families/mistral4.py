@@ -1,4 +1,4 @@
-"""Mistral Small 4: DeepSeek-V3's layers with softmax scores, and queries that grow with the position.
+"""Mistral Small 4: DeepSeek-V3's layers with softmax scores, and queries scaled by position.
 
 Source: transformers' ``mistral4``, also for what config.json may leave out.
 """

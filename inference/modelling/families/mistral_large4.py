@@ -166,8 +166,9 @@ def _latent_sources(view: CheckpointView, rotates: Sequence[bool]) -> tuple[int 
             newest[rotates[number]] = number
         if len(stated) != count or not (is_own or newest.get(rotates[number]) == source):
             raise CorruptCheckpoint(
-                f"config.json: {SOURCES} needs for each of {count} layers its own number, or that of the newest layer "
-                f"before it that shares its latents and rotates, or doesn't, as it does; it is {str(stated)[:80]}.",
+                f"config.json: {SOURCES} is {str(stated)[:80]}; each of its {count} entries must be the layer's own "
+                "number, or that of the last earlier layer of its kind (with or without rotation) whose latents are "
+                "shared.",
                 param=SOURCES,
             )
     return tuple(None if source == number else source for number, source in enumerate(stated))

@@ -156,9 +156,10 @@ def _ropes(view: CheckpointView, rope: RopeSpec, count: int) -> list[RopeSpec]:
     """
     stated = view.config.integers("rope_scaling_layers")
     scaled = stated if view.config.values.get("rope_scaling_layers") is not None else range(count)
-    if not set(scaled) <= set(range(count)):
+    missing = next((number for number in scaled if not 0 <= number < count), None)
+    if missing is not None:
         raise CorruptCheckpoint(
-            f"config.json: rope_scaling_layers names layer {max(scaled)}, but there are {count} layers.",
+            f"config.json: rope_scaling_layers names layer {missing}, but there are {count} layers.",
             param="rope_scaling_layers",
         )
     return [rope if number in scaled else replace(rope, scaling=None) for number in range(count)]

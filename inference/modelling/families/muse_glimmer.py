@@ -41,7 +41,7 @@ THETA = 10_000.0
 WINDOW = 2048
 HEAD_DIM = 128
 FULL_EVERY = 4
-"""The last of so many layers, counted from the end, is full."""
+"""The last layer is full, and every one of so many before it."""
 
 
 def build_spec(view: CheckpointView) -> ModelSpec:
@@ -105,7 +105,8 @@ def _ropes(view: CheckpointView, rope: RopeSpec, usual: tuple[str, ...]) -> list
     """The rotation of each layer, by ``layer_rope_theta``: its base, or 0 for none.
 
     Args:
-        usual: The layers' types where config.json doesn't state them; full ones have no positions then.
+        usual: The layers' types where config.json doesn't state them; full ones have no positions where it has no
+            ``layer_rope_theta``.
 
     Raises:
         CorruptCheckpoint: It has another number of entries, or a base that isn't that of ``rope_parameters``, which

@@ -109,7 +109,7 @@ def _rope_values(config: CheckpointConfig, *, is_trained_context_outside: bool =
             f"config.json: rope_parameters is {str(nested)[:60]!r}; it must be an object.", param="rope_parameters"
         )
     if nested and all(isinstance(value, Mapping) or value is None for value in nested.values()):
-        # transformers 5 may write one object for each layer type; no family here rotates its layers differently.
+        # transformers 5 may write one object for each layer type; callers of this function rotate all layers alike.
         kinds = [value for value in nested.values() if value is not None]
         if any(value != kinds[0] for value in kinds):
             raise CorruptCheckpoint(

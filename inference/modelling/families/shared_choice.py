@@ -1,4 +1,4 @@
-"""Find the layers that see the keys which an earlier layer's indexer chose, as GLM-5 has them."""
+"""Find the layers that see the keys which an earlier layer's indexer chose, as GLM-5 and others have them."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ NAMES = LayerNames(gate="g_proj")
 COUNT = ("num_experts", "n_routed_experts", "moe_num_experts", "num_local_experts")
 TOP_K = ("num_experts_per_tok", "moe_top_k")
 SHARED = ("share_expert_dim", "share_expert_dims")
-DRAFTS = ("num_nextn_predict_layers", "num_mtp_layers")
-"""Keys of transformers, and what published files call them."""
+DRAFTING_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers")
+"""``COUNT`` to ``DRAFTING_LAYERS``: keys of transformers, and what published files call them."""
 HEADS, OTHER, BY_LAYER = "num_attention_heads", "attention_other_setting", "per_layer_config"
 LIMITS = ("swiglu_limits", "swiglu_limits_shared")
 KINDS = ("mlp_layer_types", "moe_layers_enum")
@@ -54,7 +54,7 @@ STEP: Table = {
     **dict.fromkeys(("rope_parameters", "rope_scaling"), Members(ROPE_MEMBERS)),
     "attention_bias": QKVO_BIAS,
     "mlp_bias": MLP_BIAS,
-    **used(*COUNT, *TOP_K, *SHARED, *DRAFTS, *LISTS, *KINDS),
+    **used(*COUNT, *TOP_K, *SHARED, *DRAFTING_LAYERS, *LISTS, *KINDS),
     **used(
         "moe_intermediate_size", "moe_router_scaling_factor", "query_pre_attn_scalar", "sliding_window",
         "num_attention_groups", "num_sliding_attention_heads",
@@ -93,7 +93,7 @@ FIRST_SPARSE = 3
 
 def build_spec(view: CheckpointView) -> ModelSpec:
     view = text_part(view)
-    drafts = view.config.integer(*DRAFTS, default=0, low=0, high=64)
+    drafts = view.config.integer(*DRAFTING_LAYERS, default=0, low=0, high=64)
     decoder = AttentionDecoder.read(
         _with_heads(view, 0),
         NAMES,
@@ -125,9 +125,11 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         spec, sources = layer
         channel = spec.channel_mixer
         if isinstance(channel, MoESpec):
-            return replace(spec, channel_mixer=replace(channel, activated_limit=routed, shared_limit=dense)), sources
+            return replace(
+                spec, channel_mixer=replace(channel, post_activation_limit=routed, shared_post_limit=dense)
+            ), sources
         assert isinstance(channel, MLPSpec)
-        return replace(spec, channel_mixer=replace(channel, activated_limit=dense)), sources
+        return replace(spec, channel_mixer=replace(channel, post_activation_limit=dense)), sources
 
     return decoder.spec(
         "step3p5",
@@ -209,7 +211,12 @@ def _limits(view: CheckpointView, key: str, count: int) -> list[float | None]:
         CorruptCheckpoint: The key isn't a list, or an entry isn't a number that is 0 or above.
     """
     stated: Any = view.config.get(key, default=[]) or [None] * count
-    for value in stated if isinstance(stated, list) else [str(stated)]:
+    if not isinstance(stated, list):
+        raise CorruptCheckpoint(
+            f"config.json: {key} is {str(stated)[:60]!r}; it must be a list of a number, or null, for each layer.",
+            param=key,
+        )
+    for value in stated:
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0):
             raise CorruptCheckpoint(
                 f"config.json: {key} has {str(value)[:60]!r}; each entry must be a number from 0 on, or null.",

@@ -58,7 +58,7 @@ class BlockResidual(Layer):
     """What both mixers of a layer read.
 
     Args:
-        spec: Which.
+        spec: What the mixers read.
         hidden_size: h.
     """
 
@@ -69,7 +69,7 @@ class BlockResidual(Layer):
 
 
 class BlockStreams(Layer):
-    """The streams' begin and end.
+    """How the streams begin and end.
 
     Args:
         hidden_size: h.

@@ -2,7 +2,7 @@
 
 Source: transformers' ``inkling2``.
 
-Shape letters: T rows, h hidden, H query heads, V key/value heads, P head width, r width of the relative rows, K taps.
+Shape letters: T rows, h hidden, H query heads, V key/value heads, P head width, r learned profiles of the bias, K taps.
 """
 
 from __future__ import annotations

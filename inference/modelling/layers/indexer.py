@@ -1,6 +1,7 @@
 """Indexer: chooses the keys that each query of latent attention sees, by small queries and keys of its own.
 
-Shape letters: T rows, n queries, m keys, H heads, D width of a head; the indexer's own.
+Shape letters: T rows, B decoding sequences, L longest context among them, n queries, m keys, N tokens up to a chunk's
+end, h hidden, r width of what queries are made from; of the indexer itself H heads, D width of a head.
 
 Source: DeepSeek-V3.2 (https://arxiv.org/abs/2512.02556, section 2.1), and transformers' ``deepseek_v32``. Its kernels
 for 8-bit scores and the Hadamard rotation before them change the scores by rounding only, and are left out.

@@ -46,7 +46,7 @@ def clamped_gate(gate: torch.Tensor, up: torch.Tensor, alpha: float, limit: floa
 
 
 def limited_product(gate: torch.Tensor, up: torch.Tensor, activation: str, limit: float) -> torch.Tensor:
-    """``MoESpec.activated_limit``'s product: act(gate), cut from above at ``limit``, times up, cut on both sides.
+    """``MoESpec.post_activation_limit``'s product: act(gate), cut from above at ``limit``, times up, cut on both sides.
 
     Source: transformers' ``step3p7``.
     """
@@ -131,7 +131,7 @@ class MLP(Layer):
     @property
     def is_plain(self) -> bool:
         """Whether the backends' kernels compute the activation."""
-        cuts = (self.spec.gate_clamp, self.spec.activation_limit, self.spec.activated_limit)
+        cuts = (self.spec.gate_clamp, self.spec.activation_limit, self.spec.post_activation_limit)
         return all(cut is None for cut in cuts)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -160,7 +160,7 @@ class MLP(Layer):
             return clamped_gate(gate, up, *self.spec.gate_clamp)
         if self.spec.activation_limit is not None:
             return limited_gate(values, self.spec.activation, self.spec.activation_limit)
-        if self.spec.activated_limit is not None:
+        if self.spec.post_activation_limit is not None:
             gate, up = values.chunk(2, -1)
-            return limited_product(gate, up, self.spec.activation, self.spec.activated_limit)
+            return limited_product(gate, up, self.spec.activation, self.spec.post_activation_limit)
         return activate(values, self.spec.activation, gated=self.spec.gated)

@@ -115,12 +115,14 @@ class Router(Layer):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits, without the correction bias."""
+        return functional.linear(self.entering(hidden), self.weight.float(), self.bias)
+
+    def entering(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(T, h) to what the router's matrix multiplies, in float32."""
+        factor = self.spec.router_multiplier
         if self.norm is not None:
-            hidden = self.norm(hidden) * self.spec.router_multiplier
-        values = hidden.float()
-        if self.norm is None and self.spec.router_multiplier != 1.0:
-            values = values * self.spec.router_multiplier
-        return functional.linear(values, self.weight.float(), self.bias)
+            hidden, factor = self.norm(hidden) * factor, 1.0
+        return hidden.float() if factor == 1.0 else hidden.float() * factor
 
     def choose(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights (T, k) and expert numbers (T, k) of each row; see ``choose_experts``."""
@@ -178,10 +180,12 @@ class Experts(Layer):
 
     def mix(self, hidden: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         """The weighted sums, expert by expert; arguments and result as of ``forward``."""
-        by_row = self.each(hidden, chosen, self.run)
-        if self.output_norm is not None:
-            by_row = self.output_norm(by_row)
-        return torch.bmm(weights.unsqueeze(1), by_row.float()).squeeze(1).to(hidden.dtype)
+        return self.weighted(self.each(hidden, chosen, self.run), weights)
+
+    def weighted(self, by_row: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """What each chosen expert gave (T, k, h) to the weighted sums (T, h), in the dtype of ``by_row``."""
+        normed = by_row if self.output_norm is None else self.output_norm(by_row)
+        return torch.bmm(weights.unsqueeze(1), normed.float()).squeeze(1).to(by_row.dtype)
 
     def each(
         self, hidden: torch.Tensor, chosen: torch.Tensor, run: Callable[[int, torch.Tensor], torch.Tensor]
@@ -206,9 +210,9 @@ class Experts(Layer):
         spec = self.spec
         if spec.activation_limit is not None:
             return limited_gate(values, spec.activation, spec.activation_limit)
-        if spec.activated_limit is not None:
+        if spec.post_activation_limit is not None:
             gate, up = values.chunk(2, -1)
-            return limited_product(gate, up, spec.activation, spec.activated_limit)
+            return limited_product(gate, up, spec.activation, spec.post_activation_limit)
         if spec.softcaps is not None:
             gate, up = values.chunk(2, -1)
             return softcapped_gate(gate, up, *spec.softcaps)
@@ -223,7 +227,7 @@ class Experts(Layer):
     def is_plain(self) -> bool:
         """Whether an expert is down(act(gate x) · up x), gate before up, without biases and norm."""
         spec = self.spec
-        cuts = (spec.gate_clamp, spec.activation_limit, spec.activated_limit, spec.softcaps)
+        cuts = (spec.gate_clamp, spec.activation_limit, spec.post_activation_limit, spec.softcaps)
         has_more = spec.expert_bias or spec.is_interleaved or spec.expert_norm is not None
         return not has_more and all(cut is None for cut in cuts)
 
@@ -264,7 +268,7 @@ class MixtureOfExperts(Layer):
                 output_multiplier=spec.shared_multiplier,
                 gate_clamp=spec.gate_clamp,
                 activation_limit=spec.activation_limit if spec.limits_shared else None,
-                activated_limit=spec.shared_limit,
+                post_activation_limit=spec.shared_post_limit,
             )
             self.shared_expert = MLP(shared, hidden_size)
             if spec.shared_gate:

@@ -20,7 +20,7 @@ from inference.modelling.layers.linear import Linear
 from inference.modelling.specs.inkling import RelativeAttentionSpec
 
 MAX_SCORES = 1 << 26
-"""Scores of a chunk's rows that are there at once, in float32 256 MiB: its rows are taken in blocks of so many."""
+"""Scores of a chunk that are in memory at once, 256 MiB in float32; longer chunks are computed in blocks of rows."""
 
 
 class RelativeAttention(Attention):
@@ -98,7 +98,7 @@ class RelativeAttention(Attention):
     def grown(
         self, query: torch.Tensor, relative: torch.Tensor, batch: ForwardBatch
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries (T, H, P) and relative rows (T, H, r) times τ."""
+        """Queries (T, H, P) and profiles' weights (T, H, r) times τ."""
         if self.relative.score_growth is None:
             return query, relative
         growth = score_growth(batch, *self.relative.score_growth)

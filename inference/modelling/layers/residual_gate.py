@@ -36,7 +36,7 @@ class ResidualGate(Layer):
     def forward(self, mixed: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
         """(T, h) of the mixer and of the stream to the stream behind it, in its dtype."""
         values = self.gate / self.temperature
-        share = values.sigmoid()
+        beta = values.sigmoid()
         # 1 - β is computed without rounding to 0 where β is near 1.
-        kept = ((-values).sigmoid() * (1.0 + share)).clamp(min=FLOOR).sqrt()
-        return (kept * stream + share * mixed).to(stream.dtype)
+        alpha = ((-values).sigmoid() * (1.0 + beta)).clamp(min=FLOOR).sqrt()
+        return (alpha * stream + beta * mixed).to(stream.dtype)

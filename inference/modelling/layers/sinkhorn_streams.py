@@ -82,7 +82,7 @@ class SinkhornConnections(Layer):
 
 
 class MeanStreams(Layer):
-    """The streams' begin and end.
+    """How the streams begin and end.
 
     Args:
         spec: How many they are.

@@ -84,8 +84,8 @@ class CompressorSpec:
 class CompressedIndexerSpec:
     """What chooses the entries that each query sees, by small queries, and entries of its own to score them with.
 
-    Of latent attention it chooses windows, whose tokens are seen; those behind the last whole window always are
-    (GLM-5.3).
+    In latent attention (GLM-5.3) it chooses windows, and the query sees their tokens. It always sees the tokens after
+    the last whole window.
 
     Attributes:
         num_heads: Queries of each token.
@@ -107,7 +107,7 @@ class CompressedIndexerSpec:
 
     @property
     def seen_tokens(self) -> int:
-        """Most tokens that a query of latent attention can have before it, all of which it sees then."""
+        """Longest context, the query's own token included, of which a query of latent attention sees every token."""
         return (self.top_k + 1) * self.compressor.window - 1
 
     def macs(self, context: int) -> int:

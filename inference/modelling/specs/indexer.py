@@ -87,7 +87,7 @@ class IndexerSpec:
 
     @property
     def seen_tokens(self) -> int:
-        """Most tokens that a query can have before it, all of which it sees then."""
+        """Longest context, the query's own token included, of which a query sees every token."""
         return self.top_k
 
     def macs(self, context: int) -> int:

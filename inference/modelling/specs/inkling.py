@@ -100,6 +100,7 @@ class MixerConvsSpec:
     Attributes:
         width: h.
         kernel_size: K.
+        scale: Multiplies the sum of a mixer's result and its convolution.
     """
 
     width: int

@@ -1,7 +1,7 @@
 """Specs of Inkling 2's parts: attention with vectors cut at a length, and residual streams of blocks of layers.
 
-Shape letters: h hidden, H query heads, V key/value heads, P head width, r width of the relative rows, K taps, Q inputs
-of a mixer.
+Shape letters: h hidden, H query heads, V key/value heads, P head width, r learned profiles of the bias, K taps, Q
+inputs of a mixer.
 
 Source: transformers' ``inkling2``.
 """
@@ -20,15 +20,15 @@ class ClippedAttentionSpec(RelativeAttentionSpec):
     """Relative attention whose vectors are cut at a length, with a sink for each row and head, and an output gate.
 
     With clip(x, c) = x · min(1, c / (‖x‖ + 1e-6)) over a head, a query q becomes clip(s ⊙ q, c), a key clip(k, c) and
-    the relative rows clip(s' ⊙ ρ, c'), with learned s and s'. The sink is the score of a column without a value: a
-    projection of the row, for each query head.
+    the weights of the profiles clip(s' ⊙ ρ, c'), with learned s and s'. The sink is the score of a column without a
+    value: a projection of the row, for each query head. Values have a norm without weights (``v_norm``).
 
     Attributes:
         qk_limit: c.
         relative_limit: c'.
-        has_three_inputs: Queries, keys and values are projected from rows of their own. Then the taps of the
-            convolution of keys and values depend on those rows: to the learned taps of a channel come K numbers that
-            are projected for each key/value head, and ``qkv_proj`` gives queries alone.
+        has_three_inputs: Queries, keys and values are projected from three different rows of each token. Then the
+            convolution of keys and values is dynamic: K taps for each key/value head, projected from the key's or the
+            value's row, are added to the learned ones, and ``qkv_proj`` has queries only.
     """
 
     kind: ClassVar[str] = "clipped_attention"
@@ -59,7 +59,10 @@ class ClippedAttentionSpec(RelativeAttentionSpec):
         return shapes
 
     def state(self) -> tuple[StateTensor, ...]:
-        """Keys and values of each token, and the convolution's last inputs."""
+        """Keys and values of each token, and the convolution's last inputs.
+
+        Those of a dynamic one have another name, as its form, which has no kernel, needs them in float32.
+        """
         *tokens, conv = RelativeAttentionSpec.state(self)
         name = "dynamic_conv_state" if self.has_three_inputs else conv.name
         return (*tokens, StateTensor(name, conv.per, conv.shape, conv.dtype))

@@ -317,7 +317,7 @@ class MLPSpec:
         output_multiplier: r.
         gate_sparsity: So much of a row's gates becomes 0, if they are spread normally: what is above the cut remains,
             less the cut (Gemma 3n); 0: all remain.
-        gate_clamp, activation_limit, activated_limit: As in ``MoESpec``.
+        gate_clamp, activation_limit, post_activation_limit: As in ``MoESpec``.
         inner_norm: Norm of the activations, before ``down`` (BitNet).
         has_output_scale: A learned number multiplies the result (Inkling).
     """
@@ -331,7 +331,7 @@ class MLPSpec:
     output_multiplier: float = 1.0
     gate_sparsity: float = 0.0
     gate_clamp: tuple[float, float] | None = None
-    activated_limit: float | None = None
+    post_activation_limit: float | None = None
     inner_norm: NormSpec | None = None
     has_output_scale: bool = False
     activation_limit: float | None = None
@@ -388,8 +388,8 @@ class MoESpec:
         activation_limit: The gate is cut from above and up on both sides at this, before the activation (HY 4); None:
             they aren't.
         limits_shared: ``activation_limit`` holds for the shared expert, too (DeepSeek V4).
-        activated_limit: The same cuts, but of the gate behind the activation (Step 3.7); None: they aren't.
-        shared_limit: ``activated_limit`` of the shared expert.
+        post_activation_limit: The same cuts, but of the gate behind the activation (Step 3.7); None: they aren't.
+        shared_post_limit: ``post_activation_limit`` of the shared expert.
         softcaps: (a, b): the result is cap(gate, a) · sigmoid(gate) · cap(up, b), with cap(x, a) = a · tanh(x / a),
             instead of the activation's (Inkling 2); None: off.
         output_bias: A bias is added to the experts' sum (JetMoE).
@@ -431,8 +431,8 @@ class MoESpec:
     num_identity_experts: int = 0
     output_bias: bool = False
     activation_limit: float | None = None
-    activated_limit: float | None = None
-    shared_limit: float | None = None
+    post_activation_limit: float | None = None
+    shared_post_limit: float | None = None
     softcaps: tuple[float, float] | None = None
     latent_size: int = 0
     limits_shared: bool = False

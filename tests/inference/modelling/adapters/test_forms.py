@@ -11,6 +11,9 @@ from inference.modelling.adapters.products import DeltaTable
 from inference.modelling.forward_batch import AdapterRows
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.mamba1 import StepProjection
+from inference.modelling.layers.moe import Experts, Router
+from inference.modelling.specs.layers import MoESpec
+from inference.modelling.specs.parts import NormSpec
 
 ROWS = AdapterRows(torch.tensor([0, 1, 2]), (1, 2))
 
@@ -74,3 +77,36 @@ def test_step_sizes_change_before_their_bias() -> None:
     found, plain = module(hidden), StepProjection.forward(module, hidden)
     torch.testing.assert_close(found[2], plain[2] + offset)
     assert torch.equal(found[:2], plain[:2])
+
+
+def filled(module: torch.nn.Module) -> torch.nn.Module:
+    generator = torch.Generator().manual_seed(3)
+    for parameter in module.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator)
+    return module
+
+
+@pytest.mark.parametrize("norm", [None, NormSpec()])
+def test_experts_that_an_adapter_changes_are_weighed_as_the_others(norm: NormSpec | None) -> None:
+    experts = filled(Experts(MoESpec(3, 2, 4, expert_norm=norm), 6))
+    hidden, chosen = torch.randn(3, 6), torch.tensor([[0, 2], [1, 0], [2, 1]])
+    weights = torch.rand(3, 2)
+    plain = experts(hidden, weights, chosen)
+    term = Term(torch.randn(2, 6), torch.zeros(2, 8), 0, 1.0)
+    active = adapt(experts, {1: ModuleDelta([], experts={("gate_up_proj", 0): [term]})})
+    active.rows = ROWS
+    torch.testing.assert_close(experts(hidden, weights, chosen), plain)
+
+
+@pytest.mark.parametrize("norm", [None, NormSpec()])
+def test_routers_that_an_adapter_changes_read_what_the_others_read(norm: NormSpec | None) -> None:
+    router = filled(Router(MoESpec(3, 2, 4, router_norm=norm, router_multiplier=0.3), 6))
+    hidden = torch.randn(3, 6)
+    plain = router(hidden)
+    a, b = torch.randn(2, 6), torch.randn(2, 3)
+    active = adapt(router, {1: ModuleDelta([Term(a, b, 0, 2.0)])})
+    torch.testing.assert_close(router(hidden), plain)
+    active.rows = ROWS
+    found = router(hidden)
+    torch.testing.assert_close(found[[0, 2]], plain[[0, 2]])
+    torch.testing.assert_close(found[1], plain[1] + 2.0 * b.T @ a @ router.entering(hidden)[1])

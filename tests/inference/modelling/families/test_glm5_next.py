@@ -132,6 +132,9 @@ def test_keys_are_normed_before_they_are_pooled() -> None:
         ({"linear_attn_config": {"gate_lower_bound": -3.0}}, -3.0),
         ({"linear_lower_bound": None, "linear_attn_config": {"safe_gate": True}}, -5.0),
         ({"linear_lower_bound": None, "linear_attn_config": {"safe_gate": False}}, None),
+        ({"linear_lower_bound": None, "linear_attn_config": {"head_dim": 4}}, -5.0),
+        ({"linear_attn_config": {"safe_gate": False}}, -5.0),
+        ({"linear_attn_config": {"gate_lower_bound": None, "safe_gate": False}}, None),
     ],
 )
 def test_decays_have_a_bound_unless_it_is_null(stated: dict[str, Any], bound: float | None) -> None:

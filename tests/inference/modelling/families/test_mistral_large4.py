@@ -152,7 +152,7 @@ def test_layers_without_positions_by_interval() -> None:
     ],
 )
 def test_latents_that_no_layer_can_read_are_refused(sources: list[int]) -> None:
-    with pytest.raises(CorruptCheckpoint, match="kv_source_layers needs for each of 5 layers") as caught:
+    with pytest.raises(CorruptCheckpoint, match="each of its 5 entries must be") as caught:
         build(kv_source_layers=sources)
     assert caught.value.param == "kv_source_layers"
 
@@ -160,7 +160,7 @@ def test_latents_that_no_layer_can_read_are_refused(sources: list[int]) -> None:
 def test_latents_that_a_newer_layer_replaces_are_refused() -> None:
     """transformers has one place for each kind: layer 4 would read what layer 2 put there, not layer 0."""
     config = CONFIG | {"no_rope_layers": [1] * 5, "kv_source_layers": [0, 0, 2, 2, 0]}
-    with pytest.raises(CorruptCheckpoint, match="newest layer"):
+    with pytest.raises(CorruptCheckpoint, match="last earlier layer of its kind"):
         family_builder(TYPE)(view_of(shapes(), config))
 
 

@@ -67,7 +67,11 @@ def test_both_spellings_are_the_same_model() -> None:
 def test_products_are_cut_by_layer() -> None:
     dense, sparse = (layer.channel_mixer for layer in build_spec(view_of(shapes(), CONFIG)).layers)
     assert isinstance(dense, MLPSpec) and isinstance(sparse, MoESpec)
-    assert (dense.activated_limit, sparse.activated_limit, sparse.shared_limit) == (16.0, 7.0, None)
+    assert (dense.post_activation_limit, sparse.post_activation_limit, sparse.shared_post_limit) == (
+        16.0,
+        7.0,
+        None,
+    )
     assert sparse.correction_bias and sparse.scoring == "sigmoid" and sparse.shared_intermediate_size == 12
 
 

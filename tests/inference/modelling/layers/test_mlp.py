@@ -90,6 +90,6 @@ def test_a_limited_product_cuts_the_gate_behind_its_activation(activation):
     expected = [min(FORMULAS[activation](left), 0.7) * max(-0.7, min(right, 0.7)) for left, right in pairs]
     found = limited_product(gate, up, activation, 0.7)
     torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-5, atol=1e-6)
-    layer = MLP(MLPSpec(25, activation, activated_limit=0.7), 4)
+    layer = MLP(MLPSpec(25, activation, post_activation_limit=0.7), 4)
     assert not layer.is_plain
     torch.testing.assert_close(layer.activate(torch.cat((gate, up)).unsqueeze(0))[0], found)

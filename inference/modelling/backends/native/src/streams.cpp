@@ -2,6 +2,7 @@
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -11,13 +12,14 @@ namespace blazr {
 namespace {
 
 // A row's softmax + eps, in place.
-void positive(float* row, int64_t count, float eps) {
+void softmax_plus_eps(float* row, int64_t count, float eps) {
   const float greatest = *std::max_element(row, row + count);
   float total = 0;
   for (int64_t i = 0; i < count; ++i) total += row[i] = std::exp(row[i] - greatest);
   for (int64_t i = 0; i < count; ++i) row[i] = row[i] / total + eps;
 }
 
+// Each row, divided by its sum + eps.
 void divide_rows(float* matrix, int64_t count, float eps) {
   for (int64_t i = 0; i < count; ++i) {
     float* row = matrix + i * count;
@@ -27,6 +29,7 @@ void divide_rows(float* matrix, int64_t count, float eps) {
   }
 }
 
+// Each column, divided by its sum + eps.
 void divide_columns(float* matrix, int64_t count, float eps, std::vector<float>& totals) {
   totals.assign(count, 0.0f);
   for (int64_t i = 0; i < count; ++i)
@@ -51,7 +54,7 @@ at::Tensor balance_streams(const at::Tensor& logits, int64_t iterations, double 
     std::vector<float> totals;
     for (int64_t row = begin; row < end; ++row) {
       float* matrix = matrices + row * count * count;
-      for (int64_t i = 0; i < count; ++i) positive(matrix + i * count, count, added);
+      for (int64_t i = 0; i < count; ++i) softmax_plus_eps(matrix + i * count, count, added);
       divide_columns(matrix, count, added, totals);
       for (int64_t turn = 1; turn < iterations; ++turn) {
         divide_rows(matrix, count, added);
