@@ -318,7 +318,8 @@ def _rope_values(view: CheckpointView, head_dim: int) -> tuple[dict[str, Any], d
         CorruptCheckpoint: ``rope_parameters`` is no object.
     """
     config = view.config
-    stated: Any = config.get("rope_parameters", "rope_scaling", default={})
+    # Of two objects transformers takes this one.
+    stated: Any = config.get("rope_scaling") or config.get("rope_parameters", default={})
     if not isinstance(stated, Mapping):
         raise CorruptCheckpoint(
             f"config.json: rope_parameters is {str(stated)[:60]!r}; it must be an object.", param="rope_parameters"

@@ -8,7 +8,7 @@ from inference.modelling.families.config_values import check_size
 from inference.modelling.families.headers import matrix_shape, vector_length
 from inference.modelling.families.state_space import conv_shape
 from inference.modelling.specs.linear import GatedDeltaSpec, KimiDeltaSpec
-from inference.modelling.specs.parts import NormSpec
+from inference.modelling.specs.parts import NormSpec, Shape
 from inference.modelling.specs.sources import Piece, Source, concatenated, tensor
 
 
@@ -60,7 +60,7 @@ def channel_delta_mixer(
     """
     tensors = view.tensors
     forget = f"{base}forget_gate." if f"{base}forget_gate.A_log" in tensors else base
-    heads = tensors.shape(f"{forget}A_log")[-2 if len(tensors.shape(f"{forget}A_log")) == 4 else 0]
+    heads = _num_heads(f"{forget}A_log", tensors.shape(f"{forget}A_log"))
     width = vector_length(tensors, f"{base}o_norm.weight")
     joint = f"{base}conv1d.weight"
     convs = [joint] if joint in tensors else [f"{base}{name}_conv1d.weight" for name in "qkv"]
@@ -90,3 +90,10 @@ def channel_delta_mixer(
         "norm.weight": tensor(f"{base}o_norm.weight"),
         "out_proj.weight": tensor(f"{base}{output}.weight"),
     }
+
+
+def _num_heads(name: str, shape: Shape) -> int:
+    """The length of decays (H,), which published files also have as (1, 1, H, 1)."""
+    if len(shape) not in (1, 4):
+        raise TensorShapeMismatch(f"{name} has shape {list(shape)}; it must have one axis or four.", param=name)
+    return shape[-2] if len(shape) == 4 else shape[0]

@@ -204,7 +204,7 @@ def _channel_mixer(view: CheckpointView, layer: str, act: str) -> tuple[ChannelM
     if not has_router(view, layer):
         mlp = mlp_spec(view, layer, act)
         return mlp, mlp_sources(view, mlp, layer)
-    moe = grouped_moe(view, layer, act, shared_key=None)
+    moe = grouped_moe(view, layer, act, shared_key=None, needs_bias=True)
     each, found = view.config.optional_integer(*SHARED), moe.shared_intermediate_size
     count = view.config.integer("n_shared_experts", default=1)
     if each is not None and each * count != found:

@@ -123,7 +123,7 @@ class Reader:
         if not has_router(view, layer):
             mlp = replace(mlp_spec(view, layer, act), activation_limit=self.limit)
             return mlp, mlp_sources(view, mlp, layer)
-        moe = grouped_moe(view, layer, act, factor=ROUTED_FACTOR)
+        moe = grouped_moe(view, layer, act, factor=ROUTED_FACTOR, needs_bias=True)
         moe = replace(moe, activation_limit=self.limit, limits_shared=True)
         return moe, moe_sources(view, moe, f"{layer}mlp.", shared="shared_experts.")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from inference.errors import TensorShapeMismatch
+from inference.errors import MissingTensor, TensorShapeMismatch
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import EXPERTS, Table, used
 from inference.modelling.families.config_values import integer_with_evidence, number_with_evidence
@@ -41,6 +41,7 @@ def grouped_moe(
     mlp: str = "mlp.",
     down: str = "down_proj",
     biases: Sequence[str] = BIASES,
+    needs_bias: bool = False,
 ) -> MoESpec:
     """The spec of a layer's experts, under ``{layer}{mlp}``; the numbers are the family's defaults.
 
@@ -48,9 +49,16 @@ def grouped_moe(
         shared_key: config.json's number of shared experts, as wide as the others; None: their width isn't checked.
         down: The file's name of an expert's last matrix.
         biases: Candidates for the file's name of the bias, within ``mlp``.
+        needs_bias: It has to be there.
+
+    Raises:
+        MissingTensor: It isn't.
     """
     config, base = view.config, layer + mlp
     count, width, width_of_shared = expert_sizes(view, base, shared_key, down=down)
+    has_bias = any(base + bias in view.tensors for bias in biases)
+    if needs_bias and not has_bias:
+        raise MissingTensor(f"tensor {base}{biases[0]} is missing from the checkpoint.", param=base + biases[0])
     groups = integer_with_evidence(view, "moe.num_expert_groups", ("n_group", "num_expert_group"), groups)
     return check_routing(
         MoESpec(
@@ -65,7 +73,7 @@ def grouped_moe(
             num_expert_groups=groups,
             top_k_groups=integer_with_evidence(view, "moe.top_k_groups", ("topk_group",), min(top_k_groups, groups)),
             group_score="top2",
-            correction_bias=any(base + bias in view.tensors for bias in biases),
+            correction_bias=has_bias,
             shared_intermediate_size=width_of_shared,
         )
     )

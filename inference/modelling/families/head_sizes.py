@@ -178,9 +178,9 @@ def checked_heads(sizes: HeadSizes, base: str) -> HeadSizes:
     """The sizes of the attention under ``base``, if its query heads can share its key/value heads.
 
     Raises:
-        TensorShapeMismatch: Their numbers don't divide.
+        TensorShapeMismatch: Their numbers don't divide, or there is none.
     """
-    if sizes.num_heads % sizes.num_kv_heads:
+    if not sizes.num_kv_heads or not sizes.num_heads or sizes.num_heads % sizes.num_kv_heads:
         raise TensorShapeMismatch(
             f"{sizes.num_heads} query heads can't share {sizes.num_kv_heads} key/value heads ({base[:-1]}).",
             param=base + "k_proj.weight",

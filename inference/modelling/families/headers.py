@@ -66,4 +66,6 @@ def sample_of(names: Collection[str]) -> str:
         return "there are none"
     ordered = sorted(names)
     shown = ", ".join(name[:80] for name in ordered[:_MAX_NAMES_SHOWN])
+    # A name may have halves of surrogate pairs, which no output can encode.
+    shown = shown.encode("utf-8", "backslashreplace").decode()
     return shown + (", …" if len(ordered) > _MAX_NAMES_SHOWN else "")

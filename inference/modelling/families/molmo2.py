@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from inference.errors import CorruptCheckpoint, MissingTensor
+from inference.errors import CorruptCheckpoint, MissingTensor, TensorShapeMismatch
 from inference.modelling.families.attention_config import Fused
 from inference.modelling.families.attention_decoder import AttentionDecoder, LayerNames
 from inference.modelling.families.checks import IgnoredTensors
@@ -92,7 +92,7 @@ def build_spec(view: CheckpointView) -> ModelSpec:
         norm=rms_norm(view, "rms_norm_eps", "layer_norm_eps"),
         ropes=_ropes(view, decoder.rope(), layout.num_layers),
         qk_norm="head" if kind == "qwen3" else "row",
-        adapt=lambda number, layer: _up_before_gate(layout, number, layer) if is_published else layer,
+        adapt=lambda number, layer: _up_before_gate(view, layout, number, layer) if is_published else layer,
         ignored=(SPARE_PART,),
         outer_sources={"embed_tokens.weight": _text_rows(view, embedding, layout.vocab_size)},
     )
@@ -139,11 +139,23 @@ def _text_rows(view: CheckpointView, embedding: tuple[str, ...], count: int) -> 
     return Source(tuple(pieces))
 
 
-def _up_before_gate(layout: DecoderLayout, number: int, layer: HeadLayer) -> HeadLayer:
-    """The layer, whose files have the rows of up before those of the gate."""
+def _up_before_gate(view: CheckpointView, layout: DecoderLayout, number: int, layer: HeadLayer) -> HeadLayer:
+    """The layer, whose files have the rows of up before those of the gate.
+
+    Raises:
+        TensorShapeMismatch: They aren't as many as the columns of the last matrix, or they have biases.
+    """
     spec, sources = layer
     assert isinstance(spec.channel_mixer, MLPSpec)
-    name, width = f"{layout.layer(number)}mlp.ff_proj.weight", spec.channel_mixer.intermediate_size
+    base, width = f"{layout.layer(number)}mlp.", spec.channel_mixer.intermediate_size
+    name = f"{base}ff_proj.weight"
+    rows = matrix_shape(view.tensors, name)[0]
+    if rows != 2 * width or spec.channel_mixer.bias:
+        raise TensorShapeMismatch(
+            f"{name} has {rows} rows{' and a bias' if spec.channel_mixer.bias else ''}; up and gate of {width} columns "
+            f"in {base}ff_out.weight are {2 * width} rows, without biases.",
+            param=name,
+        )
     parts = (Piece(name, rows=(width, 2 * width)), Piece(name, rows=(0, width)))
     return spec, {**sources, "channel_mixer.gate_up_proj.weight": Source(parts)}
 

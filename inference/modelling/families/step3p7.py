@@ -44,6 +44,7 @@ SHARED = ("share_expert_dim", "share_expert_dims")
 DRAFTING_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers")
 """``COUNT`` to ``DRAFTING_LAYERS``: keys of transformers, and what published files call them."""
 HEADS, OTHER, BY_LAYER = "num_attention_heads", "attention_other_setting", "per_layer_config"
+MAX_LIMIT = 1e9
 LIMITS = ("swiglu_limits", "swiglu_limits_shared")
 KINDS = ("mlp_layer_types", "moe_layers_enum")
 """Keys that say which layers have experts, in order of preference."""
@@ -217,9 +218,11 @@ def _limits(view: CheckpointView, key: str, count: int) -> list[float | None]:
             param=key,
         )
     for value in stated:
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is not None and not (is_number and 0 <= value <= MAX_LIMIT):
             raise CorruptCheckpoint(
-                f"config.json: {key} has {str(value)[:60]!r}; each entry must be a number from 0 on, or null.",
+                f"config.json: {key} has {str(value)[:60]!r}; each entry must be a number from 0 to {MAX_LIMIT:g}, "
+                "or null.",
                 param=key,
             )
     return [float(value) if value else None for value in stated]
@@ -231,11 +234,16 @@ def _ropes(view: CheckpointView, decoder: AttentionDecoder, types: Sequence[str]
     Raises:
         CorruptCheckpoint: Lists of published files differ among the layers of one type.
     """
+    if view.config.get("rope_parameters") and view.config.get("rope_scaling"):
+        raise CorruptCheckpoint(
+            "config.json has rope_parameters and rope_scaling; remove the one that the model wasn't trained with.",
+            param="rope_scaling",
+        )
     if "rope_parameters" not in view.config:
         nested: dict[str, dict[str, Any]] = {kind: {} for kind in types}
         for ours, theirs in (("rope_theta", "rope_theta"), ("partial_rotary_factor", "partial_rotary_factors")):
             stated = view.config.get(theirs)
-            if stated is None:
+            if stated is None or stated == []:
                 continue
             values = stated if isinstance(stated, list | tuple) else [stated] * len(types)
             for kind, value in zip(types, values, strict=True):

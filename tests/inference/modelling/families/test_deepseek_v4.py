@@ -265,3 +265,10 @@ def test_what_is_missing_is_named_as_the_files_name_it(names: Any) -> None:
     del found[left]
     with pytest.raises(MissingTensor, match=left.replace(".", r"\.")):
         build_spec(view(found, CONFIG))
+
+
+@pytest.mark.parametrize("beside", [{}, {"rope_type": "linear", "factor": 2.0}])
+def test_of_two_objects_of_the_rotation_rope_scaling_wins(beside: dict[str, Any]) -> None:
+    scaling = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 64}
+    alone = spec_of(rope_parameters=None, rope_scaling=scaling)
+    assert spec_of(rope_parameters=beside, rope_scaling=scaling).layers == alone.layers

@@ -184,3 +184,16 @@ def test_pictures_and_the_layer_that_drafts_are_left_out() -> None:
 def test_what_does_not_fit_is_refused(change: dict[str, Any], named: str) -> None:
     with pytest.raises(CheckpointError, match=named):
         family_builder("glm5_next_text")(view_of(shapes(), CONFIG | change))
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"model.layers.0.self_attn.A_log": ()}, "A_log has shape"),
+        ({"model.layers.1.mlp.gate.e_score_correction_bias": None}, "e_score_correction_bias is missing"),
+    ],
+)
+def test_damaged_files_are_refused(changed: dict[str, Any], named: str) -> None:
+    found = {name: shape for name, shape in (shapes() | changed).items() if shape is not None}
+    with pytest.raises(CheckpointError, match=named):
+        build_spec(view_of(found, CONFIG))

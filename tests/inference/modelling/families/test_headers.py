@@ -6,7 +6,7 @@ import pytest
 
 from inference.errors import MissingTensor, TensorShapeMismatch
 from inference.modelling.families.config import MAX_SIZE
-from inference.modelling.families.headers import matrix_shape, stack_shape, vector_length
+from inference.modelling.families.headers import matrix_shape, sample_of, stack_shape, vector_length
 from tests.inference.modelling.families.headers import view_of
 
 READERS = {"vector_length": (vector_length, 1), "matrix_shape": (matrix_shape, 2), "stack_shape": (stack_shape, 3)}
@@ -24,3 +24,7 @@ def test_only_the_right_number_of_axes_is_read(reader: str, shape: tuple[int, ..
         read(tensors, "x.weight")
     with pytest.raises(MissingTensor):
         read(tensors, "y.weight")
+
+
+def test_names_that_no_output_can_encode_are_escaped() -> None:
+    assert sample_of(["a\ud800b"]).encode() == b"a\\ud800b"

@@ -205,3 +205,10 @@ def test_what_is_missing_is_named(name: str) -> None:
     found = {tensor: shape for tensor, shape in shapes().items() if name not in tensor}
     with pytest.raises(MissingTensor, match=name):
         build_spec(view_of(found, CONFIG))
+
+
+def test_fewer_rows_than_a_head_has_are_refused() -> None:
+    found = shapes() | {"model.layers.0.self_attn.k_proj.weight": (3, HIDDEN)}
+    stated = {key: value for key, value in CONFIG.items() if key != "swa_num_key_value_heads"}
+    with pytest.raises(CheckpointError, match="3 query heads can't share 0 key/value heads"):
+        build_spec(view_of(found, stated))

@@ -113,3 +113,11 @@ def test_parts_that_are_missing_are_named(missing: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         build_spec(view_of(shapes, wrapped()))
     assert caught.value.param is not None and caught.value.param in missing
+
+
+@pytest.mark.parametrize(("leaf", "shape"), [("ff_proj.weight", (96, HIDDEN)), ("ff_out.weight", (HIDDEN, 12))])
+def test_up_and_gate_are_all_rows_of_their_matrix(leaf: str, shape: tuple[int, ...]) -> None:
+    name = next(name for name in published() if name.endswith(f"mlp.{leaf}"))
+    stated = {key: value for key, value in CONFIG.items() if key != "intermediate_size"}
+    with pytest.raises(CheckpointError, match=r"ff_proj\.weight has \d+ rows"):
+        build_spec(view_of(published() | {name: shape}, stated))

@@ -120,3 +120,23 @@ def test_rotations_that_differ_among_layers_of_a_type_are_refused() -> None:
         CheckpointError, match=r"rope_theta has 5000000\.0 and 10000\.0 for layers of type full_attention"
     ):
         build_spec(view_of(shapes(is_published=True), early))
+
+
+@pytest.mark.parametrize("key", ["swiglu_limits", "swiglu_limits_shared"])
+@pytest.mark.parametrize("value", [7.0, [10**400, 1, 1], [float("inf"), 1, 1], [True, 1, 1]])
+def test_limits_are_lists_of_finite_numbers(key: str, value: Any) -> None:
+    with pytest.raises(CheckpointError, match=key):
+        build_spec(view_of(shapes(), CONFIG | {key: value}))
+
+
+def test_two_objects_of_the_rotation_are_refused() -> None:
+    config = CONFIG | {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}
+    with pytest.raises(CheckpointError, match="rope_parameters and rope_scaling"):
+        build_spec(view_of(shapes(), config))
+
+
+@pytest.mark.parametrize("key", ["rope_theta", "partial_rotary_factors"])
+def test_empty_lists_say_nothing(key: str) -> None:
+    config = {name: value for name, value in EARLY.items() if name != key}
+    expected = build_spec(view_of(shapes(is_published=True), config))
+    assert build_spec(view_of(shapes(is_published=True), config | {key: []})).layers == expected.layers
