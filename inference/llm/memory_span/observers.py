@@ -265,12 +265,10 @@ class Observers:
         index: Queries | None,
     ) -> None:
         recording, sums = self._recording(layer), []
-        for first in range(0, len(query), ROW_BLOCK):
-            rows = slice(first, min(first + ROW_BLOCK, len(query)))
-            keys, mask, positions = layer.seen(chunk, rows, batch, state, index)
+        for rows, keys, mask, places in layer.seen(chunk, batch, state, index, ROW_BLOCK):
             scores = torch.matmul(query[rows].float().transpose(0, 1), keys.float().t()) * layer.spec.scale + mask
             own = torch.arange(rows.start, rows.stop, device=query.device)
-            sums.append(_weighted(scores, own[:, None] - positions, layer.sinks[:, None]))
+            sums.append(_weighted(scores, own[:, None] - places, layer.sinks[:, None]))
         distances, shares = (torch.stack(found).sum(0) / len(query) for found in zip(*sums, strict=True))
         recording.distances, recording.sink_shares = distances.cpu(), shares.cpu()
 

@@ -8,7 +8,8 @@ Source: transformers' ``deepseek_v4``.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Iterator
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import nn
@@ -27,6 +28,22 @@ from inference.modelling.specs.parts import NormSpec
 
 ROW_BLOCK = 256
 """Rows of a chunk whose scores are in memory at once."""
+
+
+class Seen(NamedTuple):
+    """What some rows of a chunk see.
+
+    Attributes:
+        rows: Which rows of the chunk they are.
+        keys: (m, P).
+        mask: (n, m) float32, 0 or -inf for each row and key.
+        places: (m,) float32, the keys' positions, of an entry the middle of its window.
+    """
+
+    rows: slice
+    keys: torch.Tensor
+    mask: torch.Tensor
+    places: torch.Tensor
 
 
 class CompressedAttention(Layer):
@@ -116,9 +133,7 @@ class CompressedAttention(Layer):
     ) -> torch.Tensor:
         """A chunk's queries (n, H, P) over what each of them sees, to (n, H, P), some rows at a time."""
         mixed = torch.empty_like(query)
-        for begin in range(0, len(query), ROW_BLOCK):
-            rows = slice(begin, min(begin + ROW_BLOCK, len(query)))
-            keys, mask, _ = self.seen(chunk, rows, batch, state, index)
+        for rows, keys, mask, _ in self.seen(chunk, batch, state, index, ROW_BLOCK):
             own = attend(
                 query[rows].transpose(0, 1).unsqueeze(0),
                 keys[None, None],
@@ -131,31 +146,34 @@ class CompressedAttention(Layer):
         return mixed
 
     def seen(
-        self, chunk: PrefillChunk, rows: slice, batch: ForwardBatch, state: LayerState, index: Queries | None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What some rows of a chunk see: tokens themselves, then entries.
+        self, chunk: PrefillChunk, batch: ForwardBatch, state: LayerState, index: Queries | None, row_block: int
+    ) -> Iterator[Seen]:
+        """What a chunk's rows see, ``row_block`` rows after the other: tokens themselves, then entries.
 
         Args:
             index: The indexer's queries of the whole chunk.
-
-        Returns:
-            Keys (m, P), 0 or -inf for each row and key (n, m) float32, and the keys' positions (m,) float32, of an
-            entry the middle of its window.
         """
-        positions, slots = batch.positions[chunk.start : chunk.stop][rows], chunk_slots(batch, chunk)
-        window, stop = self.spec.sliding_window, chunk.context_len + rows.stop
-        first = max(0, chunk.context_len + rows.start - window + 1)
-        columns = torch.arange(first, stop, device=slots.device)
-        keys, mask = state["kv"].index_select(0, slots[first:stop]), window_bias(positions, columns, window)
-        if self.compressor is None or self.spec.compressor is None:
-            return keys, mask, columns.float()
-        entries, size = self.compressor.chunk_entries(chunk, batch, state), self.spec.compressor.window
-        visible = visible_entries(positions, self.spec.compressor, len(entries))
+        positions, slots = batch.positions[chunk.start : chunk.stop], chunk_slots(batch, chunk)
+        window, scored = self.spec.sliding_window, None
+        # The entries are gathered once for all blocks.
+        if self.compressor is not None:
+            entries, pooling = self.compressor.chunk_entries(chunk, batch, state), self.compressor.spec
+            middles = torch.arange(len(entries), device=slots.device) * pooling.window + (pooling.window - 1) / 2
         if self.indexer is not None and index is not None:
-            scored = self.indexer.compressor.chunk_entries(chunk, batch, state)
-            visible = choose_keys((index[0][rows], index[1][rows]), scored, visible, self.indexer.spec.top_k)
-        middles = torch.arange(len(entries), device=slots.device) * size + (size - 1) / 2
-        return torch.cat((keys, entries)), torch.cat((mask, visible), 1), torch.cat((columns.float(), middles))
+            scored, top_k = self.indexer.compressor.chunk_entries(chunk, batch, state), self.indexer.spec.top_k
+        for begin in range(0, len(positions), row_block):
+            rows = slice(begin, min(begin + row_block, len(positions)))
+            first, stop = max(0, chunk.context_len + begin - window + 1), chunk.context_len + rows.stop
+            columns = torch.arange(first, stop, device=slots.device)
+            keys, mask = state["kv"].index_select(0, slots[first:stop]), window_bias(positions[rows], columns, window)
+            places = columns.float()
+            if self.compressor is not None:
+                visible = visible_entries(positions[rows], pooling, len(entries))
+                if scored is not None and index is not None:
+                    visible = choose_keys((index[0][rows], index[1][rows]), scored, visible, top_k)
+                keys, mask = torch.cat((keys, entries)), torch.cat((mask, visible), 1)
+                places = torch.cat((places, middles))
+            yield Seen(rows, keys, mask, places)
 
 
 def _rows(index: Queries | None, rows: slice) -> Queries | None:

@@ -12,7 +12,8 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from inference.modelling.forward_batch import ForwardBatch, PrefillChunk
+from inference.modelling.forward_batch import ForwardBatch
+from inference.modelling.layers.conv import behind_tail, decode_windows
 from inference.modelling.layers.layer import Layer
 
 
@@ -50,25 +51,12 @@ class DynamicConv1d(Layer):
         """
         values = rows.float()
         decodes = batch.num_decodes
-        parts = [self._decode(values[:decodes], batch.decode_state_slots, conv_state)] if decodes else []
-        parts += [self._prefill(values[chunk.start : chunk.stop], chunk, conv_state) for chunk in batch.prefills]
+        parts = [decode_windows(values[:decodes], batch.decode_state_slots, conv_state)] if decodes else []
+        for chunk in batch.prefills:
+            padded = behind_tail(values[chunk.start : chunk.stop], chunk, conv_state)
+            parts.append(padded.unfold(0, self.kernel_size, 1))
         windows = (parts[0] if len(parts) == 1 else torch.cat(parts)).flip(-1)
         groups = dynamic.shape[1]
         taps = self.taps.float().view(groups, -1, self.kernel_size) + dynamic.float().unsqueeze(2)
         mixed = (windows.reshape(len(rows), groups, -1, self.kernel_size) * taps).sum(-1).view(values.shape)
         return ((mixed + values) * self.scale).to(rows.dtype)
-
-    def _decode(self, rows: torch.Tensor, slots: torch.Tensor, conv_state: torch.Tensor) -> torch.Tensor:
-        """(B, C) to the last K inputs of each, (B, C, K)."""
-        window = torch.cat([conv_state.index_select(0, slots), rows.unsqueeze(2)], 2)
-        conv_state.index_copy_(0, slots, window[:, :, 1:])
-        return window
-
-    def _prefill(self, rows: torch.Tensor, chunk: PrefillChunk, conv_state: torch.Tensor) -> torch.Tensor:
-        """A chunk's rows (n, C) to the last K inputs of each, (n, C, K)."""
-        length, width = rows.shape
-        stored = conv_state[chunk.state_slot]
-        tail = stored.t() if chunk.context_len else rows.new_zeros(self.kernel_size - 1, width)
-        padded = torch.cat([tail, rows])
-        stored.copy_(padded[length:].t())
-        return padded.unfold(0, self.kernel_size, 1)

@@ -82,17 +82,18 @@ class Indexer(Layer):
             (B, 1, 1, L) of the decoding rows if there are any, then (n, N) of each chunk.
         """
         found: list[torch.Tensor] = []
-        decodes, dtype = batch.num_decodes, index[0].dtype
+        decodes, dtype, top_k = batch.num_decodes, index[0].dtype, self.spec.top_k
         if decodes:
             keys = decode_rows(batch, state["index_k"])
             visible = decode_bias(batch, None, dtype)
             visible = index[0].new_zeros(keys.shape[:2]) if visible is None else visible[:, 0, 0]
             queries = (index[0][:decodes].unsqueeze(1), index[1][:decodes].unsqueeze(1))
-            found.append(self.bias(queries, keys, visible.unsqueeze(1)).unsqueeze(1))
+            found.append(choose_keys(queries, keys, visible.unsqueeze(1), top_k).unsqueeze(1))
         for chunk in batch.prefills:
             span = slice(chunk.start, chunk.stop)
             keys = state["index_k"].index_select(0, chunk_slots(batch, chunk))
-            found.append(self.bias((index[0][span], index[1][span]), keys, causal_bias(chunk, index[0])))
+            queries = (index[0][span], index[1][span])
+            found.append(choose_keys(queries, keys, causal_bias(chunk, index[0]), top_k))
         return found
 
     def _rotate(self, heads: torch.Tensor, cos_sin: CosSin | None) -> torch.Tensor:
@@ -104,22 +105,19 @@ class Indexer(Layer):
             heads = heads.roll(rope.rotary_dim, -1)
         return rotate_first(heads, cos_sin, rope)
 
-    def bias(self, queries: Queries, keys: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
-        """0 for the keys that each query sees and -inf for the others; of equal scores the earliest key is better.
-
-        Args:
-            queries: (…, n, H, D) and (…, n, H).
-            keys: (…, m, D).
-            visible: (…, n, m), added to the scores: 0, or -inf for what a query can't see anyway.
-
-        Returns:
-            (…, n, m), in the dtype of ``visible``.
-        """
-        return choose_keys(queries, keys, visible, self.spec.top_k)
-
 
 def choose_keys(queries: Queries, keys: torch.Tensor, visible: torch.Tensor, top_k: int) -> torch.Tensor:
-    """``Indexer.bias`` for queries of any indexer, each of which sees ``top_k`` keys."""
+    """0 for the keys that each query sees and -inf for the others; of equal scores the earliest key is better.
+
+    Args:
+        queries: (…, n, H, D) and (…, n, H).
+        keys: (…, m, D).
+        visible: (…, n, m), added to the scores: 0, or -inf for what a query can't see anyway.
+        top_k: Keys that a query sees at most.
+
+    Returns:
+        (…, n, m), in the dtype of ``visible``.
+    """
     query, weights = queries
     transposed = keys.float().transpose(-1, -2)
     scores = visible.float()

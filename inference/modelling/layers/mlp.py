@@ -13,7 +13,7 @@ from torch.nn import functional
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
 from inference.modelling.layers.norm import Norm
-from inference.modelling.specs.layers import MLPSpec
+from inference.modelling.specs.layers import MLPSpec, MoESpec
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -45,12 +45,17 @@ def clamped_gate(gate: torch.Tensor, up: torch.Tensor, alpha: float, limit: floa
     return gate * torch.sigmoid(alpha * gate) * (up + 1)
 
 
+def limited_gate(gate: torch.Tensor, up: torch.Tensor, activation: str, limit: float) -> torch.Tensor:
+    """``MoESpec.activation_limit``'s product: act(gate, cut from above at ``limit``) times up, cut on both sides."""
+    return ACTIVATION_FUNCTIONS[activation](gate.clamp(max=limit)) * up.clamp(-limit, limit)
+
+
 def limited_product(gate: torch.Tensor, up: torch.Tensor, activation: str, limit: float) -> torch.Tensor:
     """``MoESpec.post_activation_limit``'s product: act(gate), cut from above at ``limit``, times up, cut on both sides.
 
     Source: transformers' ``step3p7``.
     """
-    return activate(gate, activation, gated=False).clamp(max=limit) * up.clamp(-limit, limit)
+    return ACTIVATION_FUNCTIONS[activation](gate).clamp(max=limit) * up.clamp(-limit, limit)
 
 
 def softcapped_gate(gate: torch.Tensor, up: torch.Tensor, gate_cap: float, up_cap: float) -> torch.Tensor:
@@ -100,10 +105,21 @@ def activate(values: torch.Tensor, activation: str, *, gated: bool) -> torch.Ten
     return function(gate) * up
 
 
-def limited_gate(values: torch.Tensor, activation: str, limit: float) -> torch.Tensor:
-    """(…, 2f) gate then up to (…, f) act(gate) · up, the gate cut from above at ``limit`` and up on both sides."""
-    gate, up = values.chunk(2, -1)
-    return ACTIVATION_FUNCTIONS[activation](gate.clamp(max=limit)) * up.clamp(-limit, limit)
+def gated_product(gate: torch.Tensor, up: torch.Tensor, spec: MLPSpec | MoESpec) -> torch.Tensor:
+    """act(gate) · up, both (…, f), cut as ``spec`` says."""
+    if spec.gate_clamp is not None:
+        return clamped_gate(gate, up, *spec.gate_clamp)
+    if spec.activation_limit is not None:
+        return limited_gate(gate, up, spec.activation, spec.activation_limit)
+    if spec.post_activation_limit is not None:
+        return limited_product(gate, up, spec.activation, spec.post_activation_limit)
+    return ACTIVATION_FUNCTIONS[spec.activation](gate) * up
+
+
+def cuts_gate(spec: MLPSpec | MoESpec) -> bool:
+    """Whether ``gated_product`` cuts anything."""
+    cuts = (spec.gate_clamp, spec.activation_limit, spec.post_activation_limit)
+    return any(cut is not None for cut in cuts)
 
 
 class MLP(Layer):
@@ -131,8 +147,7 @@ class MLP(Layer):
     @property
     def is_plain(self) -> bool:
         """Whether the backends' kernels compute the activation."""
-        cuts = (self.spec.gate_clamp, self.spec.activation_limit, self.spec.post_activation_limit)
-        return all(cut is None for cut in cuts)
+        return not cuts_gate(self.spec)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """(T, h) to (T, h)."""
@@ -155,12 +170,7 @@ class MLP(Layer):
         """(T, 2f) gate then up, or (T, f), to (T, f)."""
         if self.alphas is not None:
             return xielu(values, self.alphas)
-        if self.spec.gate_clamp is not None:
+        if cuts_gate(self.spec):
             gate, up = values.chunk(2, -1)
-            return clamped_gate(gate, up, *self.spec.gate_clamp)
-        if self.spec.activation_limit is not None:
-            return limited_gate(values, self.spec.activation, self.spec.activation_limit)
-        if self.spec.post_activation_limit is not None:
-            gate, up = values.chunk(2, -1)
-            return limited_product(gate, up, self.spec.activation, self.spec.post_activation_limit)
+            return gated_product(gate, up, self.spec)
         return activate(values, self.spec.activation, gated=self.spec.gated)

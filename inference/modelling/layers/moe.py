@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from inference.modelling.layers.layer import Layer
 from inference.modelling.layers.linear import Linear
-from inference.modelling.layers.mlp import MLP, activate, clamped_gate, limited_gate, limited_product, softcapped_gate
+from inference.modelling.layers.mlp import MLP, activate, cuts_gate, gated_product, softcapped_gate
 from inference.modelling.layers.norm import Norm
 from inference.modelling.layers.packed import Packed, PackedStack, empty_parameter
 from inference.modelling.specs.layers import MLPSpec, MoESpec
@@ -208,28 +208,19 @@ class Experts(Layer):
     def activate(self, values: torch.Tensor) -> torch.Tensor:
         """(n, 2f) gate and up, or (n, f), to (n, f)."""
         spec = self.spec
-        if spec.activation_limit is not None:
-            return limited_gate(values, spec.activation, spec.activation_limit)
-        if spec.post_activation_limit is not None:
-            gate, up = values.chunk(2, -1)
-            return limited_product(gate, up, spec.activation, spec.post_activation_limit)
-        if spec.softcaps is not None:
-            gate, up = values.chunk(2, -1)
-            return softcapped_gate(gate, up, *spec.softcaps)
-        if spec.gate_clamp is None and not spec.is_interleaved:
-            return activate(values, spec.activation, gated=spec.gated)
+        if not spec.gated:
+            return activate(values, spec.activation, gated=False)
         gate, up = (values[..., ::2], values[..., 1::2]) if spec.is_interleaved else values.chunk(2, -1)
-        if spec.gate_clamp is None:
-            return activate(gate, spec.activation, gated=False) * up
-        return clamped_gate(gate, up, *spec.gate_clamp)
+        if spec.softcaps is not None:
+            return softcapped_gate(gate, up, *spec.softcaps)
+        return gated_product(gate, up, spec)
 
     @property
     def is_plain(self) -> bool:
         """Whether an expert is down(act(gate x) · up x), gate before up, without biases and norm."""
         spec = self.spec
-        cuts = (spec.gate_clamp, spec.activation_limit, spec.post_activation_limit, spec.softcaps)
         has_more = spec.expert_bias or spec.is_interleaved or spec.expert_norm is not None
-        return not has_more and all(cut is None for cut in cuts)
+        return not has_more and spec.softcaps is None and not cuts_gate(spec)
 
     def product(self, leaf: str, expert: int, hidden: torch.Tensor) -> torch.Tensor:
         """One expert's matrix of the stack ``leaf`` times rows (n, K)."""
