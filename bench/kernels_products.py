@@ -21,7 +21,7 @@ from functools import partial
 import torch
 
 from bench.kernels_attention import median_ms
-from bench.machine import Machine
+from bench.machine import Machine, multiplication_rate
 from inference.modelling.backends.native import library
 from inference.modelling.backends.native.packing import NativePacked, pack_native
 from inference.modelling.backends.native.program import Program, record
@@ -86,6 +86,7 @@ def main() -> int:
     write = sys.stdout.write
     rates = ", ".join(f"{form} {rate / 1e12:.2f}" for form, rate in peaks.items() if form != "int4")
     write(f"peak, 10^12 operations/s: {rates}; read {bandwidth / 1e9:.0f} GB/s\n")
+    write(f"float32 with other instructions beside: {multiplication_rate(beside=True) / 1e12:.2f}\n")
     # Without an instruction for pairs of bfloat16 our products are float32's.
     peaks["bfloat16"] = max(peaks["bfloat16"], peaks["float32"])
     write(f"{'matrix':<14} {'form':<9} {'rows':>4} {'ms':>8} {'of peak':>8} {'of read':>8}")

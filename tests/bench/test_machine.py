@@ -1,11 +1,11 @@
-"""The reader of memory reads everything that it is timed for."""
+"""The compiled limits do what they are timed for."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from bench.machine import WINDOW_BYTES, compiled_reader, read_by_all
+from bench.machine import WINDOW_BYTES, compiled_reader, multiplication_rate, read_by_all
 
 
 @pytest.mark.parametrize("pages", [False, True])
@@ -23,3 +23,12 @@ def test_every_word_is_read(pages: bool) -> None:
     words[0] ^= 1
     words[-1] ^= 6
     assert read_by_all(reader, words, pages) == expected ^ 7
+
+
+def test_other_instructions_cost_no_less_than_nothing() -> None:
+    """And a core multiplies more than once and at most a thousand times in a nanosecond."""
+    alone, beside = multiplication_rate(), multiplication_rate(beside=True)
+    if alone == 0:
+        pytest.skip("no compiler")
+    threads = torch.get_num_threads()
+    assert 1e9 < beside / threads < 1.5 * alone / threads < 1e12

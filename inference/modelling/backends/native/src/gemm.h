@@ -50,11 +50,11 @@ void multiply(
   const int64_t fits = count == 1 ? units : std::max<int64_t>(1, kTileBytes / unit_bytes);
   const int64_t part = kExpands<F> ? 1 : has_factors ? std::min(fits, kScaledInputs / w.unit) : fits;
   t.advance = ceil_div(unit_bytes / t.unit_steps, count);
-  const ReadOrder& order = count == 1 ? read_order() : plain_order();
-  t.in_pages = order.in_pages;
-  t.is_read_once = rows == 1 && !order.in_pages;
-  t.ahead = {nullptr, order.offsets, on.end, count == 1 ? on.next - on.end : 0};
-  const int64_t lead = order.in_pages ? 0 : rows == 1 ? kAhead : kTileBytes;  // of one panel
+  const ReadOrder& order = read_order();
+  t.in_pages = count == 1 && order.in_pages;
+  t.is_read_once = rows == 1 && !t.in_pages;
+  t.ahead = {nullptr, count == 1 ? order.offsets : nullptr, on.end, on.next - on.end};
+  const int64_t lead = t.in_pages ? 0 : rows == 1 ? kAhead : kTileBytes;  // of one panel
   const uint8_t* end_of_run = w.data + block_end * w.block_bytes;
   const uint8_t* after = end_of_run == on.end ? on.next : end_of_run;
   MatrixTiles<V> matrix_tiles(panels.line > 0);

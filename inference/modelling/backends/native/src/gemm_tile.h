@@ -84,6 +84,10 @@ inline vf fused_multiply_add(vf a, vf b, vf c) {
 #ifdef __AVX512F__
   auto result = _mm512_fmadd_ps(std::bit_cast<__m512>(a), std::bit_cast<__m512>(b), std::bit_cast<__m512>(c));
   return std::bit_cast<vf>(result);
+#elif defined(__FMA__)
+  // Left to itself GCC also takes the forms that overwrite a factor, and then copies factors and spills sums.
+  asm("vfmadd231ps %2, %1, %0" : "+x"(c) : "x"(a), "x"(b));
+  return c;
 #else
   return a * b + c;
 #endif
@@ -371,10 +375,38 @@ inline __attribute__((always_inline)) void add_codes(
   }
 }
 
-// += a unit of bfloat16 or float32.
+// += the products of R rows with a step of bfloat16 or float32.
+template <class F, int R, int V>
+inline __attribute__((always_inline)) void add_products(vf (&sums)[R][V], const uint32_t* a, const uint8_t* w) {
+  vi values[V];
+  for (int v = 0; v < V; ++v) values[v] = load_bits(w + v * sizeof(vi));
+  // The weights in a word, the first one's in the lower half: float32 has its upper half of bfloat16.
+  for (int word = 0; word < F::kWords; ++word) {
+    vi weights[V];
+    for (int v = 0; v < V; ++v)
+      weights[v] = F::kWords == 1 ? values[v] : word == 0 ? values[v] << 16 : values[v] & ~0xffff;
+    for (int r = 0; r < R; ++r) {
+      const vi broadcast = splat_bits(a[word * R + r]);
+      for (int v = 0; v < V; ++v) {
+#ifdef __AVX512BF16__
+        if constexpr (F::kPerStep == 2) {
+          sums[r][v] = dot_halves(sums[r][v], weights[v], broadcast);
+          continue;
+        }
+#endif
+        sums[r][v] = fused_multiply_add(std::bit_cast<vf>(weights[v]), std::bit_cast<vf>(broadcast), sums[r][v]);
+      }
+    }
+  }
+}
+
+// += a unit of bfloat16 or float32. Prefetches are asked for once in some steps: a core whose other thread is busy (on
+// most rented machines somebody else's) decodes three instructions a cycle or fewer, and each one that multiplies
+// nothing costs time.
 template <class F, int R, int V, bool kOnce>
 inline __attribute__((always_inline)) void add_values(
     const TileArgs& t, int64_t unit, int first_vector, WeightsAhead& ahead, vf (*all)[kVectors]) {
+  constexpr int64_t kStepsAtOnce = V == kVectors ? 2 : 4;  // two pieces for one panel, at most one for several
   const int64_t first = unit * t.unit_steps, last = std::min(first + t.unit_steps, t.depth);
   const uint32_t* a = t.steps + first * R * F::kWords;
   const uint8_t* w = t.weights + first * F::kStepBytes + first_vector * sizeof(vi);
@@ -382,29 +414,22 @@ inline __attribute__((always_inline)) void add_values(
   vf sums[R][V];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) sums[r][v] = all[r][first_vector + v];
-  for (int64_t step = first; step < last; ++step, a += R * F::kWords, w += F::kStepBytes) {
-    prefetch_ahead<kOnce, V>(ahead, advance);
-    vi values[V];
-    for (int v = 0; v < V; ++v) values[v] = load_bits(w + v * sizeof(vi));
-    // The weights in a word, the first one's in the lower half: float32 has its upper half of bfloat16.
-    for (int word = 0; word < F::kWords; ++word) {
-      vi weights[V];
-      for (int v = 0; v < V; ++v)
-        weights[v] = F::kWords == 1 ? values[v] : word == 0 ? values[v] << 16 : values[v] & ~0xffff;
-      for (int r = 0; r < R; ++r) {
-        const vi broadcast = splat_bits(a[word * R + r]);
-        for (int v = 0; v < V; ++v) {
-#ifdef __AVX512BF16__
-          if constexpr (F::kPerStep == 2) {
-            sums[r][v] = dot_halves(sums[r][v], weights[v], broadcast);
-            continue;
-          }
-#endif
-          sums[r][v] = fused_multiply_add(std::bit_cast<vf>(weights[v]), std::bit_cast<vf>(broadcast), sums[r][v]);
-        }
-      }
-    }
+  const auto add_next = [&] {
+    add_products<F>(sums, a, w);
+    a += R * F::kWords;
+    w += F::kStepBytes;
+  };
+  int64_t step = first;
+#pragma GCC unroll 1
+  for (; step + kStepsAtOnce <= last; step += kStepsAtOnce) {
+    ahead.prefetch<kOnce>();
+    if (ahead.offsets) ahead.prefetch<kOnce>(kPiece);
+    ahead.at += kStepsAtOnce * advance;
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < kStepsAtOnce; ++i) add_next();
   }
+#pragma GCC unroll 1
+  for (; step < last; ++step) add_next();
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) all[r][first_vector + v] = sums[r][v];
 }

@@ -43,8 +43,6 @@ bool read_in_pages(bool wanted) { return in_pages().exchange(wanted); }
 
 }  // namespace
 
-const ReadOrder& plain_order() { return kPlain; }
-
 const ReadOrder& read_order() { return in_pages().load(std::memory_order_relaxed) ? kPaged : kPlain; }
 
 }  // namespace blazr

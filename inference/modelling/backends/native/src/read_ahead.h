@@ -26,9 +26,6 @@ struct ReadOrder {
 // This processor's.
 const ReadOrder& read_order();
 
-// As the addresses come.
-const ReadOrder& plain_order();
-
 // Where a thread reads on behind its part of a product: at `next` instead of at `end`.
 struct ReadOn {
   const uint8_t* end;
@@ -38,17 +35,21 @@ struct ReadOn {
 // A thread's way through memory ahead of its reading.
 struct WeightsAhead {
   const uint8_t* at;
-  const uint32_t* offsets;  // of a ReadOrder
+  const uint32_t* offsets;  // of a ReadOrder; null: as the addresses come, up to no end
   const uint8_t* end;       // as of a ReadOn
   int64_t jump;             // from there to what is next
 
-  // Prefetches a piece; or, if not kWhole, a line of it, where the caller moves `at` line by line. kOnce: as read once,
-  // so that it passes through the first cache and doesn't push what the operators and Python between the products need
-  // out of the others; else into the second cache.
+  // Prefetches the piece that has its turn `further` bytes on; or, if not kWhole, a line of it, where the caller moves
+  // `at` line by line. kOnce: as read once, so that it passes through the first cache and doesn't push what the
+  // operators and Python between the products need out of the others; else into the second cache. Inlined always: GCC
+  // takes a function that only prefetches for one without effects, and drops calls of it.
   template <bool kOnce, bool kWhole = true>
-  void prefetch() const {
-    const uint8_t* piece = at + offsets[reinterpret_cast<uintptr_t>(at) / kPiece % kOrderLength];
-    if (piece >= end) piece += jump;
+  __attribute__((always_inline)) void prefetch(int64_t further = 0) const {
+    const uint8_t* piece = at + further;
+    if (offsets) {
+      piece += offsets[reinterpret_cast<uintptr_t>(piece) / kPiece % kOrderLength];
+      if (piece >= end) piece += jump;
+    }
     __builtin_prefetch(piece, 0, kOnce ? 0 : 2);
     if constexpr (kWhole) __builtin_prefetch(piece + 64, 0, kOnce ? 0 : 2);
   }
