@@ -101,13 +101,18 @@ inline float greatest_magnitude(const T* from, int64_t count) {
 constexpr int64_t kInputsAtOnce = 1024;  // of a row, quantised before they are put in their places
 constexpr float kTiny = 1e-30f;          // magnitudes below count as 0: their reciprocal would overflow
 
+// The bfloat16 in the lower (0) or upper (1) halves of words, as float32.
+inline vu half_of(vu words, int number) { return number == 0 ? words << 16 : words & 0xffff0000u; }
+
 // Words of `width` rows step by step: to[step][row]. There are kLanes pointers, those from `width` on to any such row.
+// With kHalves 2 words are pairs of bfloat16, and of each step come the first ones of all rows, then the second ones.
+template <int kHalves = 1>
 inline void interleave(const uint32_t* const* rows, int width, int64_t steps, uint32_t* to) {
-  if (width == 1) {
+  if (kHalves == 1 && width == 1) {
     std::memcpy(to, rows[0], steps * sizeof *to);
     return;
   }
-  const uint32_t* end = to + steps * width;
+  const uint32_t* end = to + kHalves * steps * width;
   for (int64_t step = 0; step < steps; step += kLanes) {
     vu block[kLanes];
     const int64_t left = std::min<int64_t>(kLanes, steps - step);
@@ -120,12 +125,15 @@ inline void interleave(const uint32_t* const* rows, int width, int64_t steps, ui
       }
     }
     transpose(block);
-    for (int64_t i = 0; i < left; ++i, to += width) {
-      // What a whole vector writes too much, the next one writes over.
-      if (end - to >= kLanes)
-        std::memcpy(to, &block[i], sizeof block[i]);
-      else
-        std::memcpy(to, &block[i], width * sizeof *to);
+    for (int64_t i = 0; i < left; ++i) {
+      for (int half = 0; half < kHalves; ++half, to += width) {
+        const vu words = kHalves == 1 ? block[i] : half_of(block[i], half);
+        // What a whole vector writes too much, the next one writes over.
+        if (end - to >= kLanes)
+          std::memcpy(to, &words, sizeof words);
+        else
+          std::memcpy(to, &words, width * sizeof *to);
+      }
     }
   }
 }
@@ -265,24 +273,16 @@ void fill_values(const T* const* rows, const Matrix& w, const Panels& panels, in
   const int width = panels.size(panel);
   uint32_t* steps = panels.first_step(panel);
   const int64_t whole = w.inputs / kPer;
-  const auto word_of = [&](int row, int64_t step) {
+  const uint32_t* words[kLanes];
+  for (int row = 0; row < kLanes; ++row) words[row] = reinterpret_cast<const uint32_t*>(rows[row < width ? row : 0]);
+  interleave<F::kWords>(words, width, whole, steps);
+  // The last one of an odd number of values is alone in its word.
+  uint32_t* last = steps + whole * F::kWords * width;
+  for (int row = 0; row < width && whole < panels.depth; ++row) {
     uint32_t word = 0;
-    std::memcpy(&word, rows[row] + step * kPer, std::min<int64_t>(kPer, w.inputs - step * kPer) * sizeof(T));
-    return word;
-  };
-  if constexpr (F::kWords == 1) {
-    const uint32_t* words[kLanes];
-    for (int row = 0; row < kLanes; ++row) words[row] = reinterpret_cast<const uint32_t*>(rows[row < width ? row : 0]);
-    interleave(words, width, whole, steps);
-    for (int row = 0; row < width && whole < panels.depth; ++row) steps[whole * width + row] = word_of(row, whole);
-  } else {
-    for (int row = 0; row < width; ++row) {
-      for (int64_t step = 0; step < panels.depth; ++step) {
-        const uint32_t word = word_of(row, step);
-        steps[2 * step * width + row] = word << 16;
-        steps[(2 * step + 1) * width + row] = word & 0xffff0000u;
-      }
-    }
+    std::memcpy(&word, rows[row] + whole * kPer, sizeof(T));
+    last[row] = F::kWords == 1 ? word : word << 16;
+    if (F::kWords == 2) last[width + row] = 0;
   }
 }
 
