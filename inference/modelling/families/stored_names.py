@@ -43,7 +43,11 @@ def _renamed(name: str, rules: Rules) -> str:
 
 
 def with_stored_names(spec: ModelSpec, stored: Mapping[str, str]) -> ModelSpec:
-    """The spec, with sources that name the tensors of the files; ``stored`` from ``names_in_memory``."""
+    """The spec, with sources that name the tensors of the files; ``stored`` from ``names_in_memory``.
+
+    Raises:
+        CorruptCheckpoint: The names of a layer's experts aren't alike.
+    """
     return replace(spec, parameters={name: _stored(source, stored) for name, source in spec.parameters.items()})
 
 
@@ -54,5 +58,22 @@ def _stored(source: Source, stored: Mapping[str, str]) -> Source:
         name = stored[piece.name.replace("{e}", "0")]
         if "{e}" in piece.name:
             name = name.replace(".experts.0.", ".experts.{e}.")
+            _check_alike(piece.name, name, source.num_experts or 0, stored)
         pieces.append(replace(piece, name=name))
     return replace(source, pieces=tuple(pieces))
+
+
+def _check_alike(in_memory: str, name: str, count: int, stored: Mapping[str, str]) -> None:
+    """Check that the files' names of ``count`` experts are ``name`` with their numbers, as a source has one for all.
+
+    Raises:
+        CorruptCheckpoint: One has another naming.
+    """
+    for number in range(count):
+        found, expected = stored[in_memory.replace("{e}", str(number))], name.replace("{e}", str(number))
+        if found != expected:
+            raise CorruptCheckpoint(
+                f"{name.replace('{e}', '0')} and {found} are in two namings; the experts of a layer must be in one. "
+                f"Rename the latter to {expected}.",
+                param=found,
+            )

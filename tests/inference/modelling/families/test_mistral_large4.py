@@ -197,3 +197,26 @@ def test_the_names_tell_the_type() -> None:
     facts = Facts()
     view = view_of(shapes(), {})
     assert detect_model_type(view.tensors, "huggingface", view.config, facts) == (TYPE, True)
+
+
+def test_experts_of_a_layer_in_two_namings_are_refused() -> None:
+    """Their source has one name for all of them, and a load would look for tensors that aren't there."""
+    mine = {name: shape for name, shape in shapes().items() if ".2.mlp.experts.1." not in name}
+    theirs = published({name: shape for name, shape in shapes().items() if ".2.mlp.experts.1." in name})
+    with pytest.raises(CorruptCheckpoint, match="are in two namings; the experts of a layer must be in one") as caught:
+        build(mine | theirs)
+    assert caught.value.param == "layers.2.experts.1.w1.weight"
+    assert caught.value.message.startswith("model.layers.2.mlp.experts.0.gate_proj.weight and layers.2.experts.1.w1")
+    assert caught.value.message.endswith("to model.layers.2.mlp.experts.1.gate_proj.weight.")
+
+
+def test_other_tensors_may_be_in_two_namings() -> None:
+    """transformers writes files whose names are of both."""
+    ours = build()
+    for part in (".experts.", "self_attn.", "layers.3.", "rotary_emb", "shared_experts"):
+        mine = {name: shape for name, shape in shapes().items() if part not in name}
+        theirs = published({name: shape for name, shape in shapes().items() if part in name})
+        spec = build(mine | theirs)
+        assert spec.layers == ours.layers
+        names = {name for source in spec.parameters.values() for name in source.tensor_names()}
+        assert names == set(mine) | set(theirs)
