@@ -11,7 +11,7 @@ from inference.modelling.families.alibi import alibi_slopes
 from inference.modelling.families.attention_config import Fused
 from inference.modelling.families.attention_decoder import AttentionDecoder, LayerNames
 from inference.modelling.families.config import CheckpointView
-from inference.modelling.families.config_key_tables import COMMON, Table, harmless, used
+from inference.modelling.families.config_key_tables import COMMON, Table, aliases, harmless, used
 from inference.modelling.families.config_keys import Only
 from inference.modelling.families.config_values import check_size, layer_norm
 from inference.modelling.families.mlp_config import MLPNames
@@ -27,7 +27,8 @@ NAMES = LayerNames(
 CONFIG_KEYS: Mapping[str, Table] = {
     "bloom": {
         **COMMON,
-        **used("n_head", "num_attention_heads", "n_embed", "layer_norm_epsilon", "seq_length"),
+        **aliases("num_attention_heads", "n_head"),
+        **used("num_attention_heads", "n_embed", "layer_norm_epsilon", "seq_length"),
         **harmless("up to rounding", "slow_but_exact", "attention_softmax_in_fp32", "masked_softmax_fusion"),
         **harmless("training only", "bias_dropout_fusion", "skip_bias_add", "skip_bias_add_qkv"),
         **harmless("no code reads it", "n_inner", "offset_alibi"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from inference.modelling.families.config_keys import USED, Biases, Harmless, Members, Only, Rule
+from inference.modelling.families.config_keys import USED, Alias, Biases, Harmless, Members, Only, Rule
 from inference.modelling.families.quantisation_keys import QUANTISATION_KEYS
 
 Table = Mapping[str, Rule]
@@ -15,6 +15,11 @@ Table = Mapping[str, Rule]
 
 def used(*names: str) -> dict[str, Rule]:
     return dict.fromkeys(names, USED)
+
+
+def aliases(of: str, *names: str) -> dict[str, Rule]:
+    """Further names of the setting ``of``."""
+    return dict.fromkeys(names, Alias((of,)))
 
 
 def harmless(reason: str, *names: str) -> dict[str, Rule]:
@@ -118,7 +123,13 @@ GPT: Table = {
 DECODER: Table = {**COMMON, **HEADS, **used("intermediate_size", "hidden_act", "rms_norm_eps")}
 WITH_ROPE: Table = {**DECODER, **ROPE, "attention_bias": QKVO_BIAS}
 LLAMA_LIKE: Table = {**WITH_ROPE, "mlp_bias": MLP_BIAS}
-EXPERTS: Table = used("num_experts", "num_local_experts", "num_experts_per_tok")
+EXPERTS: Table = {**used("num_experts", "num_experts_per_tok"), **aliases("num_experts", "num_local_experts")}
+COUNTED_EXPERTS: Table = {
+    **used("n_routed_experts", "num_experts_per_tok"),
+    "num_experts": Alias(("n_routed_experts",)),
+    "num_local_experts": Alias(("n_routed_experts", "num_experts")),
+}
+"""``EXPERTS`` of families whose first name of their number is DeepSeek's."""
 QWEN_ROPE = Members(
     {**ROPE_MEMBERS, **harmless("three equal positions for text are one", "mrope_section", "mrope_interleaved")}
 )

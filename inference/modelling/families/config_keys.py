@@ -11,20 +11,35 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from inference.errors import InvalidRequest, TensorShapeMismatch, UnsupportedArchitecture
+from inference.errors import CorruptCheckpoint, InvalidRequest, TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.families.checks import OTHER_PARTS
-from inference.modelling.families.config import CheckpointView
+from inference.modelling.families.config import CheckpointConfig, CheckpointView
 
 IGNORED_KEYS = "config.ignored_keys"
 """The fact by which an operator leaves keys out: their names, separated by commas."""
 _MAX_SHOWN = 8
 _CONFIGS = ("", "text_config.", "llm_config.", "thinker_config.", "thinker_config.text_config.")
 """Where a class may have left names of its own, which start with an underscore."""
+_GROUPED = ("rope_parameters", "rope_scaling", "per_layer_config")
+"""Keys under which transformers 5 may write one object for each layer type, or for each layer."""
+_OTHER_FORMS = ("rope_parameters", "rope_scaling", "quantization_config", "compression_config")
+"""Keys that published files give in other forms than an object too; the code that reads them refuses the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Used:
     """The family reads the value, or compares it with the tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alias(Used):
+    """Another name of a setting that the family reads; both names may be there, but with one value.
+
+    Attributes:
+        of: The other names, in the same object; with dots those of members of an object in it.
+    """
+
+    of: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +101,10 @@ def check_config_keys(view: CheckpointView, model_type: str, rules: Mapping[str,
     Raises:
         UnsupportedArchitecture: A key isn't known, or its value isn't served.
         TensorShapeMismatch: A flag contradicts the biases that are there.
+        CorruptCheckpoint: A key has no object, but its members are read; or two names of one setting have two values.
         InvalidRequest: A key that the operator leaves out isn't one that would be refused.
     """
+    _check_aliases(view.config.values, rules)
     ignored = {name for name in re.split(r"[,\s]+", str(view.facts.overrides.get(IGNORED_KEYS) or "")) if name}
     unknown: list[str] = []
     left_out: set[str] = set()
@@ -124,17 +141,44 @@ def _entries(
             continue
         rule = rules.get(key)
         if isinstance(rule, Members) and isinstance(value, Mapping):
-            # transformers 5 may write one object of rope keys for each layer type.
-            groups = value.values() if value and all(isinstance(part, Mapping) for part in value.values()) else (value,)
-            for group in groups:
+            for group in _groups(key, value):
                 yield from _entries(group, rule.rules_of(group), f"{prefix}{key}.")
         else:
             yield prefix + key, value, rule
 
 
+def _groups(key: str, value: Mapping[str, Any]) -> Collection[Mapping[str, Any]]:
+    """The objects whose members the rules of ``key`` are of: that of the key, or those in it."""
+    is_grouped = key in _GROUPED and value and all(isinstance(part, Mapping) for part in value.values())
+    return value.values() if is_grouped else (value,)
+
+
+def _check_aliases(values: Mapping[str, Any], rules: Mapping[str, Rule], prefix: str = "") -> None:
+    """Compare the values of all names of a setting; null means "not given".
+
+    Raises:
+        CorruptCheckpoint: They differ.
+    """
+    config = CheckpointConfig(values)
+    for key, value in values.items():
+        rule = rules.get(key)
+        if isinstance(rule, Members) and isinstance(value, Mapping):
+            for group in _groups(key, value):
+                _check_aliases(group, rule.rules_of(group), f"{prefix}{key}.")
+        elif isinstance(rule, Alias) and value is not None:
+            for other in rule.of:
+                if config.get(other, default=value) != value:
+                    raise CorruptCheckpoint(
+                        f"config.json: {prefix}{key} is {str(value)[:60]!r}, but {prefix}{other} is "
+                        f"{str(config.get(other))[:60]!r}; they are two names of one setting. Remove the one that the "
+                        "model wasn't trained with.",
+                        param=prefix + key,
+                    )
+
+
 def _refusal(
     view: CheckpointView, model_type: str, name: str, value: Any, rule: Rule | None
-) -> UnsupportedArchitecture | TensorShapeMismatch | None:
+) -> UnsupportedArchitecture | TensorShapeMismatch | CorruptCheckpoint | None:
     """The error that a known key's value is; None: it is fine."""
     if isinstance(rule, Only) and not rule.allows(value):
         allowed = " or ".join(str(item).lower() if isinstance(item, bool) else repr(item) for item in rule.values)
@@ -151,6 +195,13 @@ def _refusal(
                 f"biases ({rule.owners}.bias). {_remedy([name])}",
                 param=name,
             )
+    # The readers look for members, find none in another value, and would go on with the defaults.
+    if isinstance(rule, Members) and name.rpartition(".")[2] not in _OTHER_FORMS:
+        members = ", ".join(sorted(rule.rules)[:_MAX_SHOWN]) + (", …" if len(rule.rules) > _MAX_SHOWN else "")
+        return CorruptCheckpoint(
+            f"config.json: {name} is {str(value)[:60]!r}; it must be an object (of {members}), or be left out.",
+            param=name,
+        )
     return None
 
 

@@ -18,7 +18,16 @@ from typing import Any
 from inference.errors import UnsupportedArchitecture
 from inference.modelling.families.checks import ROTARY_BUFFERS, IgnoredTensors
 from inference.modelling.families.config import MAX_LAYERS, CheckpointView
-from inference.modelling.families.config_key_tables import COMMON, EXPERTS, MLP_BIAS, ROPE, Table, harmless, used
+from inference.modelling.families.config_key_tables import (
+    COMMON,
+    COUNTED_EXPERTS,
+    MLP_BIAS,
+    ROPE,
+    Table,
+    aliases,
+    harmless,
+    used,
+)
 from inference.modelling.families.config_keys import Biases, Harmless, Only
 from inference.modelling.families.config_values import (
     activation,
@@ -61,13 +70,17 @@ DENSE: Table = {
 }  # fmt: skip
 DEEPSEEK: Table = {
     **DENSE,
-    **EXPERTS,
+    **COUNTED_EXPERTS,
     **used(
-        "n_routed_experts", "n_shared_experts", "moe_intermediate_size", "first_k_dense_replace", "moe_layer_freq",
-        "n_group", "topk_group", "topk_method", "scoring_func", "routed_scaling_factor", "num_nextn_predict_layers",
+        "n_shared_experts", "moe_intermediate_size", "first_k_dense_replace", "moe_layer_freq", "n_group", "topk_group",
+        "topk_method", "scoring_func", "routed_scaling_factor", "num_nextn_predict_layers",
     ),
 }  # fmt: skip
-THIRD: Table = {**DEEPSEEK, **used("norm_topk_prob", "rope_interleave", "num_mtp_layers")}
+THIRD: Table = {
+    **DEEPSEEK,
+    **used("norm_topk_prob", "rope_interleave"),
+    **aliases("num_nextn_predict_layers", "num_mtp_layers"),
+}
 SPARSE: Table = {
     **DEEPSEEK,
     **used("norm_topk_prob", "mlp_layer_types", "index_topk", "index_head_dim", "index_n_heads"),

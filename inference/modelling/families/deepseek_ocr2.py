@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from inference.modelling.families.attention_decoder import AttentionDecoder, ChannelMixer
 from inference.modelling.families.config import CheckpointView
-from inference.modelling.families.config_key_tables import EXPERTS, WITH_ROPE, Table, used
+from inference.modelling.families.config_key_tables import COUNTED_EXPERTS, WITH_ROPE, Table, used
 from inference.modelling.families.config_keys import Only
 from inference.modelling.families.config_values import activation, rms_norm
 from inference.modelling.families.deepseek import softmax_experts
@@ -20,10 +20,10 @@ from inference.modelling.spec import ModelSpec
 
 TEXT: Table = {
     **WITH_ROPE,
-    **EXPERTS,
+    **COUNTED_EXPERTS,
     **used(
-        "n_routed_experts", "n_shared_experts", "moe_intermediate_size", "mlp_layer_types", "n_group", "topk_group",
-        "topk_method", "routed_scaling_factor",
+        "n_shared_experts", "moe_intermediate_size", "mlp_layer_types", "n_group", "topk_group", "topk_method",
+        "routed_scaling_factor",
     ),
     "mlp_bias": Only((False,), "MLPs and experts have no biases"),
 }  # fmt: skip

@@ -13,8 +13,8 @@ from typing import Any
 from inference.errors import CorruptCheckpoint, TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.families.checks import record_drafts
 from inference.modelling.families.config import CheckpointView, Facts
-from inference.modelling.families.config_key_tables import COMMON, ROPE_MEMBERS, Table, harmless, used
-from inference.modelling.families.config_keys import Members, Only
+from inference.modelling.families.config_key_tables import COMMON, ROPE_MEMBERS, Table, aliases, harmless, used
+from inference.modelling.families.config_keys import Alias, Members, Only
 from inference.modelling.families.config_values import (
     activation,
     check_size,
@@ -58,9 +58,11 @@ CONFIG_KEYS: Mapping[str, Table] = {
             "compress_rope_theta", "rope_theta", "partial_rotary_factor", "qk_rope_head_dim", "o_groups", "o_lora_rank",
             "index_n_heads", "index_head_dim", "index_topk", "rms_norm_eps", "hidden_act", "hc_mult",
             "hc_sinkhorn_iters", "hc_eps", "mlp_layer_types", "num_hash_layers", "n_routed_experts",
-            "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts", "scoring_func",
-            "routed_scaling_factor", "swiglu_limit", *RATE_KEYS.values(),
+            "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts", "scoring_func",
+            "routed_scaling_factor", "swiglu_limit",
         ),
+        **aliases("n_routed_experts", "num_local_experts"),
+        **{early: Alias((f"compress_rates.{kind}",)) for kind, early in RATE_KEYS.items()},
         **harmless("of the layers that draft, which are left out", "num_nextn_predict_layers"),
         "compress_rates": Members(used(SPARSE, HEAVY)),
         "rope_parameters": ROPES,
@@ -238,18 +240,17 @@ def _check_kinds(view: CheckpointView, layers: Sequence[LayerNames]) -> None:
         TensorShapeMismatch: They differ.
     """
     config, count = view.config, len(layers)
-    stated = layer_types(view, count, TYPES)
+    kinds = [_kind(names) for names in layers]
+    _compare(layer_types(view, count, TYPES), kinds, "layer_types")
     ratios = config.integers("compress_ratios")
-    if stated is None and ratios:
+    if ratios:
         if len(ratios) < count or not set(ratios) <= TYPE_OF_RATIO.keys():
             raise UnsupportedArchitecture(
                 f"config.json: compress_ratios is {str(list(ratios))[:80]}; it needs one of "
                 f"{', '.join(map(str, TYPE_OF_RATIO))} for each of {count} layers.",
                 param="compress_ratios",
             )
-        stated = tuple(TYPE_OF_RATIO[ratio] for ratio in ratios[:count])
-    key = "layer_types" if "layer_types" in config else "compress_ratios"
-    _compare(stated, [_kind(names) for names in layers], key)
+        _compare([TYPE_OF_RATIO[ratio] for ratio in ratios[:count]], kinds, "compress_ratios")
     mlps: tuple[str, ...] | None = config.strings("mlp_layer_types") or None
     if mlps is not None and (len(mlps) != count or not set(mlps) <= set(MLP_TYPES)):
         raise CorruptCheckpoint(
@@ -257,11 +258,11 @@ def _check_kinds(view: CheckpointView, layers: Sequence[LayerNames]) -> None:
             f"of {count} layers.",
             param="mlp_layer_types",
         )
-    if mlps is None and "num_hash_layers" in config:
-        first = config.integer("num_hash_layers", low=0)
-        mlps = tuple(TABLE if number < first else SCORED for number in range(count))
     found = [TABLE if "token_experts" in names else SCORED for names in layers]
-    _compare(mlps, found, "mlp_layer_types" if "mlp_layer_types" in config else "num_hash_layers")
+    _compare(mlps, found, "mlp_layer_types")
+    if "num_hash_layers" in config:
+        first = config.integer("num_hash_layers", low=0)
+        _compare([TABLE if number < first else SCORED for number in range(count)], found, "num_hash_layers")
 
 
 def _compare(stated: Sequence[str] | None, found: Sequence[str], key: str) -> None:

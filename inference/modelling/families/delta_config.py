@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from inference.errors import TensorShapeMismatch
 from inference.modelling.families.config import CheckpointView
+from inference.modelling.families.config_key_tables import Table
+from inference.modelling.families.config_keys import Alias
 from inference.modelling.families.config_values import check_size
 from inference.modelling.families.headers import matrix_shape, vector_length
 from inference.modelling.families.state_space import conv_shape
 from inference.modelling.specs.linear import GatedDeltaSpec, KimiDeltaSpec
 from inference.modelling.specs.parts import NormSpec, Shape
 from inference.modelling.specs.sources import Piece, Source, concatenated, tensor
+
+MEMBERS = {
+    "linear_num_heads": "num_heads",
+    "linear_head_dim": "head_dim",
+    "linear_conv_kernel_dim": "short_conv_kernel_size",
+}
+"""Keys of ``channel_delta_mixer``'s sizes to what published files call them, within ``linear_attn_config``."""
+LINEAR_SIZES: Table = {key: Alias((f"linear_attn_config.{member}",)) for key, member in MEMBERS.items()}
 
 
 def separate_delta_mixer(view: CheckpointView, base: str, norm_eps: float) -> tuple[GatedDeltaSpec, dict[str, Source]]:
@@ -66,14 +76,11 @@ def channel_delta_mixer(
     convs = [joint] if joint in tensors else [f"{base}{name}_conv1d.weight" for name in "qkv"]
     kernel = conv_shape(view, convs[0])[1]
     is_low = f"{forget}f_a_proj.weight" in tensors
-    sizes = {
-        "linear_num_heads": heads, "linear_attn_config.num_heads": heads,
-        "linear_head_dim": width, "linear_attn_config.head_dim": width,
-        "linear_conv_kernel_dim": kernel, "linear_attn_config.short_conv_kernel_size": kernel,
-        "short_conv_kernel_size": kernel,
-    }  # fmt: skip
-    for key, found in sizes.items():
-        check_size(view, found, f"shapes of the tensors of {base[:-1]}", key)
+    shapes = f"shapes of the tensors of {base[:-1]}"
+    for (key, member), found in zip(MEMBERS.items(), (heads, width, kernel), strict=True):
+        check_size(view, found, shapes, key)
+        check_size(view, found, shapes, f"linear_attn_config.{member}")
+    check_size(view, kernel, shapes, "short_conv_kernel_size")
     places = {"f": forget, "g": base}
     ranks = [matrix_shape(tensors, f"{at}{name}_a_proj.weight")[0] if is_low else None for name, at in places.items()]
     low_rank = [f"{base}b_proj.weight", *(f"{at}{name}_a_proj.weight" for name, at in places.items() if is_low)]

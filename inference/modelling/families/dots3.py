@@ -11,7 +11,7 @@ from dataclasses import replace
 from inference.errors import CorruptCheckpoint, TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.families.checks import ROTARY_BUFFERS
 from inference.modelling.families.config import MAX_LAYERS, CheckpointView
-from inference.modelling.families.config_key_tables import ROPE_MEMBERS, Table, harmless, used
+from inference.modelling.families.config_key_tables import ROPE_MEMBERS, Table, aliases, harmless, used
 from inference.modelling.families.config_keys import Harmless, Members, Only
 from inference.modelling.families.config_values import activation, integer_with_evidence, rms_norm
 from inference.modelling.families.decoder import decoder_spec, drafting_layers, llama_layer, llama_parts, read_layers
@@ -42,10 +42,12 @@ TEXT: Table = {
     **{key: rule for key, rule in DENSE.items() if key not in ("rotary_percent", "embedding_initializer_range")},
     **GROUPED_MOE,
     **used(
-        "mlp_layer_types", "moe_layer_freq", *SHARED, "layer_types", "use_dsa", "use_sliding_window", "sliding_window",
-        "sliding_window_size", "index_topk", "index_head_dim", "index_n_heads", "swa_rope_theta", LATER,
+        "mlp_layer_types", "moe_layer_freq", SHARED[0], "layer_types", "use_dsa", "use_sliding_window",
+        "sliding_window", "index_topk", "index_head_dim", "index_n_heads", "swa_rope_theta", LATER,
         *(f"swa_{key}" for key in SIZES),
     ),
+    **aliases(*SHARED),
+    **aliases("sliding_window", "sliding_window_size"),
     **WIDTHS,
     **{f"swa_{key}": rule for key, rule in WIDTHS.items()},
     "per_layer_config": Members({**used(*SIZES), **WIDTHS}),

@@ -13,7 +13,7 @@ from typing import Any
 
 from inference.errors import CorruptCheckpoint, TensorShapeMismatch
 from inference.modelling.families.config import CheckpointView
-from inference.modelling.families.config_key_tables import COMMON, NO_ROPE, Table, harmless, used
+from inference.modelling.families.config_key_tables import COMMON, NO_ROPE, Table, aliases, harmless, used
 from inference.modelling.families.config_keys import Harmless, Members, Only
 from inference.modelling.families.config_values import (
     activation,
@@ -29,7 +29,7 @@ from inference.modelling.families.decoder import (
     read_layers,
 )
 from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
-from inference.modelling.families.delta_config import channel_delta_mixer
+from inference.modelling.families.delta_config import LINEAR_SIZES, channel_delta_mixer
 from inference.modelling.families.grouped_moe import grouped_moe
 from inference.modelling.families.latent_attention import compressed_indexer_spec, mla_sources, mla_spec
 from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
@@ -50,12 +50,14 @@ GLM5_NEXT: Table = {
     **used(
         "num_attention_heads", "intermediate_size", "hidden_act", "rms_norm_eps", "q_lora_rank", "kv_lora_rank",
         "qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim", "v_head_dim", "layer_types", "mlp_layer_types",
-        "linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim", "linear_lower_bound", "hc_mult", "hc_eps",
-        "hc_sinkhorn_iters", "n_routed_experts", "num_local_experts", "num_experts_per_tok", "n_shared_experts",
+        "hc_mult", "hc_eps", "hc_sinkhorn_iters", "n_routed_experts", "num_experts_per_tok", "n_shared_experts",
         "moe_intermediate_size", "n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor", "swiglu_limit",
         "index_topk", "index_head_dim", "index_n_heads", "index_kpool", "indexer_types", "index_topk_pattern",
         "index_topk_freq", "index_skip_topk_offset", "num_nextn_predict_layers",
     ),
+    **LINEAR_SIZES,
+    **aliases("linear_attn_config.gate_lower_bound", "linear_lower_bound"),
+    **aliases("n_routed_experts", "num_local_experts"),
     **harmless("of a layer that drafts", "index_share_for_mtp_iteration"),
     **harmless("up to rounding", "moe_router_dtype"),
     **harmless("training only", "output_router_logits", "router_aux_loss_coef"),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from inference.modelling.families.attention_decoder import AttentionDecoder, ChannelMixer
 from inference.modelling.families.config import CheckpointView
-from inference.modelling.families.config_key_tables import WITH_ROPE, Table, harmless, used
+from inference.modelling.families.config_key_tables import WITH_ROPE, Table, aliases, harmless, used
 from inference.modelling.families.config_keys import Only
 from inference.modelling.families.config_values import integer_with_evidence, number_with_evidence, rms_norm
 from inference.modelling.families.headers import matrix_shape
@@ -25,9 +25,10 @@ CONFIG_KEYS: Mapping[str, Table] = {
     "gpt_oss": {
         **WITH_ROPE,
         **used(
-            "num_local_experts", "num_experts", "num_experts_per_tok", "experts_per_token", "sliding_window",
-            "layer_types", "swiglu_limit", "swiglu_alpha",
+            "num_local_experts", "num_experts_per_tok", "sliding_window", "layer_types", "swiglu_limit", "swiglu_alpha",
         ),
+        **aliases("num_local_experts", "num_experts"),
+        **aliases("num_experts_per_tok", "experts_per_token"),
         **harmless("an early name beside rope_scaling", "initial_context_length", "rope_scaling_factor",
                    "rope_ntk_alpha", "rope_ntk_beta"),
         "hidden_act": Only(("silu",), "the experts have a gate of their own"),

@@ -10,7 +10,7 @@ from typing import Literal
 
 from inference.errors import MissingTensor, TensorShapeMismatch
 from inference.modelling.families.config import CheckpointView
-from inference.modelling.families.config_key_tables import EXPERTS, Table, used
+from inference.modelling.families.config_key_tables import COUNTED_EXPERTS, Table, used
 from inference.modelling.families.config_values import integer_with_evidence, number_with_evidence
 from inference.modelling.families.moe_config import check_experts, check_routing, count_experts, shared_width
 from inference.modelling.specs.layers import MoESpec
@@ -18,10 +18,10 @@ from inference.modelling.specs.layers import MoESpec
 COUNT_KEYS = ("n_routed_experts", "num_experts", "num_local_experts")
 BIASES = ("gate.e_score_correction_bias", "e_score_correction_bias")
 GROUPED_MOE: Table = {
-    **EXPERTS,
+    **COUNTED_EXPERTS,
     **used(
-        "n_routed_experts", "n_shared_experts", "moe_intermediate_size", "first_k_dense_replace", "n_group",
-        "topk_group", "routed_scaling_factor", "norm_topk_prob",
+        "n_shared_experts", "moe_intermediate_size", "first_k_dense_replace", "n_group", "topk_group",
+        "routed_scaling_factor", "norm_topk_prob",
     ),
 }  # fmt: skip
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from inference.errors import MissingTensor
 from inference.modelling.families.checks import record_drafts
 from inference.modelling.families.config import CheckpointView
-from inference.modelling.families.config_key_tables import COMMON, HEADS, Table, harmless, used
+from inference.modelling.families.config_key_tables import COMMON, HEADS, Table, aliases, harmless, used
 from inference.modelling.families.config_keys import Only
 from inference.modelling.families.config_values import (
     activation,
@@ -42,16 +42,19 @@ INKLING: Table = {
     **{key: rule for key, rule in HEADS.items() if key not in ("num_heads", "num_kv_heads")},
     **used(
         "model_max_length", "unpadded_vocab_size", "swa_num_attention_heads", "swa_num_key_value_heads", "swa_head_dim",
-        "sliding_window_size", "sliding_window", "d_rel", "rel_extent", "log_scaling_n_floor", "log_scaling_alpha",
-        "layer_types", "local_layer_ids", "rms_norm_eps", "conv_kernel_size", "sconv_kernel_size", "mlp_layer_types",
+        "sliding_window_size", "d_rel", "rel_extent", "log_scaling_n_floor", "log_scaling_alpha",
+        "layer_types", "local_layer_ids", "rms_norm_eps", "conv_kernel_size", "mlp_layer_types",
         "dense_mlp_idx", "intermediate_size", "dense_intermediate_size", "moe_intermediate_size", "hidden_act",
-        "n_routed_experts", "num_local_experts", "num_experts_per_tok", "n_shared_experts", "route_scale",
+        "n_routed_experts", "num_experts_per_tok", "n_shared_experts", "route_scale",
         "logits_mup_width_multiplier",
     ),
     **harmless(
         "of the layers that draft",
         "num_mtp_layers", "chain_hidden_post_norm", "mtp_hidden_states_first", "mtp_local_layer_ids",
     ),
+    **aliases("sliding_window_size", "sliding_window"),
+    **aliases("conv_kernel_size", "sconv_kernel_size"),
+    **aliases("n_routed_experts", "num_local_experts"),
     **harmless("no code reads it", "rms_norm_eps_moe_gate", "number_of_conv_states"),
     "shared_expert_sink": Only((True,), "the router scores the shared experts"),
     "tie_word_embeddings": ONLY_UNTIED,
@@ -242,7 +245,7 @@ def _check_dense_layers(view: CheckpointView, layout: DecoderLayout) -> None:
 def conv_kernel(view: CheckpointView, name: str) -> int:
     """Taps of the convolution whose weights are ``name``, checked against config.json."""
     kernel = conv_shape(view, name)[1]
-    check_size(view, kernel, f"shape of {name}", "conv_kernel_size", "sconv_kernel_size")
+    check_size(view, kernel, f"shape of {name}", "conv_kernel_size")
     return kernel
 
 
@@ -321,7 +324,7 @@ def _experts(view: CheckpointView, layer: str, names: Names, act: str) -> tuple[
     count, _, width = stack_shape(view.tensors, down)
     num_shared = stack_shape(view.tensors, shared_down)[0]
     width_key = "intermediate_size" if "dense_intermediate_size" in view.config else "moe_intermediate_size"
-    check_size(view, count, f"matrices of {down}", "n_routed_experts", "num_local_experts")
+    check_size(view, count, f"matrices of {down}", "n_routed_experts")
     check_size(view, width, f"columns of {down}", width_key)
     check_size(view, num_shared, f"matrices of {shared_down}", "n_shared_experts")
     view.facts.add("moe.num_experts", count, "expert tensors")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from inference.errors import TensorShapeMismatch
 from inference.modelling.families.checks import record_drafts
 from inference.modelling.families.config import CheckpointView
-from inference.modelling.families.config_key_tables import COMMON, HEADS, Table, harmless, used
+from inference.modelling.families.config_key_tables import COMMON, HEADS, Table, aliases, harmless, used
 from inference.modelling.families.config_keys import Only
 from inference.modelling.families.config_values import (
     check_size,
@@ -49,13 +49,16 @@ INKLING2: Table = {
     **{key: rule for key, rule in HEADS.items() if key not in ("num_heads", "num_kv_heads")},
     **used(
         "model_max_length", "unpadded_vocab_size", "swa_num_attention_heads", "swa_num_key_value_heads", "swa_head_dim",
-        "sliding_window_size", "sliding_window", "d_rel", "rel_extent", "log_scaling_n_floor", "log_scaling_alpha",
-        "layer_types", "local_layer_ids", "rms_norm_eps", "conv_kernel_size", "sconv_kernel_size",
-        "moe_intermediate_size", "intermediate_size", "n_routed_experts", "num_local_experts",
+        "sliding_window_size", "d_rel", "rel_extent", "log_scaling_n_floor", "log_scaling_alpha",
+        "layer_types", "local_layer_ids", "rms_norm_eps", "conv_kernel_size",
+        "moe_intermediate_size", "intermediate_size", "n_routed_experts",
         "num_experts_per_tok", "route_scale", "qk_l2_clip_threshold",
         "rel_l2_clip_threshold", "n_layers_per_attn_res_block", "mlp_gate_softcap", "mlp_up_softcap",
         "final_logit_softcapping",
     ),
+    **aliases("sliding_window_size", "sliding_window"),
+    **aliases("conv_kernel_size", "sconv_kernel_size"),
+    **aliases("n_routed_experts", "num_local_experts"),
     **harmless("no code reads it", "number_of_conv_states"),
     "hidden_act": Only(("silu",), "experts have silu with caps"),
     "scoring_func": Only(("sigmoid",), "experts are scored by sigmoid"),
@@ -312,7 +315,7 @@ def _attention(
 def _taps(view: CheckpointView, name: str) -> int:
     """Taps of a convolution whose taps depend on tokens, checked against config.json."""
     taps = matrix_shape(view.tensors, name)[0]
-    check_size(view, taps, f"rows of {name}", "conv_kernel_size", "sconv_kernel_size")
+    check_size(view, taps, f"rows of {name}", "conv_kernel_size")
     return taps
 
 
@@ -333,7 +336,7 @@ def _experts(view: CheckpointView, layer: str, names: Names) -> tuple[MoESpec, d
     base = f"{layer}mlp."
     down = f"{base}experts.{names.down}"
     count, _, width = stack_shape(view.tensors, down)
-    check_size(view, count, f"matrices of {down}", "n_routed_experts", "num_local_experts")
+    check_size(view, count, f"matrices of {down}", "n_routed_experts")
     for key in ("moe_intermediate_size", "intermediate_size"):
         check_size(view, width, f"columns of {down}", key)
     view.facts.add("moe.num_experts", count, "expert tensors")

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from inference.errors import CorruptCheckpoint, TensorShapeMismatch
 from inference.modelling.families.checks import ROTARY_BUFFERS
 from inference.modelling.families.config import MAX_LAYERS, CheckpointView
-from inference.modelling.families.config_key_tables import COMMON, NO_ROPE, ROPE, Table, harmless, used
+from inference.modelling.families.config_key_tables import COMMON, NO_ROPE, ROPE, Table, aliases, harmless, used
 from inference.modelling.families.config_keys import Biases, Harmless, Members, Only
 from inference.modelling.families.config_values import activation, rms_norm
 from inference.modelling.families.decoder import decoder_spec, drafting_layers, llama_layer, llama_layer_sources
 from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
-from inference.modelling.families.delta_config import channel_delta_mixer
+from inference.modelling.families.delta_config import LINEAR_SIZES, channel_delta_mixer
 from inference.modelling.families.grouped_moe import grouped_moe
 from inference.modelling.families.latent_attention import mla_sources, mla_spec
 from inference.modelling.families.mlp_config import mlp_sources, mlp_spec
@@ -45,10 +45,12 @@ KIMI: Table = {
     **used(
         "num_attention_heads", "intermediate_size", "rms_norm_eps", "kv_lora_rank", "qk_nope_head_dim",
         "qk_rope_head_dim", "qk_head_dim", "v_head_dim", "model_max_length", "layer_types", "mlp_layer_types",
-        "first_k_dense_replace", "num_experts", "num_experts_per_token", "num_experts_per_tok", "num_shared_experts",
+        "first_k_dense_replace", "num_experts", "num_experts_per_token", "num_shared_experts",
         "moe_intermediate_size", "num_expert_group", "topk_group", "moe_renormalize", "routed_scaling_factor",
-        "num_nextn_predict_layers", "linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim",
+        "num_nextn_predict_layers",
     ),
+    **aliases("num_experts_per_token", "num_experts_per_tok"),
+    **LINEAR_SIZES,
     "hidden_act": Only(("silu",), "the convolutions have SiLU"),
     "num_key_value_heads": Harmless("latent attention has no key/value heads"),
     "use_grouped_topk": Only((True,), "experts are chosen by groups"),

@@ -14,7 +14,7 @@ from inference.modelling.families.attention_config import attention_sources, att
 from inference.modelling.families.checks import OTHER_PARTS, ROTARY_BUFFERS
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import COMMON, HEADS, ROPE, Table, used
-from inference.modelling.families.config_keys import Harmless, Members, Only
+from inference.modelling.families.config_keys import Alias, Harmless, Members, Only
 from inference.modelling.families.config_values import check_size, integer_with_evidence, number_with_evidence, rms_norm
 from inference.modelling.families.decoder import decoder_spec, llama_layer, llama_parts, norm_sources, read_layers
 from inference.modelling.families.decoder_layout import DecoderLayout, read_layout
@@ -55,8 +55,9 @@ MINIMAX_M3: Table = {
     **used(
         "intermediate_size", "rms_norm_eps", "num_local_experts", "num_experts_per_tok", "dense_intermediate_size",
         "shared_intermediate_size", "routed_scaling_factor", "swiglu_alpha", "swiglu_limit", "mlp_layer_types",
-        "layer_types", *EARLY_KEYS,
+        "layer_types",
     ),
+    **{key: Alias((f"sparse_attention_config.{early}",)) for key, early in EARLY_KEYS.items()},
     "sparse_attention_config": Members(used("sparse_attention_freq", *EARLY_KEYS.values())),
     "rotary_dim": Harmless("partial_rotary_factor says it"),
     "hidden_act": Only(("silu", "swigluoai"), "the gate is cut, with a slope of its own"),

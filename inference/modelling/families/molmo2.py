@@ -16,7 +16,7 @@ from inference.modelling.families.attention_config import Fused
 from inference.modelling.families.attention_decoder import AttentionDecoder, LayerNames
 from inference.modelling.families.checks import IgnoredTensors
 from inference.modelling.families.config import CheckpointView
-from inference.modelling.families.config_key_tables import DECODER, ROPE, Table, harmless, used
+from inference.modelling.families.config_key_tables import DECODER, ROPE, Table, aliases, harmless, used
 from inference.modelling.families.config_keys import Biases, Only
 from inference.modelling.families.config_values import check_size, rms_norm
 from inference.modelling.families.decoder_layout import OUTER_PREFIXES, DecoderLayout
@@ -43,7 +43,8 @@ BIASES = Biases(r"self_attn\.(?:[qkv]|att)_proj")
 TEXT: Table = {
     **DECODER,
     **ROPE,
-    **used("layer_norm_eps", "additional_vocab_size", "qk_norm_type", "rope_scaling_layers", "norm_after"),
+    **aliases("rms_norm_eps", "layer_norm_eps"),
+    **used("additional_vocab_size", "qk_norm_type", "rope_scaling_layers", "norm_after"),
     **harmless("training only", "residual_dropout", "embedding_dropout"),
     "attention_bias": BIASES,
     "qkv_bias": BIASES,

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from inference.errors import InvalidRequest, TensorShapeMismatch, UnsupportedArchitecture
+from inference.errors import CorruptCheckpoint, InvalidRequest, TensorShapeMismatch, UnsupportedArchitecture
 from inference.modelling.families.config_keys import (
     IGNORED_KEYS,
     USED,
+    Alias,
     Biases,
     Harmless,
     Members,
@@ -26,7 +27,9 @@ RULES = {
     "types": Only(("full",), "all are full"),
     "never": Only((), "there is none"),
     "bias": Biases(r"self_attn\.[qkv]_proj"),
-    "rope": Members({"theta": USED, "kind": Only(("plain",), "no other")}),
+    "rope_parameters": Members({"theta": USED, "kind": Only(("plain",), "no other")}),
+    "parts": Members({"size": USED, "width": USED, "breadth": Alias(("width",))}),
+    "length": Alias(("size", "parts.size")),
 }
 
 
@@ -42,9 +45,16 @@ def check(config: dict[str, Any], overrides: dict[str, Any] | None = None, shape
         {},
         {"size": 3, "note": {"any": "thing"}, "flag": False, "types": ["full", "full"]},
         {"never": None, "unknown": None, "_private": 7},
-        {"rope": {"theta": 1.0, "kind": "plain"}},
-        {"rope": {"first": {"theta": 1.0}, "second": {"kind": "plain"}}},
-        {"rope": {}},
+        {"rope_parameters": {"theta": 1.0, "kind": "plain"}},
+        {"rope_parameters": {"first": {"theta": 1.0}, "second": {"kind": "plain"}}},
+        {"rope_parameters": {}},
+        {"parts": {}},
+        {"parts": None},
+        {"length": 3},
+        {"length": 3, "size": 3.0, "parts": {"size": 3}},
+        {"length": 3, "size": None, "parts": {"size": None}},
+        {"length": None, "size": 4},
+        {"parts": {"width": 2, "breadth": 2}},
     ],
 )
 def test_keys_of_the_table_pass(config: dict) -> None:
@@ -58,8 +68,9 @@ def test_keys_of_the_table_pass(config: dict) -> None:
         ({"flag": True}, "flag", "served only with false: it is off"),
         ({"types": ["full", "sliding"]}, "types", "served only with 'full'"),
         ({"never": 4096}, "never", "served only with null"),
-        ({"rope": {"sections": [1]}}, "rope.sections", "rope.sections"),
-        ({"rope": {"first": {"kind": "odd"}, "second": {}}}, "rope.kind", "'odd'"),
+        ({"rope_parameters": {"sections": [1]}}, "rope_parameters.sections", "rope_parameters.sections"),
+        ({"rope_parameters": {"first": {"kind": "odd"}, "second": {}}}, "rope_parameters.kind", "'odd'"),
+        ({"parts": {"first": {"size": 3}}}, "parts.first", "has 1 keys that toy isn't known to have"),
     ],
 )
 def test_other_keys_and_values_are_refused_unless_they_are_left_out(config: dict, name: str, words: str) -> None:
@@ -139,3 +150,26 @@ def test_a_granite_without_mamba_layers_keeps_its_mamba_flags() -> None:
     found = {name: shape for name, shape in shapes.items() if ".self_attn." not in name} | mamba2(f"{layer}mamba.")
     with pytest.raises(TensorShapeMismatch, match="mamba_proj_bias true"):
         family_builder("granitemoehybrid")(view_of(found, config))
+
+
+@pytest.mark.parametrize("value", ["4", 4, 0, False, [], [{"size": 4}]])
+def test_a_key_whose_members_are_read_has_to_be_an_object(value: Any) -> None:
+    with pytest.raises(CorruptCheckpoint, match=r"parts is .* must be an object \(of breadth, size, width\)") as caught:
+        check({"parts": value})
+    assert caught.value.param == "parts"
+    assert fact(check({"parts": value}, {IGNORED_KEYS: "parts"}), IGNORED_KEYS)[0] == "parts"
+
+
+@pytest.mark.parametrize(
+    ("config", "param", "words"),
+    [
+        ({"length": 3, "size": 4}, "length", "length is '3', but size is '4'; they are two names of one setting"),
+        ({"parts": {"size": 4}, "length": 3}, "length", "but parts.size is '4'"),
+        ({"parts": {"width": 1, "breadth": 2}}, "parts.breadth", "parts.breadth is '2', but parts.width is '1'"),
+        ({"length": False, "size": "off"}, "length", "length is 'False', but size is 'off'"),
+    ],
+)
+def test_two_names_of_a_setting_with_two_values_are_refused(config: dict, param: str, words: str) -> None:
+    with pytest.raises(CorruptCheckpoint, match="Remove the one that the model wasn't trained with") as caught:
+        check(config)
+    assert words in caught.value.message and caught.value.param == param

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inference.errors import CheckpointError, MissingTensor
+from inference.errors import CheckpointError, CorruptCheckpoint, MissingTensor
 from inference.modelling.families.config import CheckpointView, Facts, TensorInfo, TensorTable
 from inference.modelling.families.deepseek_v4 import build_spec
 from inference.modelling.families.registry import family_builder
@@ -216,6 +216,11 @@ def test_the_table_is_whole_numbers(dtype: str) -> None:
         ({"mlp_layer_types": None, "num_hash_layers": 3}, "makes layer 1 hash_moe"),
         ({"compress_rates": {CSA: 4, HCA: 128}}, "compress_rates"),
         ({"compress_rate_csa": 8}, "compress_rate_csa"),
+        ({"compress_rates": {CSA: "4"}}, "compress_rates.compressed_sparse_attention"),
+        ({"compress_rates": {"rates": {CSA: 4, HCA: 9}}}, "compress_rates.rates"),
+        ({"compress_ratios": [0, 4, 4]}, r"makes layer 2 compressed_sparse_attention \(compress_ratios"),
+        ({"num_hash_layers": 3}, r"makes layer 1 hash_moe \(num_hash_layers"),
+        ({"num_local_experts": 8}, "num_local_experts is '8', but n_routed_experts is '4'"),
         ({"num_attention_heads": 2}, "num_attention_heads"),
         ({"num_key_value_heads": 4}, "num_key_value_heads"),
         ({"head_dim": 16}, "head_dim"),
@@ -272,3 +277,20 @@ def test_of_two_objects_of_the_rotation_rope_scaling_wins(beside: dict[str, Any]
     scaling = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 64}
     alone = spec_of(rope_parameters=None, rope_scaling=scaling)
     assert spec_of(rope_parameters=beside, rope_scaling=scaling).layers == alone.layers
+
+
+@pytest.mark.parametrize("value", ["4", 4, [4, 9], 0, False])
+def test_rates_are_in_an_object(value: Any) -> None:
+    with pytest.raises(
+        CorruptCheckpoint, match=r"compress_rates is .* must be an object \(of compressed_sparse"
+    ) as caught:
+        spec_of(compress_rates=value)
+    assert caught.value.param == "compress_rates"
+
+
+def test_early_names_of_rates_may_say_the_same_and_no_other() -> None:
+    for stated in ({}, {"compress_rates": None}, {"compress_rates": {HCA: 9, CSA: None}}):
+        same = stated | {"compress_rate_csa": 4, "compress_rate_hca": 9, "compress_ratios": [0, 4, 128, 0]}
+        assert spec_of(**same).layers == spec_of().layers
+    with pytest.raises(CorruptCheckpoint, match=f"compress_rate_csa is '8', but compress_rates.{CSA} is '4'"):
+        spec_of(compress_rate_csa=8)

@@ -6,6 +6,7 @@ import pytest
 
 from inference.errors import CheckpointError, CorruptCheckpoint, UnsupportedArchitecture
 from inference.modelling.families.kimi_linear import build_spec
+from inference.modelling.families.registry import family_builder
 from inference.modelling.specs.latent import MLASpec
 from inference.modelling.specs.layers import MLPSpec, MoESpec
 from inference.modelling.specs.linear import KimiDeltaSpec
@@ -110,3 +111,30 @@ def test_a_layer_of_no_kind_is_refused() -> None:
     found = {name: shape for name, shape in shapes("kimi_linear").items() if ".1.self_attn." not in name}
     with pytest.raises(UnsupportedArchitecture, match=r"model\.layers\.1"):
         build_spec(view_of(found, KIMI))
+
+
+@pytest.mark.parametrize("value", ["linear", 4, [], [1, 3], {"sizes": {"head_dim": 4}}], ids=str)
+def test_sizes_of_linear_attention_are_in_an_object(value: object) -> None:
+    with pytest.raises(CheckpointError, match="linear_attn_config"):
+        family_builder("kimi_linear")(view_of(shapes("kimi_linear"), KIMI | {"linear_attn_config": value}))
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"num_experts_per_tok": 3}, "num_experts_per_tok"),
+        ({"linear_num_heads": 3, "linear_attn_config": {"num_heads": 4}}, "linear_num_heads"),
+        ({"linear_head_dim": 5, "linear_attn_config": {"head_dim": 4}}, "linear_head_dim"),
+    ],
+    ids=str,
+)
+def test_two_names_of_a_setting_with_two_values_are_refused(change: dict, param: str) -> None:
+    with pytest.raises(CorruptCheckpoint, match="two names of one setting") as caught:
+        family_builder("kimi_linear")(view_of(shapes("kimi_linear"), KIMI | change))
+    assert caught.value.param == param
+
+
+def test_two_names_of_a_setting_may_say_the_same() -> None:
+    same = {"num_experts_per_tok": 2, "linear_num_heads": 3, "linear_attn_config": {"num_heads": 3, "head_dim": None}}
+    expected = build_spec(view_of(shapes("kimi_linear"), KIMI))
+    assert family_builder("kimi_linear")(view_of(shapes("kimi_linear"), KIMI | same)).layers == expected.layers

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from inference.errors import CheckpointError
+from inference.errors import CheckpointError, CorruptCheckpoint
 from inference.modelling.families.minimax_m3 import build_spec
+from inference.modelling.families.registry import family_builder
 from tests.inference.modelling.families.headers import HIDDEN, attention, experts, mlp, norms, outer, view_of
 
 CONFIG: dict[str, Any] = {
@@ -83,3 +84,17 @@ def test_a_query_group_without_an_index_head_is_refused() -> None:
     with pytest.raises(CheckpointError) as caught:
         build_spec(view_of(wrong, CONFIG | KINDS))
     assert caught.value.param == "index_n_heads"
+
+
+@pytest.mark.parametrize(
+    ("beside", "param"),
+    [
+        ({"sparse_attention_config": "blocks"}, "sparse_attention_config"),
+        ({"sparse_attention_config": {"sparse_topk_blocks": 4}}, "index_topk_blocks"),
+        ({"sparse_attention_config": {"sparse_block_size": 64}}, "index_block_size"),
+    ],
+)
+def test_early_settings_of_blocks_are_in_an_object_and_no_others(beside: dict[str, Any], param: str) -> None:
+    with pytest.raises(CorruptCheckpoint) as caught:
+        family_builder("minimax_m3_vl_text")(view_of(shapes(), CONFIG | KINDS | beside))
+    assert caught.value.param == param
