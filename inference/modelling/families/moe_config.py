@@ -140,6 +140,7 @@ def routed_experts(
     shared: str = "",
     shared_key: str = "shared_expert_intermediate_size",
     correction_bias: str | None = None,
+    needs_bias: bool = False,
     is_transposed: bool = False,
     **options: Any,
 ) -> tuple[MoESpec, dict[str, Source]]:
@@ -149,6 +150,7 @@ def routed_experts(
         width_key: What config.json calls the width of one.
         top_k: How many are chosen, when config.json doesn't say.
         router, correction_bias: As in ``moe_sources``; no bias where there is no tensor of that name.
+        needs_bias: That tensor has to be there.
         shared: Start of the shared expert's tensor names, within ``base``; empty: there is none.
         shared_key: What config.json calls its width.
         is_transposed: As in ``expert_sources``.
@@ -165,7 +167,7 @@ def routed_experts(
             top_k=integer_with_evidence(view, "moe.top_k", ("num_experts_per_tok",), top_k),
             intermediate_size=width,
             activation=act,
-            correction_bias=correction_bias is not None and base + correction_bias in view.tensors,
+            correction_bias=correction_bias is not None and (needs_bias or base + correction_bias in view.tensors),
             shared_intermediate_size=width_of_shared,
             **options,
         )

@@ -124,6 +124,7 @@ def _experts(
         act,
         top_k=8,
         correction_bias="gate.e_score_correction_bias",
+        needs_bias=True,
         scoring="sigmoid",
         normalise_eps=TOP_K_EPS,
         routed_scaling_factor=number_with_evidence(

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from inference.errors import CorruptCheckpoint
+from inference.errors import CorruptCheckpoint, TensorShapeMismatch
 from inference.modelling.families.attention_decoder import AttentionDecoder, ChannelMixer, LayerNames
 from inference.modelling.families.config import CheckpointView
 from inference.modelling.families.config_key_tables import (
@@ -18,10 +18,11 @@ from inference.modelling.families.config_key_tables import (
     QKVO_BIAS,
     ROPE_MEMBERS,
     Table,
+    aliases,
     harmless,
     used,
 )
-from inference.modelling.families.config_keys import Harmless, Members, Only
+from inference.modelling.families.config_keys import Alias, Harmless, Members, Only
 from inference.modelling.families.config_values import check_size, integer_with_evidence, number_with_evidence, rms_norm
 from inference.modelling.families.decoder import drafting_layers
 from inference.modelling.families.head_sizes import read_heads
@@ -44,10 +45,12 @@ SHARED = ("share_expert_dim", "share_expert_dims")
 DRAFTING_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers")
 """``COUNT`` to ``DRAFTING_LAYERS``: keys of transformers, and what published files call them."""
 HEADS, OTHER, BY_LAYER = "num_attention_heads", "attention_other_setting", "per_layer_config"
+WINDOWED = "num_sliding_attention_heads"
+ROUTER_BIAS = "use_moe_router_bias"
 MAX_LIMIT = 1e9
 LIMITS = ("swiglu_limits", "swiglu_limits_shared")
 KINDS = ("mlp_layer_types", "moe_layers_enum")
-"""Keys that say which layers have experts, in order of preference."""
+"""Keys that say which layers have experts."""
 LISTS = ("layer_types", "mlp_layer_types", *LIMITS, "rope_theta", "partial_rotary_factors")
 """Keys with an entry for each layer, and further ones for layers that draft."""
 STEP: Table = {
@@ -55,10 +58,15 @@ STEP: Table = {
     **dict.fromkeys(("rope_parameters", "rope_scaling"), Members(ROPE_MEMBERS)),
     "attention_bias": QKVO_BIAS,
     "mlp_bias": MLP_BIAS,
-    **used(*COUNT, *TOP_K, *SHARED, *DRAFTING_LAYERS, *LISTS, *KINDS),
+    **used(COUNT[0], TOP_K[0], SHARED[0], DRAFTING_LAYERS[0], *LISTS, *KINDS),
+    **{key: Alias(COUNT[:number]) for number, key in enumerate(COUNT) if number},
+    **aliases(*TOP_K),
+    **aliases(*SHARED),
+    **aliases(*DRAFTING_LAYERS),
+    **aliases("num_key_value_heads", "num_attention_groups"),
+    **aliases(f"{OTHER}.{HEADS}", WINDOWED),
     **used(
-        "moe_intermediate_size", "moe_router_scaling_factor", "query_pre_attn_scalar", "sliding_window",
-        "num_attention_groups", "num_sliding_attention_heads",
+        "moe_intermediate_size", "moe_router_scaling_factor", "query_pre_attn_scalar", "sliding_window", ROUTER_BIAS
     ),
     OTHER: Members({
         **used(HEADS),
@@ -75,7 +83,6 @@ STEP: Table = {
         Only((True,), "the layers have it"),
     ),
     **dict.fromkeys(("use_bidirectional_attention", "use_mfa", "sink"), Only((False,), "the layers don't have it")),
-    "use_moe_router_bias": Harmless("the tensors say it"),
     "moe_router_activation": Only(("sigmoid",), "scores are sigmoids"),
     "att_impl_type": Only(("GQA",), "heads are grouped"),
     "use_rope_layers": Only(([], True), "all layers rotate"),
@@ -108,9 +115,8 @@ def build_spec(view: CheckpointView) -> ModelSpec:
     types = layer_types(view, count, TYPES) or (TYPES[1],) * count
     is_published = any(f"{layout.layer(number)}moe.gate.weight" in view.tensors for number in range(count))
     router = "moe.gate" if is_published else "mlp.gate"
-    sparse = _sparse_layers(view, count)
-    key = next((key for key in KINDS if key in view.config), KINDS[0])
-    check_dense_layers(view, layout, key, lambda number: number in sparse, router=router)
+    for key, sparse in _sparse_layers(view, count).items():
+        check_dense_layers(view, layout, key, sparse.__contains__, router=router)
     scalar = number_with_evidence(
         view,
         "attention.query_pre_attn_scalar",
@@ -174,16 +180,22 @@ def _with_heads(view: CheckpointView, number: int) -> CheckpointView:
     types = config.strings("layer_types")
     if types[number : number + 1] != (TYPES[0],):
         return view
-    return view.changed(**{HEADS: config.get("num_sliding_attention_heads", f"{OTHER}.{HEADS}", HEADS)})
+    return view.changed(**{HEADS: config.get(WINDOWED, f"{OTHER}.{HEADS}", HEADS)})
 
 
-def _sparse_layers(view: CheckpointView, count: int) -> set[int]:
-    """The numbers of the layers with experts, by config.json."""
-    kinds, early = view.config.strings(KINDS[0]), view.config.get(KINDS[1])
+def _sparse_layers(view: CheckpointView, count: int) -> Mapping[str, set[int]]:
+    """The numbers of the layers with experts, by each of ``KINDS`` that config.json has."""
+    kinds, found = view.config.strings(KINDS[0]), {}
     if kinds:
-        return {number for number, kind in enumerate(kinds) if kind == "sparse"}
-    if early is None:
-        return set(range(FIRST_SPARSE, count))
+        found[KINDS[0]] = {number for number, kind in enumerate(kinds) if kind == "sparse"}
+    if KINDS[1] in view.config:
+        found[KINDS[1]] = _listed_layers(view)
+    return found or {KINDS[0]: set(range(FIRST_SPARSE, count))}
+
+
+def _listed_layers(view: CheckpointView) -> set[int]:
+    """The numbers in ``moe_layers_enum``, a list or one within a string."""
+    early = view.config.get(KINDS[1])
     if not isinstance(early, str):
         return set(view.config.integers(KINDS[1]))
     entries = [entry.strip() for entry in early.split(",") if entry.strip()]
@@ -271,6 +283,12 @@ def _experts(view: CheckpointView, layer: str, *, is_published: bool) -> Channel
     check_experts(view, base, count, width, COUNT, "moe_intermediate_size")
     check_size(view, shared_width(view, shared), f"width of {shared[:-1]}", *SHARED)
     bias = f"{base}router_bias" if is_published else f"{base}gate.e_score_correction_bias"
+    has_bias = view.config.boolean(ROUTER_BIAS, default=True)
+    if not has_bias and bias in view.tensors:
+        # The authors' code leaves it out then, transformers doesn't.
+        raise TensorShapeMismatch(
+            f"config.json says {ROUTER_BIAS} false, but {bias} is there; correct config.json.", param=ROUTER_BIAS
+        )
     spec = check_routing(
         MoESpec(
             num_experts=count,
@@ -280,7 +298,7 @@ def _experts(view: CheckpointView, layer: str, *, is_published: bool) -> Channel
             routed_scaling_factor=number_with_evidence(
                 view, "moe.routed_scaling_factor", ("moe_router_scaling_factor",), 1.0, low=1e-6, high=1e6
             ),
-            correction_bias=bias in view.tensors,
+            correction_bias=has_bias,
             shared_intermediate_size=shared_width(view, shared),
         )
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from inference.errors import CheckpointError
+from inference.errors import CheckpointError, MissingTensor
 from inference.modelling.families.muse_spark import build_spec
 from inference.modelling.specs.layers import AttentionSpec, MLPSpec, MoESpec
 from inference.modelling.specs.parts import NormSpec
@@ -86,3 +86,11 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], param: str) -> Non
     with pytest.raises(CheckpointError) as caught:
         build_spec(view_of(shapes(), CONFIG | change))
     assert caught.value.param == param
+
+
+def test_routing_needs_its_bias() -> None:
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    found = {key: shape for key, shape in shapes().items() if key != name}
+    with pytest.raises(MissingTensor, match="is missing from the checkpoint") as caught:
+        build_spec(view_of(found, CONFIG))
+    assert caught.value.param == name

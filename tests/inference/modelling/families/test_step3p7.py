@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from inference.errors import CheckpointError
+from inference.errors import CheckpointError, CorruptCheckpoint, MissingTensor, TensorShapeMismatch
+from inference.modelling.families.registry import family_builder
 from inference.modelling.families.step3p7 import build_spec
 from inference.modelling.specs.layers import AttentionSpec, MLPSpec, MoESpec
 from models_registry.detection.architecture import detect_model_type
@@ -94,6 +95,7 @@ def test_published_names_say_the_type() -> None:
         ({"layer_types": [FULL, "chunked_attention"]}, "layer_types"),
         ({"mlp_layer_types": ["sparse", "sparse"]}, "mlp_layer_types"),
         ({"mlp_layer_types": None, "moe_layers_enum": "0"}, "moe_layers_enum"),
+        ({"moe_layers_enum": "0,1"}, "moe_layers_enum"),
         ({"mlp_layer_types": None, "moe_layers_enum": "1,x"}, "moe_layers_enum"),
         ({"num_sliding_attention_heads": 4}, "num_attention_heads"),
         ({"per_layer_config": {"1": {"num_attention_heads": 8}}}, "num_attention_heads"),
@@ -140,3 +142,54 @@ def test_empty_lists_say_nothing(key: str) -> None:
     config = {name: value for name, value in EARLY.items() if name != key}
     expected = build_spec(view_of(shapes(is_published=True), config))
     assert build_spec(view_of(shapes(is_published=True), config | {key: []})).layers == expected.layers
+
+
+@pytest.mark.parametrize("is_published", [False, True])
+def test_routing_needs_its_bias_unless_config_json_says_otherwise(is_published: bool) -> None:
+    config = EARLY if is_published else CONFIG
+    whole = shapes(is_published=is_published)
+    name = "model.layers.1." + ("moe.router_bias" if is_published else "mlp.gate.e_score_correction_bias")
+    without = {key: shape for key, shape in whole.items() if key != name}
+    for stated in ({}, {"use_moe_router_bias": True}):
+        assert build_spec(view_of(whole, config | stated)).layers[1].channel_mixer.correction_bias
+        with pytest.raises(MissingTensor, match="is missing from the checkpoint") as caught:
+            build_spec(view_of(without, config | stated))
+        assert caught.value.param == name
+    off = config | {"use_moe_router_bias": False}
+    assert not build_spec(view_of(without, off)).layers[1].channel_mixer.correction_bias
+    with pytest.raises(TensorShapeMismatch, match=rf"says use_moe_router_bias false, but {name} is there"):
+        build_spec(view_of(whole, off))
+
+
+@pytest.mark.parametrize("value", ["6", 6, [], [6], False])
+def test_the_heads_of_windowed_layers_are_in_an_object(value: Any) -> None:
+    with pytest.raises(CorruptCheckpoint, match=r"attention_other_setting is .* it must be an object") as caught:
+        family_builder("step3p5")(view_of(shapes(), CONFIG | {"attention_other_setting": value}))
+    assert caught.value.param == "attention_other_setting"
+
+
+@pytest.mark.parametrize(
+    ("beside", "param"),
+    [
+        ({"moe_top_k": 3}, "moe_top_k"),
+        ({"num_attention_groups": 4}, "num_attention_groups"),
+        ({"moe_num_experts": 8}, "moe_num_experts"),
+        ({"num_local_experts": 128}, "num_local_experts"),
+        ({"share_expert_dims": 16}, "share_expert_dims"),
+        ({"num_nextn_predict_layers": 0, "num_mtp_layers": 1}, "num_mtp_layers"),
+        ({"attention_other_setting": {"num_attention_heads": 8}}, "num_sliding_attention_heads"),
+    ],
+)
+def test_early_names_that_contradict_the_later_ones_are_refused(beside: dict[str, Any], param: str) -> None:
+    with pytest.raises(CorruptCheckpoint, match="two names of one setting") as caught:
+        family_builder("step3p5")(view_of(shapes(), CONFIG | beside))
+    assert caught.value.param == param
+
+
+def test_early_names_beside_the_later_ones_may_say_the_same() -> None:
+    same = {
+        "moe_top_k": 2, "num_attention_groups": 2, "moe_num_experts": 4, "share_expert_dims": None,
+        "attention_other_setting": {"num_attention_heads": 6}, "moe_layers_enum": "1",
+    }  # fmt: skip
+    expected = build_spec(view_of(shapes(), CONFIG))
+    assert family_builder("step3p5")(view_of(shapes(), CONFIG | same)).layers == expected.layers
