@@ -21,6 +21,7 @@ from inference.modelling.families.config_key_tables import (
     QKV_BIAS,
     ROPE_MEMBERS,
     Table,
+    aliases,
     harmless,
     used,
 )
@@ -57,9 +58,10 @@ CONFIG_KEYS: Mapping[str, Table] = {
         **{key: rule for key, rule in GROUPED_MOE.items() if key not in ("n_shared_experts", "first_k_dense_replace")},
         **used(
             "intermediate_size", "hidden_act", "rms_norm_eps", "v_head_dim", "sliding_window", "sliding_window_size",
-            "layer_types", "mlp_layer_types", "attention_value_scale", "num_nextn_predict_layers", "layernorm_epsilon",
+            "layer_types", "mlp_layer_types", "attention_value_scale", "num_nextn_predict_layers",
             "hybrid_layer_pattern", "moe_layer_freq",
         ),
+        **aliases("rms_norm_eps", "layernorm_epsilon"),
         **harmless("the shapes say it", "swa_num_attention_heads", "swa_num_key_value_heads", "swa_head_dim",
                    "swa_v_head_dim"),
         **harmless("no code reads it", "attention_chunk_size"),
