@@ -43,11 +43,11 @@ TEXT: Table = {
     **GROUPED_MOE,
     **used(
         "mlp_layer_types", "moe_layer_freq", SHARED[0], "layer_types", "use_dsa", "use_sliding_window",
-        "sliding_window", "index_topk", "index_head_dim", "index_n_heads", "swa_rope_theta", LATER,
+        "sliding_window", "sliding_window_size", "index_topk", "index_head_dim", "index_n_heads", "swa_rope_theta",
+        LATER,
         *(f"swa_{key}" for key in SIZES),
     ),
     **aliases(*SHARED),
-    **aliases("sliding_window", "sliding_window_size"),
     **WIDTHS,
     **{f"swa_{key}": rule for key, rule in WIDTHS.items()},
     "per_layer_config": Members({**used(*SIZES), **WIDTHS}),

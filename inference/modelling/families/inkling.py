@@ -245,7 +245,7 @@ def _check_dense_layers(view: CheckpointView, layout: DecoderLayout) -> None:
 def conv_kernel(view: CheckpointView, name: str) -> int:
     """Taps of the convolution whose weights are ``name``, checked against config.json."""
     kernel = conv_shape(view, name)[1]
-    check_size(view, kernel, f"shape of {name}", "conv_kernel_size")
+    check_size(view, kernel, f"shape of {name}", "conv_kernel_size", "sconv_kernel_size")
     return kernel
 
 
@@ -324,7 +324,7 @@ def _experts(view: CheckpointView, layer: str, names: Names, act: str) -> tuple[
     count, _, width = stack_shape(view.tensors, down)
     num_shared = stack_shape(view.tensors, shared_down)[0]
     width_key = "intermediate_size" if "dense_intermediate_size" in view.config else "moe_intermediate_size"
-    check_size(view, count, f"matrices of {down}", "n_routed_experts")
+    check_size(view, count, f"matrices of {down}", "n_routed_experts", "num_local_experts")
     check_size(view, width, f"columns of {down}", width_key)
     check_size(view, num_shared, f"matrices of {shared_down}", "n_shared_experts")
     view.facts.add("moe.num_experts", count, "expert tensors")

@@ -315,7 +315,7 @@ def _attention(
 def _taps(view: CheckpointView, name: str) -> int:
     """Taps of a convolution whose taps depend on tokens, checked against config.json."""
     taps = matrix_shape(view.tensors, name)[0]
-    check_size(view, taps, f"rows of {name}", "conv_kernel_size")
+    check_size(view, taps, f"rows of {name}", "conv_kernel_size", "sconv_kernel_size")
     return taps
 
 
@@ -336,7 +336,7 @@ def _experts(view: CheckpointView, layer: str, names: Names) -> tuple[MoESpec, d
     base = f"{layer}mlp."
     down = f"{base}experts.{names.down}"
     count, _, width = stack_shape(view.tensors, down)
-    check_size(view, count, f"matrices of {down}", "n_routed_experts")
+    check_size(view, count, f"matrices of {down}", "n_routed_experts", "num_local_experts")
     for key in ("moe_intermediate_size", "intermediate_size"):
         check_size(view, width, f"columns of {down}", key)
     view.facts.add("moe.num_experts", count, "expert tensors")

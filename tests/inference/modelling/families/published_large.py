@@ -112,8 +112,8 @@ PUBLISHED_LARGE: dict[str, tuple[str, dict[str, Any]]] = {
         "summary_proj_to_labels": True, "summary_type": "cls_index", "summary_use_proj": True, "vocab_size": 40478,
         "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}}}),
     "skt/A.X-K1": ("axk1", DEEPSEEK | {
-        "head_dim": 64, "n_group": 8, "norm_topk_prob": True, "num_local_experts": 192, "q_lora_rank": 1536,
-        "qk_head_dim": 192, "rope_interleave": True, "scoring_func": "sigmoid", "topk_group": 4,
+        "head_dim": 64, "n_group": 8, "n_routed_experts": 192, "norm_topk_prob": True, "num_local_experts": 192,
+        "q_lora_rank": 1536, "qk_head_dim": 192, "rope_interleave": True, "scoring_func": "sigmoid", "topk_group": 4,
         "topk_method": "noaux_tc"}),
     "skt/A.X-K2": ("axk2", DEEPSEEK | {
         "gated_norm_rank": 16, "index_head_dim": 128, "index_n_heads": 16, "index_topk": 2048,
