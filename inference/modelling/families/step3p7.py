@@ -285,7 +285,7 @@ def _experts(view: CheckpointView, layer: str, *, is_published: bool) -> Channel
     bias = f"{base}router_bias" if is_published else f"{base}gate.e_score_correction_bias"
     has_bias = view.config.boolean(ROUTER_BIAS, default=True)
     if not has_bias and bias in view.tensors:
-        # The authors' code leaves it out then, transformers doesn't.
+        # By its name the key says that none is added; transformers reads the tensor all the same.
         raise TensorShapeMismatch(
             f"config.json says {ROUTER_BIAS} false, but {bias} is there; correct config.json.", param=ROUTER_BIAS
         )
