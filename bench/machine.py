@@ -23,7 +23,7 @@ MAX_MEASURE_S = 5.0
 WINDOW_BYTES = 32 << 10
 """What the compiled reader reads is a multiple of it."""
 ROUNDS = 300_000
-"""Of the compiled multiplications: some tens of milliseconds."""
+"""Rounds of the compiled multiplications that are timed at once: some tens of milliseconds."""
 
 
 class Machine:
@@ -51,8 +51,8 @@ class Machine:
     def gemm(self) -> dict[str, float]:
         """Operations per second of square products, by number format; 0 where torch has no such product.
 
-        Of float32 the processor's own multiplications count where they are more: torch's products reach 0.7 of them
-        on an AMD.
+        Of float32 the processor's own multiplications are taken where they are faster: torch's products reach 0.7 of
+        them on a Zen 3.
         """
         rates = {}
         for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):

@@ -22,8 +22,8 @@ _CONFIGS = ("", "text_config.", "llm_config.", "thinker_config.", "thinker_confi
 """Where a class may have left names of its own, which start with an underscore."""
 _GROUPED = ("rope_parameters", "rope_scaling", "per_layer_config")
 """Keys under which transformers 5 may write one object for each layer type, or for each layer."""
-_OTHER_FORMS = ("rope_parameters", "rope_scaling", "quantization_config", "compression_config")
-"""Keys that published files give in other forms than an object too; the code that reads them refuses the rest."""
+_OTHER_FORMS = ("rope_parameters", "rope_scaling", "quantization_config", "compression_config", "embd_layer")
+"""Keys that published files give as strings or lists, too; the code that reads them refuses what it can't read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +104,13 @@ def check_config_keys(view: CheckpointView, model_type: str, rules: Mapping[str,
         CorruptCheckpoint: A key has no object, but its members are read; or two names of one setting have two values.
         InvalidRequest: A key that the operator leaves out isn't one that would be refused.
     """
-    _check_aliases(view.config.values, rules)
     ignored = {name for name in re.split(r"[,\s]+", str(view.facts.overrides.get(IGNORED_KEYS) or "")) if name}
     unknown: list[str] = []
     left_out: set[str] = set()
+    for name, contradiction in _contradictions(view.config.values, rules):
+        if name not in ignored:
+            raise contradiction
+        left_out.add(name)
     for name, value, rule in _entries(view.config.values, rules):
         refused = _refusal(view, model_type, name, value, rule)
         if rule is not None and refused is None:
@@ -148,31 +151,32 @@ def _entries(
 
 
 def _groups(key: str, value: Mapping[str, Any]) -> Collection[Mapping[str, Any]]:
-    """The objects whose members the rules of ``key`` are of: that of the key, or those in it."""
+    """The objects to check: the value itself, or those in it where there is one for each layer type or layer."""
     is_grouped = key in _GROUPED and value and all(isinstance(part, Mapping) for part in value.values())
     return value.values() if is_grouped else (value,)
 
 
-def _check_aliases(values: Mapping[str, Any], rules: Mapping[str, Rule], prefix: str = "") -> None:
-    """Compare the values of all names of a setting; null means "not given".
-
-    Raises:
-        CorruptCheckpoint: They differ.
-    """
+def _contradictions(
+    values: Mapping[str, Any], rules: Mapping[str, Rule], prefix: str = ""
+) -> Iterator[tuple[str, CorruptCheckpoint]]:
+    """Further names of settings whose values are others than those of the first names; null means "not given"."""
     config = CheckpointConfig(values)
-    for key, value in values.items():
-        rule = rules.get(key)
+    for key in values:
+        rule, value = rules.get(key), config.get(key)
         if isinstance(rule, Members) and isinstance(value, Mapping):
             for group in _groups(key, value):
-                _check_aliases(group, rule.rules_of(group), f"{prefix}{key}.")
+                yield from _contradictions(group, rule.rules_of(group), f"{prefix}{key}.")
         elif isinstance(rule, Alias) and value is not None:
             for other in rule.of:
                 if config.get(other, default=value) != value:
-                    raise CorruptCheckpoint(
-                        f"config.json: {prefix}{key} is {str(value)[:60]!r}, but {prefix}{other} is "
-                        f"{str(config.get(other))[:60]!r}; they are two names of one setting. Remove the one that the "
-                        "model wasn't trained with.",
-                        param=prefix + key,
+                    yield (
+                        prefix + key,
+                        CorruptCheckpoint(
+                            f"config.json: {prefix}{key} is {str(value)[:60]!r}, but {prefix}{other} is "
+                            f"{str(config.get(other))[:60]!r}; they are two names of one setting. Remove the one that "
+                            "the model wasn't trained with.",
+                            param=prefix + key,
+                        ),
                     )
 
 

@@ -24,7 +24,6 @@ from inference.modelling.families.config_key_tables import (
     MLP_BIAS,
     ROPE,
     Table,
-    aliases,
     harmless,
     used,
 )
@@ -78,8 +77,7 @@ DEEPSEEK: Table = {
 }  # fmt: skip
 THIRD: Table = {
     **DEEPSEEK,
-    **used("norm_topk_prob", "rope_interleave"),
-    **aliases("num_nextn_predict_layers", "num_mtp_layers"),
+    **used("norm_topk_prob", "rope_interleave", "num_mtp_layers"),
 }
 SPARSE: Table = {
     **DEEPSEEK,

@@ -28,7 +28,7 @@ CONFIG_KEYS: Mapping[str, Table] = {
             "num_local_experts", "num_experts_per_tok", "sliding_window", "layer_types", "swiglu_limit", "swiglu_alpha",
         ),
         **aliases("num_local_experts", "num_experts"),
-        **aliases("num_experts_per_tok", "experts_per_token"),
+        **used("experts_per_token"),  # transformers doesn't read it beside the first name
         **harmless("an early name beside rope_scaling", "initial_context_length", "rope_scaling_factor",
                    "rope_ntk_alpha", "rope_ntk_beta"),
         "hidden_act": Only(("silu",), "the experts have a gate of their own"),

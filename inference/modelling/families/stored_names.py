@@ -64,7 +64,7 @@ def _stored(source: Source, stored: Mapping[str, str]) -> Source:
 
 
 def _check_alike(in_memory: str, name: str, count: int, stored: Mapping[str, str]) -> None:
-    """Check that the files' names of ``count`` experts are ``name`` with their numbers, as a source has one for all.
+    """Check that the files' names of ``count`` experts are ``name`` with their numbers: a source has one name for all.
 
     Raises:
         CorruptCheckpoint: One has another naming.

@@ -173,3 +173,9 @@ def test_two_names_of_a_setting_with_two_values_are_refused(config: dict, param:
     with pytest.raises(CorruptCheckpoint, match="Remove the one that the model wasn't trained with") as caught:
         check(config)
     assert words in caught.value.message and caught.value.param == param
+    view = check(config, {IGNORED_KEYS: param})
+    assert any(param in warning for warning in view.facts.warnings)
+
+
+def test_an_infinity_is_the_same_in_both_names() -> None:
+    check({"length": {"__float__": "Infinity"}, "size": {"__float__": "Infinity"}})

@@ -276,11 +276,11 @@ void fill_values(const T* const* rows, const Matrix& w, const Panels& panels, in
   const uint32_t* words[kLanes];
   for (int row = 0; row < kLanes; ++row) words[row] = reinterpret_cast<const uint32_t*>(rows[row < width ? row : 0]);
   interleave<F::kWords>(words, width, whole, steps);
-  // The last one of an odd number of values is alone in its word.
+  // The last one of an odd number of values is alone in its word. A last step without a value pads float8's inputs.
   uint32_t* last = steps + whole * F::kWords * width;
   for (int row = 0; row < width && whole < panels.depth; ++row) {
     uint32_t word = 0;
-    std::memcpy(&word, rows[row] + whole * kPer, sizeof(T));
+    if (whole * kPer < w.inputs) std::memcpy(&word, rows[row] + whole * kPer, sizeof(T));
     last[row] = F::kWords == 1 ? word : word << 16;
     if (F::kWords == 2) last[width + row] = 0;
   }

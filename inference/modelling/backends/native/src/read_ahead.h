@@ -35,7 +35,7 @@ struct ReadOn {
 // A thread's way through memory ahead of its reading.
 struct WeightsAhead {
   const uint8_t* at;
-  const uint32_t* offsets;  // of a ReadOrder; null: as the addresses come, up to no end
+  const uint32_t* offsets;  // of a ReadOrder; null: as the addresses come, without a look at `end`
   const uint8_t* end;       // as of a ReadOn
   int64_t jump;             // from there to what is next
 

@@ -70,6 +70,14 @@ def test_products_of_floats_against_float64(form, dtype, outputs, inputs):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_odd_number_of_inputs_reads_nothing_of_the_next_row(dtype):
+    packed = packed_codes(random_codes(70, 577, form=FLOATS[0]))
+    hidden = random(3, 577, seed=1).to(dtype)
+    hidden[1:] = torch.nan
+    assert torch.equal(packed.linear(hidden, None)[0], packed.linear(hidden[:1].clone(), None)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_float_has_its_value(dtype):
     """Subnormal ones, and both zeros."""
     codes = torch.tensor([code for code in range(256) if code & 0x7F != 0x7F], dtype=torch.uint8)
