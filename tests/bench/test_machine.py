@@ -27,8 +27,8 @@ def test_every_word_is_read(pages: bool) -> None:
 
 def test_other_instructions_cost_no_less_than_nothing() -> None:
     """And a core multiplies more than once and at most a thousand times in a nanosecond."""
-    alone, beside = multiplication_rate(), multiplication_rate(beside=True)
-    if alone == 0:
+    if compiled_reader() is None:
         pytest.skip("no compiler")
+    alone, beside = multiplication_rate(), multiplication_rate(beside=True)
     threads = torch.get_num_threads()
     assert 1e9 < beside / threads < 1.5 * alone / threads < 1e12

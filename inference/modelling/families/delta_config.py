@@ -13,13 +13,13 @@ from inference.modelling.specs.linear import GatedDeltaSpec, KimiDeltaSpec
 from inference.modelling.specs.parts import NormSpec, Shape
 from inference.modelling.specs.sources import Piece, Source, concatenated, tensor
 
-MEMBERS = {
+PUBLISHED_SIZES = {
     "linear_num_heads": "num_heads",
     "linear_head_dim": "head_dim",
     "linear_conv_kernel_dim": "short_conv_kernel_size",
 }
 """Keys of ``channel_delta_mixer``'s sizes to what published files call them, within ``linear_attn_config``."""
-LINEAR_SIZES: Table = {key: Alias((f"linear_attn_config.{member}",)) for key, member in MEMBERS.items()}
+LINEAR_SIZES: Table = {key: Alias((f"linear_attn_config.{member}",)) for key, member in PUBLISHED_SIZES.items()}
 
 
 def separate_delta_mixer(view: CheckpointView, base: str, norm_eps: float) -> tuple[GatedDeltaSpec, dict[str, Source]]:
@@ -77,7 +77,7 @@ def channel_delta_mixer(
     kernel = conv_shape(view, convs[0])[1]
     is_low = f"{forget}f_a_proj.weight" in tensors
     shapes = f"shapes of the tensors of {base[:-1]}"
-    for (key, member), found in zip(MEMBERS.items(), (heads, width, kernel), strict=True):
+    for (key, member), found in zip(PUBLISHED_SIZES.items(), (heads, width, kernel), strict=True):
         check_size(view, found, shapes, key)
         check_size(view, found, shapes, f"linear_attn_config.{member}")
     check_size(view, kernel, shapes, "short_conv_kernel_size")

@@ -185,7 +185,7 @@ inline void pack_keys(const T* const* rows, int count, int64_t width, uint32_t* 
       transpose(block);
       const auto widened_unit = [&](int64_t i) -> vu {
         if constexpr (!kWidens) return block[i];
-        return i % 2 == 0 ? block[i / 2] << 16 : block[i / 2] & 0xffff0000u;
+        return widen_half(block[i / 2], i % 2);
       };
       if (left >= kValuesEach) {
 #pragma GCC unroll 16

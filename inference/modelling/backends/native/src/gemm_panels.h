@@ -101,9 +101,6 @@ inline float greatest_magnitude(const T* from, int64_t count) {
 constexpr int64_t kInputsAtOnce = 1024;  // of a row, quantised before they are put in their places
 constexpr float kTiny = 1e-30f;          // magnitudes below count as 0: their reciprocal would overflow
 
-// The bfloat16 in the lower (0) or upper (1) halves of words, as float32.
-inline vu half_of(vu words, int number) { return number == 0 ? words << 16 : words & 0xffff0000u; }
-
 // Words of `width` rows step by step: to[step][row]. There are kLanes pointers, those from `width` on to any such row.
 // With kHalves 2 words are pairs of bfloat16, and of each step come the first ones of all rows, then the second ones.
 template <int kHalves = 1>
@@ -127,7 +124,7 @@ inline void interleave(const uint32_t* const* rows, int width, int64_t steps, ui
     transpose(block);
     for (int64_t i = 0; i < left; ++i) {
       for (int half = 0; half < kHalves; ++half, to += width) {
-        const vu words = kHalves == 1 ? block[i] : half_of(block[i], half);
+        const vu words = kHalves == 1 ? block[i] : widen_half(block[i], half);
         // What a whole vector writes too much, the next one writes over.
         if (end - to >= kLanes)
           std::memcpy(to, &words, sizeof words);

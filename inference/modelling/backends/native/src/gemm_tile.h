@@ -380,11 +380,10 @@ template <class F, int R, int V>
 inline __attribute__((always_inline)) void add_products(vf (&sums)[R][V], const uint32_t* a, const uint8_t* w) {
   vi values[V];
   for (int v = 0; v < V; ++v) values[v] = load_bits(w + v * sizeof(vi));
-  // The weights in a word, the first one's in the lower half: float32 has its upper half of bfloat16.
   for (int word = 0; word < F::kWords; ++word) {
     vi weights[V];
     for (int v = 0; v < V; ++v)
-      weights[v] = F::kWords == 1 ? values[v] : word == 0 ? values[v] << 16 : values[v] & ~0xffff;
+      weights[v] = F::kWords == 1 ? values[v] : std::bit_cast<vi>(widen_half(std::bit_cast<vu>(values[v]), word));
     for (int r = 0; r < R; ++r) {
       const vi broadcast = splat_bits(a[word * R + r]);
       for (int v = 0; v < V; ++v) {

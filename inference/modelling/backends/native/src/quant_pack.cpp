@@ -141,8 +141,8 @@ void widen_columns(const Rows<T>& from, int64_t first, int64_t count, float* col
       if constexpr (sizeof(T) == 4) {
         store(columns + (i + j) * kLanes, std::bit_cast<vf>(units[j]));
       } else {
-        store(columns + (i + 2 * j) * kLanes, std::bit_cast<vf>(units[j] << 16));
-        store(columns + (i + 2 * j + 1) * kLanes, std::bit_cast<vf>(units[j] & 0xffff0000u));
+        store(columns + (i + 2 * j) * kLanes, std::bit_cast<vf>(widen_half(units[j], 0)));
+        store(columns + (i + 2 * j + 1) * kLanes, std::bit_cast<vf>(widen_half(units[j], 1)));
       }
     }
   }

@@ -65,6 +65,9 @@ inline vf load(const bf16* from) {
   return std::bit_cast<vf>(wide);
 }
 
+// Of words of two bfloat16 the lower ones (0) or the upper ones (1), as the bits of float32.
+inline vu widen_half(vu words, int64_t half) { return half == 0 ? words << 16 : words & 0xffff0000u; }
+
 inline void store(float* to, vf values) { std::memcpy(to, &values, sizeof values); }
 
 inline void store(bf16* to, vf values) {
